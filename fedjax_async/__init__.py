@@ -1,0 +1,1 @@
+"""fedjax_async: a vectorised simulator of asynchronous federated learning in JAX."""

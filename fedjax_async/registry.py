@@ -1,0 +1,80 @@
+"""Names to factories: registries are dict literals, and this file reads them.
+
+A *spec* is ``NAME`` or ``NAME:key=value,key=value``, as typed on the command line, for example
+``dirichlet:alpha=0.1`` or ``buffer:size=10,concurrency=20``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
+    """The entry called ``name``; a ``ValueError`` with the nearest match if there is none."""
+    if name in registry:
+        return registry[name]
+    near = difflib.get_close_matches(str(name), registry, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry)})")
+
+
+def parse_value(text: str) -> Any:
+    """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text itself."""
+    plain = {"true": True, "false": False, "none": None}
+    if text.lower() in plain:
+        return plain[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
+    """Split ``"name:key=value,key=value"`` into the name and its options."""
+    name, _, tail = spec.partition(":")
+    options: dict[str, Any] = {}
+    for item in filter(None, tail.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated")
+        options[key.strip().replace("-", "_")] = parse_value(value.strip())
+    return name, options
+
+
+def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of a factory: what a spec may set."""
+    parameters = inspect.signature(factory).parameters
+    return {k: p for k, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **defaults: Any) -> Callable[..., Any]:
+    """The factory named by ``spec`` with the spec's options bound; only positional arguments remain.
+
+    ``defaults`` are options that yield to the spec's, and are passed only where the factory takes
+    them. Unknown options raise ``ValueError`` listing the known ones.
+    """
+    name, options = parse_spec(kind, spec)
+    factory = find(kind, registry, name)
+    known = options_of(factory)
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            takes = ", ".join(known) or "none"
+            raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {takes})")
+    merged = {k: v for k, v in defaults.items() if k in known} | options
+
+    def call(*args: Any) -> Any:
+        return factory(*args, **merged)
+
+    return call
+
+
+def summary(entry: Any) -> str:
+    """First line of an entry's docstring."""
+    return (inspect.getdoc(entry) or "").split("\n", 1)[0]

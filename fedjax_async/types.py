@@ -1,0 +1,186 @@
+"""The map: every contract between the rooms of the package, in one file.
+
+Alphabet used in shapes everywhere: N clients, J jobs, E arrivals (events), W wave width, S slots,
+K local steps, B batch, D parameters, M training examples. Times are virtual seconds.
+
+Nothing here imports JAX, so that the clock, which is plain NumPy, can lean on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+
+    Array = jax.Array
+else:
+    Array = Any
+
+Params = Any  # a pytree of arrays; D scalars in all
+State = Any  # a pytree private to one algorithm; () when there is none
+Key = Any  # a JAX random key
+
+
+# --- clock: when things happen (host, NumPy) --------------------------------------------------
+
+
+class Schedule(NamedTuple):
+    """When everything happens, decided before any training.
+
+    A *job* is one local training of one client: sent at ``dispatch_time[j]`` from the model of
+    version ``version[j]`` and, if all goes well, applied later by the server. Jobs are numbered in
+    order of dispatch. An *arrival* is the application of one job's upload; arrivals are listed in
+    the order in which the server applies them. Jobs that never arrive are simply not listed.
+    """
+
+    num_clients: int
+    # one entry a job, in order of dispatch
+    client: np.ndarray  # int32[J]
+    number: np.ndarray  # int32[J]   how many jobs this client had been given before
+    local_steps: np.ndarray  # int32[J]
+    dispatch_time: np.ndarray  # float64[J]
+    upload_time: np.ndarray  # float64[J]  when the upload reaches the server (applied then or later)
+    dispatched_after: np.ndarray  # int64[J]  arrivals applied before this job was sent
+    version: np.ndarray  # int64[J]  server steps closed before this job was sent
+    # one entry an arrival, in order of application
+    job: np.ndarray  # int64[E]
+    time: np.ndarray  # float64[E]  when the server applies it (for a window: the window's end)
+    closes: np.ndarray  # bool[E]    whether this arrival completes its server step
+    step: np.ndarray  # int64[E]   server steps closed before this arrival is applied
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """Server steps closed between the receipt of the start model and this application; int64[E]."""
+        return self.step - self.version[self.job]
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+class FederatedData(NamedTuple):
+    """Pooled examples and who owns which (host arrays; the engine moves them to the device once).
+
+    Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``.
+    ``decode`` turns raw rows (for images: uint8) into model inputs and runs inside the compiled step.
+    """
+
+    name: str
+    x: np.ndarray  # [M, ...] raw dtype
+    y: np.ndarray  # [M] int32 labels, or [M, ...] float targets
+    order: np.ndarray  # int32[M]
+    offset: np.ndarray  # int32[N]
+    size: np.ndarray  # int32[N]
+    test_x: np.ndarray  # [T, ...]
+    test_y: np.ndarray  # [T, ...]
+    decode: Callable[[Array], Array]
+    num_classes: int | None = None
+    # rows of test_x that belong to each client (CSR, like order/offset/size); None: one global test set
+    test_order: np.ndarray | None = None
+    test_offset: np.ndarray | None = None
+    test_size: np.ndarray | None = None
+
+
+class ClientData(NamedTuple):
+    """What one client sees: the pool (shared, never copied) and its own range of ``order``."""
+
+    x: Array  # [M, ...]
+    y: Array  # [M, ...]
+    order: Array  # int32[M]
+    offset: Array  # int32[]
+    size: Array  # int32[]
+
+
+# --- models -----------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
+
+    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches training behaviour (dropout) on.
+    ``loss`` is per example, so that a partial batch is a masked mean.
+    """
+
+    init: Callable[[Key], Params]
+    apply: Callable[..., Array]
+    loss: Callable[[Array, Array], Array]
+
+
+# --- learning: kernels that see ONE client; only engine/ stacks, gathers, scatters and vmaps ------
+
+
+class Message(NamedTuple):
+    """Server -> client. ``version``: server steps closed when it was sent, int32[]."""
+
+    params: Params
+    extra: State = ()
+    version: Any = 0
+
+
+class Arrival(NamedTuple):
+    """Client -> server, one applied upload.
+
+    ``weight`` is the client's example count. An upload that the engine rejected (non-finite) comes
+    with ``weight`` 0 and an all-zero ``upload``; it must add nothing, but ``closes`` still holds.
+    """
+
+    upload: Params  # model delta, trained - start, unless the client algorithm says otherwise
+    start: Params  # the params of the message it started from
+    staleness: Array  # int32[]
+    weight: Array  # float[]
+    client: Array  # int32[]
+    time: Array  # float[]  virtual seconds
+    closes: Array  # bool[]
+
+
+class ServerAlgorithm(NamedTuple):
+    """``init(params) -> (state, memory)``; ``memory`` is the server's row about ONE client, or ``()``.
+
+    ``receive(state, memory, arrival) -> (state, memory, info)``, ``info`` a dict of scalars;
+    ``dispatch(state, memory) -> (message, memory)``; ``params(state)`` is the model that is evaluated.
+    """
+
+    init: Callable[[Params], tuple[State, State]]
+    receive: Callable[[State, State, Arrival], tuple[State, State, dict[str, Array]]]
+    dispatch: Callable[[State, State], tuple[Message, State]]
+    params: Callable[[State], Params]
+
+
+class ClientAlgorithm(NamedTuple):
+    """Local training of one job, cut into steps so that the engine can batch jobs of unequal length.
+
+    ``init(params) -> client_state``: a row that survives between jobs, ``()`` if none.
+    ``begin(key, message, client_state, data) -> work``: the local variables of one job.
+    ``step(work, k, message, data) -> work``: local step ``k`` = 0, 1, ...
+    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called repeatedly.
+    ``local.run_job`` is the composition of the last three.
+    """
+
+    init: Callable[[Params], State]
+    begin: Callable[[Key, Message, State, ClientData], State]
+    step: Callable[[State, Array, Message, ClientData], State]
+    finish: Callable[[State, Message, State], tuple[Params, State]]
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """What a simulation returns. Tables are dicts of equally long NumPy columns.
+
+    ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation).
+    ``updates``: client, job, dispatch_time, arrival_time, step, staleness, weight, upload_norm,
+    accepted, closes (one row an arrival). ``per_client``: accuracy and loss [rows, N], or empty.
+    ``counters``: waves, mean_width, useful_steps, executed_steps, compilations, rejected, slots, ...
+    """
+
+    settings: dict[str, Any]
+    params: Params
+    evaluations: dict[str, np.ndarray]
+    updates: dict[str, np.ndarray]
+    per_client: dict[str, np.ndarray]
+    counters: dict[str, Any]
+    schedule: Schedule
