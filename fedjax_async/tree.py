@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_async.types import Array, Params
 
@@ -32,8 +33,31 @@ def all_finite(tree: Any) -> Array:
 
 
 def stack_zeros(tree: Any, rows: int) -> Any:
-    """Zeros shaped like ``rows`` copies of ``tree`` on a new leading axis."""
-    return jax.tree.map(lambda leaf: jnp.zeros((rows, *jnp.shape(leaf)), jnp.result_type(leaf)), tree)
+    """Zeros shaped like ``rows`` copies of ``tree`` (arrays or their shapes) on a new leading axis."""
+
+    def zeros(leaf: Any) -> Array:
+        shape = (rows, *leaf.shape)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, leaf.dtype))
+            return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype))
+        return jnp.zeros(shape, leaf.dtype)
+
+    return jax.tree.map(zeros, tree)
+
+
+def optimize(
+    optimizer: optax.GradientTransformation, gradient: Params, state: Any, params: Params, factor: Any = None
+) -> tuple[Params, Any]:
+    """One optax step: ``(params + factor * updates, state)``.
+
+    optax itself mixes integer step counts with floats, which JAX's strict promotion refuses; the
+    exception is made here and nowhere else.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = optimizer.update(gradient, state, params)
+        if factor is not None:
+            updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
+        return optax.apply_updates(params, updates), state
 
 
 def num_bytes(params: Params) -> int:

@@ -1,0 +1,60 @@
+"""Methods by name: a server rule joined with its usual timing and local objective."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedjax_async import check, registry
+from fedjax_async.server import SERVERS
+from fedjax_async.types import ServerAlgorithm
+
+
+class Preset(NamedTuple):
+    """An entry of ``METHODS``: a rule of ``SERVERS``, a timing spec, a proximal weight."""
+
+    server: str
+    timing: str
+    about: str
+    proximal: float = 0.0
+
+
+class Method(NamedTuple):
+    """What a run needs to know of a method; build one to run a rule of your own.
+
+    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``.
+    """
+
+    server: ServerAlgorithm
+    timing: str = "every"
+    proximal: float = 0.0
+
+
+METHODS: dict[str, Preset] = {
+    "fedavg": Preset("fedavg", "cohort", "Synchronous rounds, mean of the deltas (McMahan et al. 2017)."),
+    "fedprox": Preset("fedavg", "cohort", "FedAvg with a proximal local objective (Li et al. 2020).", 0.01),
+    "fedavgm": Preset("fedavgm", "cohort", "FedAvg with server momentum (Hsu et al. 2019)."),
+    "fedadagrad": Preset("fedadagrad", "cohort", "FedAvg with Adagrad at the server (Reddi et al. 2021)."),
+    "fedadam": Preset("fedadam", "cohort", "FedAvg with Adam at the server (Reddi et al. 2021)."),
+    "fedyogi": Preset("fedyogi", "cohort", "FedAvg with Yogi at the server (Reddi et al. 2021)."),
+    "fedasync": Preset("fedasync", "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
+    "asgd": Preset("asgd", "every", "Each arriving delta is added, however stale."),
+    "fedbuff": Preset("fedbuff", "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+}
+
+
+def method(spec: str) -> Method:
+    """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedprox:proximal=0.1"``.
+
+    Options are those of the server rule, and ``proximal``, the weight mu of the local term
+    ``(mu/2) ||w - w_0||^2``.
+
+    >>> method("fedprox").timing, method("fedprox:proximal=0.1").proximal
+    ('cohort', 0.1)
+    """
+    name, options = registry.parse_spec("method", spec)
+    preset = registry.find("method", METHODS, name)
+    proximal = options.pop("proximal", preset.proximal)
+    check.non_negative("proximal", proximal)
+    rest = ",".join(f"{key}={value}" for key, value in options.items())
+    server = registry.bind("method", {name: SERVERS[preset.server]}, f"{name}:{rest}")()
+    return Method(server, preset.timing, proximal)

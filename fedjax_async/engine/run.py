@@ -1,0 +1,175 @@
+"""Execute a schedule in waves: the fast engine."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.engine import programs
+from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.plan import Plan, make_plan
+from fedjax_async.engine.record import Outcome
+from fedjax_async.engine.widths import ladder
+from fedjax_async.engine.world import World, make_world
+from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Schedule, ServerAlgorithm
+
+# How many waves the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
+AHEAD = 8
+
+Progress = Callable[..., None]
+
+
+class Pieces(NamedTuple):
+    """What a run is made of: everything that learns, and the data it learns from."""
+
+    server: ServerAlgorithm
+    client: ClientAlgorithm
+    model: Model
+    data: FederatedData
+
+
+def default_width(params: Params) -> int:
+    """The widest batch that pays on this backend.
+
+    On a CPU a few clients fill the cores and more only spill the caches; on an accelerator width is
+    what fills it, bounded by memory (about 2 GiB for the wave's buffers).
+    """
+    if jax.default_backend() == "cpu":
+        return 16
+    return max(1, min(1024, 2**31 // (8 * max(tree.num_bytes(params), 1))))
+
+
+def initial_clients(client: ClientAlgorithm, params: Params, num_clients: int) -> Any:
+    """The client-state rows before any job, [N, ...]; ``()`` for an algorithm without state."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_clients, *leaf.shape)), client.init(params))
+
+
+def run_waves(
+    pieces: Pieces,
+    schedule: Schedule,
+    params: Params,
+    key: Key,
+    points: Points,
+    *,
+    max_width: int | None = None,
+    per_client: bool = False,
+    on_bad: str = "reject",
+    progress: Progress | None = None,
+) -> Outcome:
+    """Train every job of the schedule, batched in waves; the same result as one event at a time.
+
+    Nothing in the loop waits for the device except to stay at most ``AHEAD`` waves in front of it.
+    """
+    server, client, model, data = pieces
+    top = default_width(params) if max_width is None else max_width
+    check.whole("max_width", top)
+    memory = jax.eval_shape(lambda p: server.init(p)[1], params)
+    plan = make_plan(schedule, max_width=top, personal=bool(jax.tree.leaves(memory)))
+    plan = plan._replace(capacity=min(top, next(w for w in ladder(top) if w >= plan.capacity)))
+    world = make_world(plan, data, key)
+    slots = next(s for s in ladder(2 * plan.slots.count) if s >= plan.slots.count)
+
+    start = programs.start(server, len(data.size), slots)
+    rows_of = programs.rows(client, plan.capacity)
+    trains = {width: programs.train(client, width) for width in plan.widths}
+    receive = programs.receive(server)
+    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+    evaluate = programs.evaluate(model, server, len(data.test_y), labels, len(data.size) if per_client else None)
+    tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))
+
+    live = start(world, params)
+    clients = jax.device_put(initial_clients(client, params, len(data.size)))
+    rows = rows_of(world, live.slots, clients)
+    scores = Scores(points)
+    scores.take(0, lambda: evaluate(live.server, *tests))
+    tokens: deque[Any] = deque()
+    for v, segments in enumerate(plan.segments):
+        low, high = int(plan.bounds[v]), int(plan.bounds[v + 1])
+        for segment in segments:
+            span = np.array([low, high - low, segment.first, segment.last], np.int32)
+            clients, rows = trains[segment.width](world, live.slots, clients, rows, span)
+        for a, b in scores.cuts(low, high):
+            live, rejected = receive(world, live, rows, np.array([a, b], np.int32))
+            scores.take(b, lambda: evaluate(live.server, *tests))  # noqa: B023 (called at once)
+        tokens.append(rejected)
+        if len(tokens) > AHEAD:
+            refuse(int(tokens.popleft()), on_bad)
+        if progress is not None:
+            progress(high, len(schedule.job), **_status(schedule, low, high), accuracy=scores.latest())
+    refuse(int(live.rejected), on_bad)
+    used = programs.count(start, rows_of, *trains.values(), receive, evaluate)
+    return _outcome(plan, world, live, scores, used, server)
+
+
+def refuse(rejected: int, on_bad: str) -> None:
+    """Under the policy ``raise``, end the run at the first non-finite upload."""
+    if rejected and on_bad == "raise":
+        raise ValueError(
+            f"uploads rejected so far = {rejected}: must be 0 under on_bad='raise' (a client diverged: lower the "
+            "learning rate, or let the run go on with on_bad='reject')"
+        )
+
+
+def _status(schedule: Schedule, low: int, high: int) -> dict[str, float]:
+    """What the progress bar shows of a wave."""
+    return {"time": float(schedule.time[high - 1]), "staleness": float(np.mean(schedule.staleness[low:high]))}
+
+
+class Scores:
+    """Evaluations as they come: device values, fetched when ready or at the end."""
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+        self.stops = np.unique(points.position)
+        self.at: dict[int, dict[str, Any]] = {}
+
+    def cuts(self, low: int, high: int) -> list[tuple[int, int]]:
+        """Split the arrivals ``low .. high-1`` so that every evaluation falls between two pieces."""
+        inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
+        edges = [low, *inner.tolist(), high]
+        return list(zip(edges[:-1], edges[1:], strict=True))
+
+    def take(self, position: int, evaluate: Callable[[], dict[str, Any]]) -> None:
+        """Evaluate, if one is due after ``position`` arrivals."""
+        place = np.searchsorted(self.stops, position)
+        if place < len(self.stops) and self.stops[place] == position:
+            self.at[position] = evaluate()
+
+    def latest(self) -> float:
+        """The newest accuracy that the device has finished, NaN if none; never waits."""
+        for scores in reversed(self.at.values()):
+            if getattr(scores["accuracy"], "is_ready", lambda: True)():
+                return float(scores["accuracy"])
+        return float("nan")
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """All evaluations, one row a point: arrays [V] and, per client, [V, N]."""
+        fetched = jax.device_get(self.at)
+        names = next(iter(fetched.values()))
+        return {name: np.stack([fetched[int(p)][name] for p in self.points.position]) for name in names}
+
+
+def _outcome(
+    plan: Plan, world: World, live: Any, scores: Scores, used: int, server: ServerAlgorithm
+) -> Outcome:
+    total = len(plan.schedule.job)
+    widths = np.diff(plan.bounds)
+    return Outcome(
+        params=jax.device_get(server.params(live.server)),
+        scores=scores.columns(),
+        records={name: np.asarray(column)[:total] for name, column in jax.device_get(live.records).items()},
+        counters={
+            "waves": len(widths),
+            "mean_width": float(widths.mean()) if len(widths) else 0.0,
+            "widths": list(plan.widths),
+            "slots": plan.slots.count,
+            "useful_steps": plan.useful_steps,
+            "executed_steps": plan.executed_steps,
+            "programs": used,
+        },
+    )

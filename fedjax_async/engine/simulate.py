@@ -1,0 +1,181 @@
+"""From settings to a finished run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import registry, tree
+from fedjax_async.clock import DELAYS, TIMINGS, Until, plan
+from fedjax_async.data import DATASETS, PARTITIONERS, federate
+from fedjax_async.engine.evaluation import Every, Points, evaluation_points
+from fedjax_async.engine.methods import Method, method
+from fedjax_async.engine.record import Traffic, make_run
+from fedjax_async.engine.reference import run_reference
+from fedjax_async.engine.run import Pieces, Progress, run_waves
+from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps, sgd
+from fedjax_async.models import MODELS, decoded, in_dtype
+from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Run, Schedule
+
+ENGINES = {"waves": run_waves, "reference": run_reference}
+
+
+class Experiment(NamedTuple):
+    """A run that is ready to start: nothing has been compiled or trained yet."""
+
+    settings: Settings
+    pieces: Pieces
+    schedule: Schedule
+    params: Params
+    key: Key
+    points: Points
+    traffic: Traffic
+
+
+# Equal specs give the same objects, so that runs that share pieces share compiled programs.
+_method = lru_cache(maxsize=64)(method)
+
+
+@lru_cache(maxsize=16)
+def _data(dataset: str, partition: str, clients: int, seed: int, test_fraction: float | None) -> FederatedData:
+    bundle = registry.bind("dataset", DATASETS, dataset)()
+    partitioner = registry.bind("partition", PARTITIONERS, partition)
+    return federate(bundle, partitioner, clients, seed=seed, test_fraction=test_fraction)
+
+
+@lru_cache(maxsize=16)
+def _model(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Model:
+    return registry.bind("model", MODELS, spec, input_shape=input_shape, num_classes=num_classes)()
+
+
+@lru_cache(maxsize=64)
+def _ready(model: Model, decode: Any, compute: str) -> Model:
+    """The model on raw rows, computing in the dtype asked for."""
+    return decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
+
+
+@lru_cache(maxsize=64)
+def _client(
+    model: Model, optimizer: str, lr: float, decay: str, batch_size: int, proximal: float
+) -> ClientAlgorithm:
+    transformation = registry.bind("optimizer", OPTIMIZERS, optimizer)(lr)
+    scale = registry.bind("decay", DECAYS, decay)()
+    return sgd(model, optimizer=transformation, batch_size=batch_size, proximal=proximal, scale=scale)
+
+
+def input_shape(data: FederatedData) -> tuple[int, ...]:
+    """Shape of one decoded example."""
+    raw = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
+    return jax.eval_shape(data.decode, raw).shape[1:]
+
+
+def prepare(
+    settings: Settings,
+    *,
+    method: Method | None = None,
+    model: Model | None = None,
+    data: FederatedData | None = None,
+    client: ClientAlgorithm | None = None,
+) -> Experiment:
+    """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
+
+    Objects given here take the place of the settings' names: a ``Method`` (server rule, timing,
+    proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``.
+    """
+    s = settings
+    chosen = method if method is not None else _method(s.method)
+    delays = registry.bind("delay", DELAYS, s.delay)()
+    timing = registry.bind("timing", TIMINGS, s.timing or chosen.timing)()
+    if data is None:
+        data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
+    if model is None:
+        model = _model(s.model, input_shape(data), data.num_classes)
+    model = _ready(model, data.decode, s.compute)
+    if client is None:
+        client = _client(model, s.optimizer, s.lr, s.decay, s.batch_size, float(chosen.proximal))
+    epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
+    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
+
+    root = jax.random.key(s.seed)
+    shapes = jax.eval_shape(model.init, root)
+    size = tree.num_bytes(shapes)
+    until = Until(time=s.time, updates=s.updates, steps=s.server_steps)
+    schedule = plan(
+        timing,
+        delays,
+        num_clients=len(data.size),
+        local_steps=steps,
+        until=until,
+        seed=s.seed,
+        bytes_down=size,
+        bytes_up=size,
+    )
+    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps)
+    points = evaluation_points(schedule, every, horizon=s.time)
+    params, key = _initial(model, s.compute)(root)
+    return Experiment(s, Pieces(chosen.server, client, model, data), schedule, params, key, points, Traffic(size, size))
+
+
+@lru_cache(maxsize=64)
+def _initial(model: Model, compute: str) -> Any:
+    """Jitted ``root -> (params, key of the run)``."""
+
+    def initial(root: Key) -> tuple[Params, Key]:
+        init_key, run_key = jax.random.split(root)
+        params = model.init(init_key)
+        if compute == "float64":
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        return params, run_key
+
+    return jax.jit(initial)
+
+
+def execute(experiment: Experiment, *, progress: Progress | None = None) -> Run:
+    """Run a prepared experiment on the engine that its settings name."""
+    e, s = experiment, experiment.settings
+    options = {} if s.engine == "reference" else {"max_width": s.max_width}
+    outcome = ENGINES[s.engine](
+        e.pieces,
+        e.schedule,
+        e.params,
+        e.key,
+        e.points,
+        per_client=s.per_client,
+        on_bad=s.on_bad,
+        progress=progress,
+        **options,
+    )
+    return make_run(as_dict(s), e.schedule, e.points, outcome, e.traffic)
+
+
+def simulate(
+    settings: Settings | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Run:
+    """Simulate one asynchronous (or synchronous) federated run.
+
+    Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
+    be objects instead of names.
+
+    >>> run = simulate(method="fedbuff", dataset="digits", model="logistic", clients=4, updates=6)
+    >>> run.counters["updates"]
+    6
+
+    Raises: ``ValueError`` naming field, value and range, before anything is compiled.
+    """
+    given = {}
+    for name in ("method", "model", "data", "client"):
+        if name in changes and not isinstance(changes[name], str):
+            given[name] = changes.pop(name)
+    base = as_dict(settings) if settings is not None else {}
+    unknown = [name for name in changes if name not in Settings.__dataclass_fields__]
+    for name in unknown:
+        registry.find("setting", Settings.__dataclass_fields__, name)
+    return execute(prepare(Settings(**(base | changes)), **given), progress=progress)
+

@@ -1,0 +1,65 @@
+"""Minibatches without a shuffle buffer: a keyed permutation evaluated one index at a time.
+
+Every local epoch visits a client's examples in a fresh random order. Sorting random numbers would
+need a buffer as long as the largest client and a sort a job; the *swap-or-not* network instead maps
+position to example in O(1) memory, is a permutation of exactly ``size`` elements whatever ``size``
+is, and vectorises over clients of different sizes.
+
+Source: Hoang, Morris, Rogaway, "An enciphering scheme based on a card shuffle" (2012), figure 2,
+with a 32-bit integer mixer in place of the cryptographic round function.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.types import Array
+
+ROUNDS = 24
+_GOLDEN = 0x9E3779B9
+
+
+def mix(x: Array) -> Array:
+    """A 32-bit integer bijection with good avalanche ("lowbias32", C. Wellons 2018); uint32 in and out."""
+    x = x ^ (x >> 16)
+    x = x * jnp.uint32(0x7FEB352D)
+    x = x ^ (x >> 15)
+    x = x * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
+    """Where ``position`` lands in a random permutation of ``0 .. size-1``.
+
+    Args: seed uint32[2]; epoch int32[]; position int32[B], each in [0, size); size int32[].
+    Returns: int32[B]. For fixed (seed, epoch) the map is a bijection of ``range(size)``.
+    """
+    size = size.astype(jnp.uint32)
+    x = position.astype(jnp.uint32)
+    base = mix(seed[0] ^ mix(seed[1] + epoch.astype(jnp.uint32) * jnp.uint32(_GOLDEN)))
+    for r in range(ROUNDS):
+        tweak = mix(base + jnp.uint32((2 * r * _GOLDEN) & 0xFFFFFFFF))
+        pivot = mix(base + jnp.uint32(((2 * r + 1) * _GOLDEN) & 0xFFFFFFFF)) % size
+        partner = jnp.where(pivot >= x, pivot - x, pivot + size - x)
+        swap = mix(jnp.maximum(x, partner) ^ tweak) >> 31
+        x = jnp.where(swap == 1, partner, x)
+    return x.astype(jnp.int32)
+
+
+def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:
+    """Examples of local step ``k``: positions int32[B] within the client's shard and their mask bool[B].
+
+    An epoch has ``ceil(size / batch_size)`` steps; its last batch holds the remainder and masks the
+    rest, so that a masked mean is unbiased. Epochs follow each other with fresh permutations.
+    """
+    per_epoch = (size + batch_size - 1) // batch_size
+    epoch, within = k // per_epoch, k % per_epoch
+    position = within * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    mask = position < size
+    return permute(seed, epoch, jnp.where(mask, position, 0), size), mask
+
+
+def seed_of(key: Array) -> Array:
+    """Two 32-bit words of a JAX key, the seed of :func:`permute`; uint32[2]."""
+    return jax.random.bits(key, (2,), jnp.uint32)

@@ -1,0 +1,77 @@
+"""Local training with any optax optimiser, optionally with a proximal term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check, tree
+from fedjax_async.local.batches import batch, seed_of
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
+
+
+class Work(NamedTuple):
+    """Local variables of one job."""
+
+    params: Params
+    optimizer: State
+    key: Key
+    seed: Array  # uint32[2], orders the minibatches
+
+
+def sgd(
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 32,
+    proximal: Any = 0.0,
+    scale: Callable[[Array], Array] | None = None,
+) -> ClientAlgorithm:
+    """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
+
+    ``w_{k+1} = w_k + scale(v) * optimizer(grad F_batch(w_k) + mu (w_k - w_0))``
+
+    Args:
+      model: its ``loss`` is per example; the last batch of an epoch is a masked mean.
+      optimizer: any optax transformation; its state starts afresh with every job.
+      batch_size: B; a client with fewer examples trains on all of them in every step.
+      proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
+      scale: optional factor on the local updates as a function of the message's version ``v``
+        (server steps closed at dispatch), e.g. an optax schedule that decays over the run.
+
+    Returns: a ``ClientAlgorithm`` without state between jobs.
+    """
+    check.whole("batch_size", batch_size)
+    check.non_negative("proximal", proximal)
+    has_proximal = not (isinstance(proximal, (int, float)) and proximal == 0)
+
+    def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
+        del client_state, data
+        return Work(message.params, optimizer.init(message.params), jax.random.fold_in(key, 1), seed_of(key))
+
+    def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
+        position, mask = batch(work.seed, k, data.size, batch_size)
+        index = data.order[data.offset + position]
+
+        def objective(params: Params) -> Array:
+            outputs = model.apply(params, data.x[index], jax.random.fold_in(work.key, k))
+            losses = model.loss(outputs, data.y[index])
+            share = mask.astype(losses.dtype)
+            return jnp.sum(losses * share) / jnp.sum(share)
+
+        gradient = jax.grad(objective)(work.params)
+        if has_proximal:
+            pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), work.params, message.params)
+            gradient = jax.tree.map(jnp.add, gradient, pull)
+        factor = None if scale is None else scale(message.version)
+        params, state = tree.optimize(optimizer, gradient, work.optimizer, work.params, factor)
+        return work._replace(params=params, optimizer=state)
+
+    def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
+        return jax.tree.map(jnp.subtract, work.params, message.params), client_state
+
+    return ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)

@@ -1,0 +1,30 @@
+"""How many local steps a job takes (host, NumPy)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_async import check
+
+
+def local_steps(
+    size: np.ndarray, *, batch_size: int, epochs: float | None = None, steps: int | None = None
+) -> np.ndarray:
+    """Local steps of each client's job; int32[N].
+
+    Either a fixed number of ``steps``, or ``epochs`` passes (fractions too): one pass over ``n``
+    examples takes ``b = ceil(n / batch_size)`` steps, ``e`` passes take ``floor(e) b + ceil(frac(e) b)``.
+
+    >>> local_steps(np.array([100, 10]), batch_size=32, epochs=1.5).tolist()
+    [6, 2]
+    """
+    check.whole("batch_size", batch_size)
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs = {epochs!r}, steps = {steps!r}: give exactly one of the two")
+    if steps is not None:
+        check.whole("steps", steps)
+        return np.full(len(size), steps, np.int32)
+    check.positive("epochs", epochs)
+    per_epoch = -(-np.asarray(size, np.int64) // batch_size)
+    whole, part = divmod(float(epochs or 0), 1.0)
+    return np.maximum(1, whole * per_epoch + np.ceil(part * per_epoch)).astype(np.int32)

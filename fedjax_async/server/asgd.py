@@ -1,0 +1,21 @@
+"""ASGD: each arriving delta is added as it is, however stale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from fedjax_async import check
+from fedjax_async.server.rule import rule
+from fedjax_async.types import ServerAlgorithm
+
+
+def asgd(*, server_lr: Any = 1.0) -> ServerAlgorithm:
+    """Add each arriving delta, ``x <- x + eta Delta_i`` (asynchronous SGD with local steps).
+
+    ``server_lr`` is ``eta > 0``. Under a timing policy that gathers several arrivals in a server
+    step, their deltas are averaged.
+    """
+    check.positive("server_lr", server_lr)
+    return rule(optimizer=optax.sgd(server_lr))

@@ -1,0 +1,63 @@
+"""Adaptive federated optimisation: the negative mean delta is the gradient of a server optimiser.
+
+Source: Reddi et al., "Adaptive federated optimization" (2021), Algorithm 2; FedAvgM: Hsu, Qi,
+Brown (2019), section 3.2. Deviation: the optimisers are optax's, so Adam corrects the bias of its
+moments, which the paper's algorithm leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from fedjax_async import check
+from fedjax_async.server.rule import rule
+from fedjax_async.types import ServerAlgorithm
+
+
+def fedavgm(*, server_lr: Any = 1.0, momentum: Any = 0.9, weighting: str = "examples") -> ServerAlgorithm:
+    """FedAvg with heavy-ball momentum at the server (Hsu et al. 2019).
+
+    ``m <- momentum m - mean``, ``x <- x - server_lr m``. ``momentum`` in [0, 1).
+    """
+    check.positive("server_lr", server_lr)
+    check.in_range("momentum", momentum, 0.0, 1.0)
+    return rule(optimizer=optax.sgd(server_lr, momentum=momentum), weighting=weighting)
+
+
+def fedadagrad(
+    *, server_lr: Any = 0.03, eps: Any = 1e-3, initial: Any = 1e-6, weighting: str = "examples"
+) -> ServerAlgorithm:
+    """Adagrad on the mean delta (Reddi et al. 2021).
+
+    ``v <- v + mean^2``, ``x <- x + server_lr mean / sqrt(v + eps)``; ``v`` starts at ``initial``.
+    """
+    check.positive("server_lr", server_lr)
+    check.positive("eps", eps)
+    check.non_negative("initial", initial)
+    optimizer = optax.adagrad(server_lr, initial_accumulator_value=initial, eps=eps)
+    return rule(optimizer=optimizer, weighting=weighting)
+
+
+def _moments(server_lr: Any, b1: Any, b2: Any, eps: Any) -> None:
+    check.positive("server_lr", server_lr)
+    check.in_range("b1", b1, 0.0, 1.0)
+    check.in_range("b2", b2, 0.0, 1.0)
+    check.positive("eps", eps)
+
+
+def fedadam(
+    *, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, weighting: str = "examples"
+) -> ServerAlgorithm:
+    """Adam on the mean delta (Reddi et al. 2021; their b1, b2 and adaptivity eps)."""
+    _moments(server_lr, b1, b2, eps)
+    return rule(optimizer=optax.adam(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
+
+
+def fedyogi(
+    *, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, weighting: str = "examples"
+) -> ServerAlgorithm:
+    """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021)."""
+    _moments(server_lr, b1, b2, eps)
+    return rule(optimizer=optax.yogi(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
