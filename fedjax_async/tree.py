@@ -12,12 +12,17 @@ from fedjax_async.types import Array, Params
 
 
 def take(tree: Any, index: Any) -> Any:
-    """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]`` for an index array, ``[...]`` for a scalar."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+    """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]`` for an index array, ``[...]`` for a scalar (unchecked)."""
+    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
 def put(tree: Any, index: Any, rows: Any) -> Any:
-    """A copy of ``tree`` whose row(s) ``index`` are ``rows``; indices out of range write nothing."""
+    """A copy of ``tree`` whose row(s) ``index`` are ``rows``; the indices must be in range (unchecked)."""
+    return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
+
+
+def put_some(tree: Any, index: Any, rows: Any) -> Any:
+    """Like :func:`put` for an array of indices; those out of range write nothing."""
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), tree, rows)
 
 
@@ -26,10 +31,11 @@ def where(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def all_finite(tree: Any) -> Array:
-    """True if no leaf holds a NaN or an infinity; bool[]."""
-    leaves = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.all(jnp.stack(leaves)) if leaves else jnp.bool_(True)
+def norm(tree: Any) -> Array:
+    """Euclidean norm over all leaves, in JAX's default float type; float[]."""
+    real = jnp.result_type(float)
+    squares = [jnp.sum(jnp.square(leaf.astype(real))) for leaf in jax.tree.leaves(tree)]
+    return jnp.sqrt(sum(squares, jnp.zeros((), real)))
 
 
 def stack_zeros(tree: Any, rows: int) -> Any:

@@ -133,7 +133,7 @@ class Arrival(NamedTuple):
     weight: Array  # float[]
     client: Array  # int32[]
     time: Array  # float[]  virtual seconds
-    closes: Array  # bool[]
+    closes: Any  # bool[], or the constant True in a run whose every arrival closes its step
 
 
 class ServerAlgorithm(NamedTuple):

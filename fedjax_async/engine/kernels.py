@@ -102,6 +102,19 @@ def _advance(client: ClientAlgorithm, data: ClientData) -> Any:
     return jax.vmap(advance, in_axes=(0, None, 0, 0, 0, 0))
 
 
+def finished(client: ClientAlgorithm, work: State, message: Message, state: State) -> tuple[Params, State, Array, Array]:
+    """End one job: ``(upload, client state, norm of the upload, accepted)``.
+
+    An upload whose Euclidean norm is not finite is rejected: replaced by zeros, with norm 0, and
+    the client keeps the state that it had before the job.
+    """
+    upload, after = client.finish(work, message, state)
+    norm = tree.norm(upload)
+    accepted = jnp.isfinite(norm)
+    upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
+    return upload, tree.where(accepted, after, state), jnp.where(accepted, norm, 0.0), accepted
+
+
 def make_train(client: ClientAlgorithm, width: int) -> Any:
     """``train(world, slots, clients, rows, span) -> (clients, rows)`` for the leading ``width`` rows.
 
@@ -131,25 +144,15 @@ def make_train(client: ClientAlgorithm, width: int) -> Any:
         work = jax.lax.fori_loop(
             first, last, lambda k, work: advance(work, k, steps, message, data.offset, data.size), work
         )
-        upload, after = jax.vmap(client.finish)(work, message, state)
-        accepted = jax.vmap(tree.all_finite)(upload)
-        upload = jax.vmap(lambda ok, u: tree.where(ok, u, jax.tree.map(jnp.zeros_like, u)))(accepted, upload)
-        norm = jax.vmap(_norm)(upload)
-        after = jax.vmap(tree.where)(accepted, after, state)
+        upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, state)
         target = jnp.where(index < count, who, world.size.shape[0])
         done = Rows(message, state, work, upload, norm, accepted)
-        return tree.put(clients, target, after), jax.tree.map(lambda all_, new: all_.at[:width].set(new), rows, done)
+        return tree.put_some(clients, target, after), jax.tree.map(lambda all_, new: all_.at[:width].set(new), rows, done)
 
     return train
 
 
-def _norm(upload: Params) -> Array:
-    """Euclidean norm over all leaves, in the default float type; float[]."""
-    squares = [jnp.sum(jnp.square(leaf.astype(jnp.result_type(float)))) for leaf in jax.tree.leaves(upload)]
-    return jnp.sqrt(sum(squares[1:], squares[0]))
-
-
-def make_receive(server: ServerAlgorithm) -> Any:
+def make_receive(server: ServerAlgorithm, always_closes: bool) -> Any:
     """``receive(world, live, rows, span) -> (live, rejected)``: apply the arrivals ``span[0] .. span[1]-1``.
 
     ``rejected`` (so far) is a copy that outlives the donation of ``live``: waiting for it tells the
@@ -166,7 +169,7 @@ def make_receive(server: ServerAlgorithm) -> Any:
             weight=jnp.where(accepted, world.size[client], 0).astype(jnp.result_type(float)),
             client=client,
             time=world.time[e],
-            closes=world.closes[e],
+            closes=True if always_closes else world.closes[e],
         )
         before = tree.take(live.memory, client)
         state, memory, info = server.receive(live.server, before, arrival)

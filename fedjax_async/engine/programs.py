@@ -31,9 +31,9 @@ def train(client: ClientAlgorithm, width: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def receive(server: ServerAlgorithm) -> Any:
+def receive(server: ServerAlgorithm, always_closes: bool) -> Any:
     """Jitted :func:`kernels.make_receive`; donates what the server changes."""
-    return jax.jit(kernels.make_receive(server), donate_argnums=(1,))
+    return jax.jit(kernels.make_receive(server, always_closes), donate_argnums=(1,))
 
 
 @lru_cache(maxsize=64)

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import tree
 from fedjax_async.engine import programs
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.run import Pieces, Progress, Scores, refuse
-from fedjax_async.local import job_key, run_job
+from fedjax_async.engine.kernels import finished
+from fedjax_async.local import job_key, run_steps
 from fedjax_async.types import Arrival, ClientAlgorithm, ClientData, Key, Params, Schedule, ServerAlgorithm
 
 
@@ -26,10 +26,8 @@ from fedjax_async.types import Arrival, ClientAlgorithm, ClientData, Key, Params
 def _job(client: ClientAlgorithm) -> Any:
     def job(root: Key, number: Any, version: Any, message: Any, state: Any, data: ClientData, who: Any, steps: Any):
         message = message._replace(version=version)
-        upload, after = run_job(client, job_key(root, who, number), message, state, data, steps)
-        accepted = tree.all_finite(upload)
-        upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
-        return upload, tree.where(accepted, after, state), accepted
+        work = run_steps(client, job_key(root, who, number), message, state, data, steps)
+        return finished(client, work, message, state)
 
     return jax.jit(job)
 
@@ -80,7 +78,7 @@ def run_reference(
     for e, j in enumerate(schedule.job):
         who, message = schedule.client[j], messages.pop(int(j))
         own = ClientData(x, y, order, data.offset[who], data.size[who])
-        upload, client_state[who], accepted = job_of(
+        upload, client_state[who], norm, accepted = job_of(
             key, schedule.number[j], np.int32(schedule.version[j]), message, client_state[who], own, who,
             schedule.local_steps[j],
         )  # fmt: skip
@@ -95,7 +93,6 @@ def run_reference(
         )
         state, after, info = receive(state, memory[who], arrival)
         memory[who] = after if accepted else memory[who]
-        norm = np.sqrt(sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(upload)))
         records.append(info | {"upload_norm": norm, "accepted": accepted})
         refuse(int(not accepted), on_bad)
         send(e + 1)

@@ -77,7 +77,7 @@ def run_waves(
     start = programs.start(server, len(data.size), slots)
     rows_of = programs.rows(client, plan.capacity)
     trains = {width: programs.train(client, width) for width in plan.widths}
-    receive = programs.receive(server)
+    receive = programs.receive(server, bool(np.all(schedule.closes)))
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
     evaluate = programs.evaluate(model, server, len(data.test_y), labels, len(data.size) if per_client else None)
     tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))

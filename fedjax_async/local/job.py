@@ -13,6 +13,16 @@ def job_key(root: Key, client: Array, number: Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(root, client), number)
 
 
+def run_steps(
+    algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
+) -> State:
+    """Begin a job and take ``steps`` local steps (may be traced): the job's work, not yet finished."""
+    work = algorithm.begin(key, message, client_state, data)
+    return jax.lax.fori_loop(
+        0, jnp.asarray(steps, jnp.int32), lambda k, work: algorithm.step(work, k, message, data), work
+    )
+
+
 def run_job(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> tuple[Params, State]:
@@ -20,8 +30,5 @@ def run_job(
 
     ``steps`` may be traced; nothing is compiled per step count.
     """
-    work = algorithm.begin(key, message, client_state, data)
-    work = jax.lax.fori_loop(
-        0, jnp.asarray(steps, jnp.int32), lambda k, work: algorithm.step(work, k, message, data), work
-    )
+    work = run_steps(algorithm, key, message, client_state, data, steps)
     return algorithm.finish(work, message, client_state)

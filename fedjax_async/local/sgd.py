@@ -51,7 +51,7 @@ def sgd(
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data
-        return Work(message.params, optimizer.init(message.params), jax.random.fold_in(key, 1), seed_of(key))
+        return Work(message.params, optimizer.init(message.params), key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         position, mask = batch(work.seed, k, data.size, batch_size)

@@ -63,8 +63,11 @@ def rule(
         direction, transforms_state = transform.update(arrival.upload, state.transforms, state.params, arrival)
         share = jnp.where(accepted, arrival.weight if by_examples else jnp.ones_like(arrival.weight), 0.0)
         share = share.astype(state.weight.dtype)
-        total = jax.tree.map(jnp.add, state.total, scaled(direction, share))
-        weight = state.weight + share
+        if arrival.closes is True:  # each arrival is a server step: nothing to accumulate
+            total, weight = scaled(direction, share), share
+        else:
+            total = jax.tree.map(jnp.add, state.total, scaled(direction, share))
+            weight = state.weight + share
         below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
         gradient = scaled(total, -1.0 / below)
         params, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, state.params)
@@ -72,10 +75,15 @@ def rule(
         new = RuleState(
             params=tree.where(applies, params, state.params),
             transforms=tree.where(accepted, transforms_state, state.transforms),
-            total=jax.tree.map(lambda t: jnp.where(arrival.closes, jnp.zeros_like(t), t), total),
-            weight=jnp.where(arrival.closes, jnp.zeros_like(weight), weight),
+            total=state.total,
+            weight=state.weight,
             optimizer=tree.where(applies, optimizer_state, state.optimizer),
         )
+        if arrival.closes is not True:
+            new = new._replace(
+                total=jax.tree.map(lambda t: jnp.where(arrival.closes, jnp.zeros_like(t), t), total),
+                weight=jnp.where(arrival.closes, jnp.zeros_like(weight), weight),
+            )
         return new, memory, {"weight": share * transform.weight(arrival).astype(share.dtype)}
 
     def dispatch(state: RuleState, memory: State) -> tuple[Message, State]:
