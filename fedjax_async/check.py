@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def require(condition: bool, field: str, value: Any, allowed: str) -> None:
@@ -17,22 +14,38 @@ def require(condition: bool, field: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{field} = {value!r}: must be {allowed}")
 
 
+def _to_check(field: str, value: Any, allowed: str) -> bool:
+    """Whether ``value`` can be checked now: tracers, arrays and schedules pass, text, None and truth values do not."""
+    require(value is not None and not isinstance(value, (str, bool)), field, value, allowed)
+    return isinstance(value, numbers.Real)
+
+
 def positive(field: str, value: Any) -> None:
-    """A finite number > 0 (values that are not plain numbers, such as tracers, pass)."""
-    if _is_number(value):
-        require(math.isfinite(value) and value > 0, field, value, "a finite number > 0")
+    """A finite number > 0 (tracers, arrays and schedules pass)."""
+    allowed = "a finite number > 0"
+    if _to_check(field, value, allowed):
+        require(math.isfinite(value) and value > 0, field, value, allowed)
 
 
 def non_negative(field: str, value: Any) -> None:
-    """A finite number >= 0 (tracers pass)."""
-    if _is_number(value):
-        require(math.isfinite(value) and value >= 0, field, value, "a finite number >= 0")
+    """A finite number >= 0 (tracers, arrays and schedules pass)."""
+    allowed = "a finite number >= 0"
+    if _to_check(field, value, allowed):
+        require(math.isfinite(value) and value >= 0, field, value, allowed)
 
 
 def in_range(field: str, value: Any, low: float, high: float) -> None:
-    """A number in the closed range [low, high] (tracers pass)."""
-    if _is_number(value):
-        require(low <= value <= high, field, value, f"between {low} and {high}")
+    """A number in the closed range [low, high] (tracers, arrays and schedules pass)."""
+    allowed = f"between {low} and {high}"
+    if _to_check(field, value, allowed):
+        require(low <= value <= high, field, value, allowed)
+
+
+def below_one(field: str, value: Any) -> None:
+    """A number in [0, 1), such as a decay rate of moments (tracers, arrays and schedules pass)."""
+    allowed = "at least 0 and below 1"
+    if _to_check(field, value, allowed):
+        require(0 <= value < 1, field, value, allowed)
 
 
 def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:

@@ -56,7 +56,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
     """The factory named by ``spec`` with the spec's options bound; only positional arguments remain.
 
     ``defaults`` are options that yield to the spec's, and are passed only where the factory takes
-    them. Unknown options raise ``ValueError`` listing the known ones.
+    them. Unknown options raise ``ValueError`` listing the known ones, missing ones by name.
     """
     name, options = parse_spec(kind, spec)
     factory = find(kind, registry, name)
@@ -68,6 +68,9 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
             takes = ", ".join(known) or "none"
             raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {takes})")
     merged = {k: v for k, v in defaults.items() if k in known} | options
+    missing = [k for k, p in known.items() if p.default is inspect.Parameter.empty and k not in merged]
+    if missing:
+        raise ValueError(f"{kind} = {spec!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
 
     def call(*args: Any) -> Any:
         return factory(*args, **merged)

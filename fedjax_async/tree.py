@@ -39,16 +39,8 @@ def norm(tree: Any) -> Array:
 
 
 def stack_zeros(tree: Any, rows: int) -> Any:
-    """Zeros shaped like ``rows`` copies of ``tree`` (arrays or their shapes) on a new leading axis."""
-
-    def zeros(leaf: Any) -> Array:
-        shape = (rows, *leaf.shape)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, leaf.dtype))
-            return jax.random.wrap_key_data(jnp.zeros(words.shape, words.dtype))
-        return jnp.zeros(shape, leaf.dtype)
-
-    return jax.tree.map(zeros, tree)
+    """Zeros shaped like ``rows`` copies of ``tree`` (arrays, keys, or their shapes) on a new leading axis."""
+    return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape), leaf.dtype), tree)
 
 
 def optimize(

@@ -1,1 +1,52 @@
-"""fedjax_async.clock"""
+"""When things happen: delay models and timing policies make a ``Schedule``; waves and slots prepare it for a device.
+
+NumPy only. ``plan`` is the entry; ``DELAYS`` and ``TIMINGS`` are the registries behind its specs.
+"""
+
+from fedjax_async.clock.delays import DELAYS
+from fedjax_async.clock.delays import bind as bind_delays
+from fedjax_async.clock.distributions import DISTRIBUTIONS
+from fedjax_async.clock.durations import DelayModel, Delays
+from fedjax_async.clock.event_queue import Until, World
+from fedjax_async.clock.planning import plan
+from fedjax_async.clock.slots import Slots, allocate
+from fedjax_async.clock.statistics import (
+    DelayStatistics,
+    client_counts,
+    concurrency,
+    delay_statistics,
+    staleness_histogram,
+)
+from fedjax_async.clock.successors import SUCCESSORS
+from fedjax_async.clock.timing import TIMINGS, Timing
+from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
+from fedjax_async.clock.waves import WaveStatistics, longest_chain, wave_statistics, waves
+
+__all__ = [
+    "DELAYS",
+    "DISTRIBUTIONS",
+    "SUCCESSORS",
+    "TIMINGS",
+    "DelayModel",
+    "DelayStatistics",
+    "Delays",
+    "Slots",
+    "Timing",
+    "Until",
+    "WaveStatistics",
+    "World",
+    "allocate",
+    "bind_delays",
+    "client_counts",
+    "concurrency",
+    "delay_statistics",
+    "load_schedule",
+    "load_schedule_csv",
+    "longest_chain",
+    "plan",
+    "save_schedule",
+    "save_schedule_csv",
+    "staleness_histogram",
+    "wave_statistics",
+    "waves",
+]

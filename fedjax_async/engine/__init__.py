@@ -1,1 +1,30 @@
-"""fedjax_async.engine"""
+"""The engine: plans waves, runs them on the device, keeps the oracle it must agree with."""
+
+from fedjax_async.engine.evaluation import Every, Points, evaluation_points
+from fedjax_async.engine.methods import METHODS, Method, method
+from fedjax_async.engine.plan import Plan, make_plan
+from fedjax_async.engine.reference import run_reference
+from fedjax_async.engine.run import Pieces, default_width, run_waves
+from fedjax_async.engine.settings import Settings
+from fedjax_async.engine.simulate import ENGINES, Experiment, execute, prepare, simulate
+
+__all__ = [
+    "ENGINES",
+    "METHODS",
+    "Every",
+    "Experiment",
+    "Method",
+    "Pieces",
+    "Plan",
+    "Points",
+    "Settings",
+    "default_width",
+    "evaluation_points",
+    "execute",
+    "make_plan",
+    "method",
+    "prepare",
+    "run_reference",
+    "run_waves",
+    "simulate",
+]

@@ -107,7 +107,7 @@ def make_evaluate(
             y = jax.lax.dynamic_slice_in_dim(test_y, start, batch_size)
             outputs = model.apply(params, x)
             loss = model.loss(outputs, y)
-            hit = jnp.argmax(outputs, -1) == y if labels else jnp.full(loss.shape, jnp.nan)
+            hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
             return loss, hit.astype(loss.dtype)
 
         loss, hit = (values.reshape(-1)[place] for values in jax.lax.map(one, jnp.asarray(starts)))

@@ -178,7 +178,7 @@ def make_receive(server: ServerAlgorithm, always_closes: bool) -> Any:
             server=state,
             memory=tree.put(live.memory, client, tree.where(accepted, memory, before)),
             records={name: live.records[name].at[e].set(value) for name, value in info.items()},
-            rejected=live.rejected + jnp.where(accepted, 0, 1),
+            rejected=live.rejected + jnp.logical_not(accepted).astype(jnp.int32),
         )
         return write_messages(server, world, live, e + 1)
 

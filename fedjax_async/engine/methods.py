@@ -43,18 +43,19 @@ METHODS: dict[str, Preset] = {
 
 
 def method(spec: str) -> Method:
-    """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedprox:proximal=0.1"``.
+    """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
-    ``(mu/2) ||w - w_0||^2``.
+    ``(mu/2) ||w - w_0||^2``. What follows an ``@`` is the timing, instead of the method's usual one.
 
-    >>> method("fedprox").timing, method("fedprox:proximal=0.1").proximal
-    ('cohort', 0.1)
+    >>> method("fedprox").timing, method("fedprox:proximal=0.1@every").timing
+    ('cohort', 'every')
     """
-    name, options = registry.parse_spec("method", spec)
+    rule, _, timing = spec.partition("@")
+    name, options = registry.parse_spec("method", rule)
     preset = registry.find("method", METHODS, name)
     proximal = options.pop("proximal", preset.proximal)
     check.non_negative("proximal", proximal)
     rest = ",".join(f"{key}={value}" for key, value in options.items())
     server = registry.bind("method", {name: SERVERS[preset.server]}, f"{name}:{rest}")()
-    return Method(server, preset.timing, proximal)
+    return Method(server, timing or preset.timing, proximal)

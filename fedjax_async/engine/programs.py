@@ -41,7 +41,3 @@ def evaluate(model: Model, server: ServerAlgorithm, total: int, labels: bool, nu
     """Jitted :func:`make_evaluate`."""
     return jax.jit(make_evaluate(model, server.params, total=total, labels=labels, num_clients=num_clients))
 
-
-def count(*programs: Any) -> int:
-    """How many executables these jitted functions hold."""
-    return sum(program._cache_size() for program in programs)

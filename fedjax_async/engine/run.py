@@ -12,14 +12,18 @@ import numpy as np
 from fedjax_async import check, tree
 from fedjax_async.engine import programs
 from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.plan import Plan, make_plan
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.widths import ladder
-from fedjax_async.engine.world import World, make_world
+from fedjax_async.engine.world import make_world
 from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Schedule, ServerAlgorithm
 
 # How many waves the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
 AHEAD = 8
+
+# Besides one training program a width: start, rows, receive, evaluate.
+OTHER_PROGRAMS = 4
 
 Progress = Callable[..., None]
 
@@ -72,7 +76,7 @@ def run_waves(
     plan = make_plan(schedule, max_width=top, personal=bool(jax.tree.leaves(memory)))
     plan = plan._replace(capacity=min(top, next(w for w in ladder(top) if w >= plan.capacity)))
     world = make_world(plan, data, key)
-    slots = next(s for s in ladder(2 * plan.slots.count) if s >= plan.slots.count)
+    slots = next(s for s in ladder(max(8, 2 * plan.slots.count)) if s >= max(8, plan.slots.count))
 
     start = programs.start(server, len(data.size), slots)
     rows_of = programs.rows(client, plan.capacity)
@@ -102,8 +106,7 @@ def run_waves(
         if progress is not None:
             progress(high, len(schedule.job), **_status(schedule, low, high), accuracy=scores.latest())
     refuse(int(live.rejected), on_bad)
-    used = programs.count(start, rows_of, *trains.values(), receive, evaluate)
-    return _outcome(plan, world, live, scores, used, server)
+    return _outcome(plan, live, scores, server)
 
 
 def refuse(rejected: int, on_bad: str) -> None:
@@ -154,9 +157,7 @@ class Scores:
         return {name: np.stack([fetched[int(p)][name] for p in self.points.position]) for name in names}
 
 
-def _outcome(
-    plan: Plan, world: World, live: Any, scores: Scores, used: int, server: ServerAlgorithm
-) -> Outcome:
+def _outcome(plan: Plan, live: Live, scores: Scores, server: ServerAlgorithm) -> Outcome:
     total = len(plan.schedule.job)
     widths = np.diff(plan.bounds)
     return Outcome(
@@ -170,6 +171,6 @@ def _outcome(
             "slots": plan.slots.count,
             "useful_steps": plan.useful_steps,
             "executed_steps": plan.executed_steps,
-            "programs": used,
+            "programs": len(plan.widths) + OTHER_PROGRAMS,
         },
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_async import registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, Until, plan
-from fedjax_async.data import DATASETS, PARTITIONERS, federate
+from fedjax_async.data import DATASETS, federate
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points
 from fedjax_async.engine.methods import Method, method
 from fedjax_async.engine.record import Traffic, make_run
@@ -43,8 +43,7 @@ _method = lru_cache(maxsize=64)(method)
 @lru_cache(maxsize=16)
 def _data(dataset: str, partition: str, clients: int, seed: int, test_fraction: float | None) -> FederatedData:
     bundle = registry.bind("dataset", DATASETS, dataset)()
-    partitioner = registry.bind("partition", PARTITIONERS, partition)
-    return federate(bundle, partitioner, clients, seed=seed, test_fraction=test_fraction)
+    return federate(bundle, partition, clients, seed=seed, test_fraction=test_fraction)
 
 
 @lru_cache(maxsize=16)
@@ -89,7 +88,9 @@ def prepare(
     s = settings
     chosen = method if method is not None else _method(s.method)
     delays = registry.bind("delay", DELAYS, s.delay)()
-    timing = registry.bind("timing", TIMINGS, s.timing or chosen.timing)()
+    # a method's own "@timing" is more particular than the run's
+    spec = chosen.timing if "@" in s.method else s.timing or chosen.timing
+    timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
         data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
     if model is None:

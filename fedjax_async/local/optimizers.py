@@ -16,7 +16,8 @@ def sgd(
     lr: Any, *, momentum: Any = 0.0, nesterov: bool = False, weight_decay: Any = 0.0
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent, with optional momentum and L2 weight decay."""
-    check.in_range("momentum", momentum, 0.0, 1.0)
+    check.positive("lr", lr)
+    check.below_one("momentum", momentum)
     check.non_negative("weight_decay", weight_decay)
     has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
     descent = optax.sgd(lr, momentum=momentum if has_momentum else None, nesterov=nesterov)
@@ -25,8 +26,16 @@ def sgd(
     return optax.chain(optax.add_decayed_weights(weight_decay), descent)
 
 
+def _moments(lr: Any, b1: Any, b2: Any, eps: Any) -> None:
+    check.positive("lr", lr)
+    check.below_one("b1", b1)
+    check.below_one("b2", b2)
+    check.positive("eps", eps)
+
+
 def adam(lr: Any, *, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> optax.GradientTransformation:
     """Adam; its moments start afresh with every job."""
+    _moments(lr, b1, b2, eps)
     return optax.adam(lr, b1=b1, b2=b2, eps=eps)
 
 
@@ -34,11 +43,17 @@ def adamw(
     lr: Any, *, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 1e-4
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay."""
+    _moments(lr, b1, b2, eps)
     check.non_negative("weight_decay", weight_decay)
     return optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+def _of_version(schedule: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """``schedule`` on the version as a float: schedules mix their count with floats, which strict promotion refuses."""
+    return lambda version: schedule(jnp.asarray(version, jnp.result_type(float)))
 
 
 def constant() -> Callable[[Array], Array] | None:
@@ -50,20 +65,20 @@ def exponential(*, rate: float = 0.99, every: int = 1) -> Callable[[Array], Arra
     """Multiply the local learning rate by ``rate`` once every ``every`` server steps (smoothly)."""
     check.positive("rate", rate)
     check.whole("every", every)
-    return optax.exponential_decay(1.0, transition_steps=every, decay_rate=rate)
+    return _of_version(optax.exponential_decay(1.0, transition_steps=every, decay_rate=rate))
 
 
 def cosine(*, steps: int = 500, floor: float = 0.0) -> Callable[[Array], Array]:
     """Half a cosine from 1 to ``floor`` over ``steps`` server steps, then ``floor``."""
     check.whole("steps", steps)
     check.in_range("floor", floor, 0.0, 1.0)
-    return optax.cosine_decay_schedule(1.0, decay_steps=steps, alpha=floor)
+    return _of_version(optax.cosine_decay_schedule(1.0, decay_steps=steps, alpha=floor))
 
 
 def warmup(*, steps: int = 10) -> Callable[[Array], Array]:
     """Rise linearly to the full learning rate over the first ``steps`` server steps."""
     check.whole("steps", steps)
-    return lambda version: jnp.minimum(1.0, (version.astype(jnp.result_type(float)) + 1.0) / steps)
+    return _of_version(lambda version: jnp.minimum(1.0, (version + 1.0) / steps))
 
 
 DECAYS: dict[str, Callable[..., Callable[[Array], Array] | None]] = {

@@ -67,7 +67,7 @@ def sgd(
         if has_proximal:
             pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), work.params, message.params)
             gradient = jax.tree.map(jnp.add, gradient, pull)
-        factor = None if scale is None else scale(message.version)
+        factor = None if scale is None else scale(jnp.asarray(message.version))
         params, state = tree.optimize(optimizer, gradient, work.optimizer, work.params, factor)
         return work._replace(params=params, optimizer=state)
 

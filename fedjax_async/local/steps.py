@@ -27,4 +27,5 @@ def local_steps(
     check.positive("epochs", epochs)
     per_epoch = -(-np.asarray(size, np.int64) // batch_size)
     whole, part = divmod(float(epochs or 0), 1.0)
-    return np.maximum(1, whole * per_epoch + np.ceil(part * per_epoch)).astype(np.int32)
+    extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 is 7, not the 7.000000000000001 of floating point
+    return np.maximum(1, whole * per_epoch + extra).astype(np.int32)

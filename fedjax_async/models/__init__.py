@@ -1,1 +1,48 @@
-"""fedjax_async.models"""
+"""Models: flax in, ``Model(init, apply, loss)`` out. The only room that imports flax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedjax_async import registry
+from fedjax_async.models.conv import Conv, ConvPool, default_lowering
+from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
+from fedjax_async.models.dense import logistic, mlp
+from fedjax_async.models.lowerings import LOWERINGS
+from fedjax_async.models.pool import avg_pool, max_pool
+from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype
+from fedjax_async.types import Model
+
+MODELS: dict[str, Callable[..., Model]] = {
+    "logistic": logistic,
+    "mlp": mlp,
+    "lenet5": lenet5,
+    "lenet5_orthofl": lenet5_orthofl,
+    "lenet5_cifar": lenet5_cifar,
+    "cnn": cnn,
+}
+
+__all__ = [
+    "LOWERINGS",
+    "MODELS",
+    "Conv",
+    "ConvPool",
+    "avg_pool",
+    "cross_entropy",
+    "decoded",
+    "default_lowering",
+    "from_flax",
+    "in_dtype",
+    "make",
+    "max_pool",
+]
+
+
+def make(spec: str, *, num_classes: int | None = None, input_shape: tuple[int, ...] | None = None) -> Model:
+    """The model named by a spec such as ``"mlp:hidden=200x100"``; the data's shape yields to the spec's options.
+
+    >>> make("mlp:hidden=32", num_classes=4, input_shape=(8, 8, 1)).init is not None
+    True
+    """
+    given = {"num_classes": num_classes, "input_shape": input_shape}
+    return registry.bind("model", MODELS, spec, **{k: v for k, v in given.items() if v is not None})()

@@ -1,1 +1,37 @@
-"""fedjax_async.results"""
+"""What comes out of runs: folders, metrics, tables, pictures, a progress bar."""
+
+from fedjax_async.results.figure import save_figure
+from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, relative_time, to_target
+from fedjax_async.results.plots import accuracy_curve, loss_curve, staleness_histogram
+from fedjax_async.results.progress import Progress, bar
+from fedjax_async.results.provenance import versions
+from fedjax_async.results.report import write_comparison, write_run
+from fedjax_async.results.store import load, save
+from fedjax_async.results.tables import Spread, comparison, mean_std, spread, table, write
+from fedjax_async.results.timeline import gantt
+
+__all__ = [
+    "Progress",
+    "Spread",
+    "accuracy_curve",
+    "area",
+    "bar",
+    "best_accuracy",
+    "comparison",
+    "final_accuracy",
+    "gantt",
+    "load",
+    "loss_curve",
+    "mean_std",
+    "relative_time",
+    "save",
+    "save_figure",
+    "spread",
+    "staleness_histogram",
+    "table",
+    "to_target",
+    "versions",
+    "write",
+    "write_comparison",
+    "write_run",
+]

@@ -22,7 +22,7 @@ def fedavgm(*, server_lr: Any = 1.0, momentum: Any = 0.9, weighting: str = "exam
     ``m <- momentum m - mean``, ``x <- x - server_lr m``. ``momentum`` in [0, 1).
     """
     check.positive("server_lr", server_lr)
-    check.in_range("momentum", momentum, 0.0, 1.0)
+    check.below_one("momentum", momentum)
     return rule(optimizer=optax.sgd(server_lr, momentum=momentum), weighting=weighting)
 
 
@@ -42,8 +42,8 @@ def fedadagrad(
 
 def _moments(server_lr: Any, b1: Any, b2: Any, eps: Any) -> None:
     check.positive("server_lr", server_lr)
-    check.in_range("b1", b1, 0.0, 1.0)
-    check.in_range("b2", b2, 0.0, 1.0)
+    check.below_one("b1", b1)
+    check.below_one("b2", b2)
     check.positive("eps", eps)
 
 
@@ -58,6 +58,9 @@ def fedadam(
 def fedyogi(
     *, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, weighting: str = "examples"
 ) -> ServerAlgorithm:
-    """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021)."""
+    """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021).
+
+    Optax starts both moments at 1e-6, the paper the first at 0.
+    """
     _moments(server_lr, b1, b2, eps)
     return rule(optimizer=optax.yogi(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)

@@ -44,7 +44,8 @@ def rule(
     ``info["weight"]`` is ``w_i`` times the scalar factors of the transforms, before the division.
     """
     check.one_of("weighting", weighting, WEIGHTING)
-    check.positive("divisor", divisor)
+    if divisor is not None:
+        check.positive("divisor", divisor)
     transform = chain(*transforms)
     by_examples = weighting == "examples"
 

@@ -1,0 +1,75 @@
+"""``plan``: from a timing policy and a delay model to a ``Schedule``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_async import check, registry
+from fedjax_async.clock import inputs
+from fedjax_async.clock.delays import bind
+from fedjax_async.clock.durations import DelayModel
+from fedjax_async.clock.event_queue import Until, World
+from fedjax_async.clock.timing import TIMINGS, Timing
+from fedjax_async.types import Schedule
+
+
+def plan(
+    timing: Timing | str,
+    delays: DelayModel | str,
+    *,
+    num_clients: int,
+    local_steps: int | np.ndarray,
+    until: Until,
+    seed: int = 0,
+    bytes_down: int | np.ndarray = 0,
+    bytes_up: int | np.ndarray = 0,
+) -> Schedule:
+    """Decide when everything happens: who starts from which version, who arrives when, what closes a step.
+
+    ``timing`` and ``delays`` are specs (``"buffer:size=10"``, ``"lognormal:sigma=0.5"``) or what the
+    factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and
+    ``bytes_up`` (of one message) are numbers or arrays of one number a client. The same arguments give
+    the same schedule, and a longer budget continues a shorter one.
+
+    Raises ``ValueError`` for impossible settings and if not a single upload fits into the budget.
+
+    >>> schedule = plan("every", "constant:mean=10", num_clients=3, local_steps=5, until=Until(updates=6))
+    >>> schedule.client[schedule.job].tolist(), schedule.time.tolist()
+    ([0, 1, 2, 0, 1, 2], [10.0, 10.0, 10.0, 20.0, 20.0, 20.0])
+    >>> schedule.staleness.tolist()
+    [0, 1, 2, 2, 2, 2]
+    """
+    _check_until(until)
+    check.whole("num_clients", num_clients)
+    check.whole("seed", seed, low=0)
+    num_clients, seed = int(num_clients), int(seed)
+    world = World(
+        num_clients,
+        _per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64),
+        bind(delays, num_clients, seed),
+        until,
+        seed,
+        _per_client("bytes_down", bytes_down, num_clients, low=0),
+        _per_client("bytes_up", bytes_up, num_clients, low=0),
+    )
+    policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
+    schedule = policy(world)
+    if len(schedule.job) == 0:
+        first = schedule.upload_time.min(initial=np.inf)
+        raise ValueError(f"until = {until}: nothing arrives in time; the first upload takes {first:.6g} s")
+    return schedule
+
+
+def _check_until(until: Until) -> None:
+    check.require(isinstance(until, Until) and any(value is not None for value in until), "until", until, "limited")
+    inputs.optional_positive("until.time", until.time)
+    inputs.optional_whole("until.updates", until.updates)
+    inputs.optional_whole("until.steps", until.steps)
+
+
+def _per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:
+    array = np.asarray(value)
+    whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.floor(array)).all()))
+    allowed = f"whole numbers >= {low}, one or one a client ({num_clients})"
+    check.require(whole and array.shape in ((), (num_clients,)) and array.min() >= low, field, value, allowed)
+    return np.broadcast_to(array, (num_clients,))

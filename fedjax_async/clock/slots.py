@@ -1,0 +1,80 @@
+"""Slots: where on the device start messages live, allocated ahead of time like registers.
+
+Positions count applied arrivals: at position 0 nothing has been applied, at position p the first p
+arrivals have. Wave v begins at position ``bounds[v]`` by reading its start messages, after the writes of
+that position, and its arrivals lead through the positions up to ``bounds[v + 1]``. So a message lives
+from the position of its write to the beginning of the wave that trains its last job, and its slot may be
+written again at any later position.
+
+Messages per version (``personal`` false): one write per server version that some arriving job starts
+from. A synchronous schedule then needs 1 slot, whatever the width cap. An asynchronous one needs at most
+C + 1 for C jobs in flight: distinct versions in flight, and the current one between two of its jobs.
+Messages per job (``personal`` true): at most C slots, and m for cohorts of m.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.types import Schedule
+
+
+class Slots(NamedTuple):
+    """The messages written at position p are rows ``write_bounds[p]:write_bounds[p + 1]`` of the last two."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    start_slot: np.ndarray  # int32[J]: where job j's start message is; -1 if j never arrives
+    write_bounds: np.ndarray  # int64[E + 2]
+    write_slot: np.ndarray  # int32[messages]
+    write_client: np.ndarray  # int32[messages]: whom the message is for (the first of them, if shared)
+
+
+def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
+    """The fewest slots for a schedule trained in the waves ``bounds`` (greedy, optimal for intervals).
+
+    ``personal`` says whether each job gets a message of its own (the server keeps a row of memory per
+    client), or all jobs sent from one version share one, written when the first of them is dispatched.
+    """
+    arrivals = len(schedule.job)
+    jobs = np.sort(schedule.job)  # numbered in order of dispatch
+    begins = np.zeros(len(schedule.client), np.int64)
+    begins[schedule.job] = np.repeat(bounds[:-1], np.diff(bounds))
+    if personal:
+        first, message = jobs, np.arange(arrivals)
+        last_read = begins[jobs]
+    else:
+        _, index, message = np.unique(schedule.version[jobs], return_index=True, return_inverse=True)
+        first = jobs[index]
+        last_read = np.zeros(len(first), np.int64)
+        np.maximum.at(last_read, message, begins[jobs])
+    written = schedule.dispatched_after[first]
+    slot, count = _colour(written.tolist(), last_read.tolist())
+    start_slot = np.full(len(schedule.client), -1, np.int32)
+    start_slot[jobs] = slot[message]
+    return Slots(
+        count=count,
+        start_slot=start_slot,
+        write_bounds=np.searchsorted(written, np.arange(arrivals + 2)),
+        write_slot=slot,
+        write_client=schedule.client[first],
+    )
+
+
+def _colour(written: list[int], last_read: list[int]) -> tuple[np.ndarray, int]:
+    """Slots for messages in order of writing; a slot is free for writes later than its last reading."""
+    live: list[tuple[int, int]] = []  # last reading, slot
+    free: list[int] = []
+    chosen, count = [], 0
+    for position, end in zip(written, last_read):
+        while live and live[0][0] < position:
+            heapq.heappush(free, heapq.heappop(live)[1])
+        if free:
+            slot = heapq.heappop(free)
+        else:
+            slot, count = count, count + 1
+        chosen.append(slot)
+        heapq.heappush(live, (end, slot))
+    return np.array(chosen, np.int32), count

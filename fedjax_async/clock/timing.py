@@ -1,0 +1,208 @@
+"""Timing policies: when the server applies uploads, when that completes a step, and who trains next.
+
+A policy is ``timing(world) -> Schedule``: it drives one ``EventQueue`` until the budget is spent. The
+rules common to all: a client receives its model at the moment it is dispatched, right after the arrivals
+applied so far; it is dispatched again only after its upload was applied (or its job called off); and
+what the budget leaves under way stays in the job arrays, never among the arrivals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjax_async import check, registry
+from fedjax_async.clock import chance, inputs
+from fedjax_async.clock.distributions import Size
+from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
+from fedjax_async.clock.event_queue import EventQueue, World
+from fedjax_async.clock.successors import SUCCESSORS, Successor
+from fedjax_async.types import Schedule
+
+Timing = Callable[[World], Schedule]
+
+# A cohort that met its deadline with no upload so many times in a row never will.
+_FRUITLESS_ROUNDS = 1000
+
+
+def _start(queue: EventQueue, world: World, concurrency: int | None, sampling: str) -> Successor:
+    """Dispatch the first clients at time 0 and return the rule that names the following ones."""
+    flying = _in_flight(world, concurrency)
+    first, successor = registry.find("sampling", SUCCESSORS, sampling)(world.num_clients, flying, world.seed)
+    for client in first:
+        queue.dispatch(client, 0.0)
+    return successor
+
+
+def _in_flight(world: World, concurrency: int | None) -> int:
+    if concurrency is None:
+        return world.num_clients
+    check.whole("concurrency", concurrency, low=1, high=world.num_clients)
+    return int(concurrency)
+
+
+def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
+    """Every arrival is a server step; a client leaves with the new model at once (C in flight, all by default)."""
+    return buffer(size=1, concurrency=concurrency, sampling=sampling)
+
+
+def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
+    """Every `size` arrivals are a server step; clients leave with the current model at once (C in flight).
+
+    ``sampling`` says who leaves when a client returns: ``same``, ``uniform`` (over the idle clients) or
+    ``round_robin``. Simultaneous uploads are applied in the order of clients, each followed at once by
+    its dispatch. A last buffer that the budget leaves unfinished is listed, and closes nothing.
+    """
+    check.whole("size", size)
+    inputs.optional_whole("concurrency", concurrency)
+    registry.find("sampling", SUCCESSORS, sampling)
+
+    def timing(world: World) -> Schedule:
+        flying = _in_flight(world, concurrency)
+        allowed = f"at most the {flying} clients in flight (it would never fill)"
+        check.require(size <= flying, "size", size, allowed)
+        queue = EventQueue(world)
+        successor = _start(queue, world, concurrency, sampling)
+        take, apply, dispatch, horizon = queue.take, queue.apply, queue.dispatch, queue.horizon
+        filled = 0
+        while (upload := take(horizon)) is not None:
+            time, client, job = upload
+            filled = (filled + 1) % size
+            if not apply(job, time, filled == 0):
+                break
+            dispatch(successor(client), time)
+        return queue.schedule(world)
+
+    return timing
+
+
+def window(*, length: float = 60.0, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
+    """Every `length` seconds are a server step: what arrived is applied at the window's end, then all leave.
+
+    An upload at the very end still counts. Uploads are applied in order of arrival, the last one closes
+    the step; then their clients (or others, see ``buffer``) start from the new model. A window in which
+    nothing arrived is no step.
+    """
+    inputs.positive("length", length)
+    inputs.optional_whole("concurrency", concurrency)
+    registry.find("sampling", SUCCESSORS, sampling)
+
+    def timing(world: World) -> Schedule:
+        queue = EventQueue(world)
+        successor = _start(queue, world, concurrency, sampling)
+        count = 0
+        while queue.next_time() <= queue.horizon:
+            count = max(count + 1, math.floor(queue.next_time() / length))
+            while count * length < queue.next_time():
+                count += 1
+            end = count * length
+            arrived = []
+            while (upload := queue.take(end)) is not None:
+                arrived.append(upload)
+            if not queue.apply_step((job for _, _, job in arrived), end):
+                break
+            for _, client, _ in arrived:
+                queue.dispatch(successor(client), end)
+        return queue.schedule(world)
+
+    return timing
+
+
+def cohort(*, size: int = 10, over_selection: int = 0, deadline: float | None = None) -> Timing:
+    """Synchronous rounds: `size` random clients, all from one model; the round lasts as long as the slowest.
+
+    ``over_selection`` more are dispatched, and the slowest so many dropped. With a ``deadline`` the
+    server waits at most that many seconds and drops the late; a round in which nobody was in time is
+    no step. All are applied at the round's end, in order of arrival; then the next cohort starts.
+    Dropped jobs are called off at that moment: their ``upload_time`` is infinite.
+    """
+    check.whole("size", size)
+    check.whole("over_selection", over_selection, low=0)
+    inputs.optional_positive("deadline", deadline)
+
+    def timing(world: World) -> Schedule:
+        selected = int(size + over_selection)
+        allowed = f"at most {world.num_clients}, the number of clients"
+        check.require(selected <= world.num_clients, "size + over_selection", selected, allowed)
+        rng = chance.generator(world.seed, "rounds")
+        queue = EventQueue(world)
+        start, fruitless = 0.0, 0
+        while start <= queue.horizon:
+            for client in np.sort(rng.choice(world.num_clients, selected, replace=False)).tolist():
+                queue.dispatch(client, start)
+            limit = math.inf if deadline is None else start + deadline
+            uploads = (queue.take(limit) for _ in range(int(size)))
+            accepted = [upload for upload in uploads if upload is not None]
+            end = accepted[-1][0] if len(accepted) == size else limit
+            if end > queue.horizon:
+                break
+            queue.cancel_rest()
+            if accepted and not queue.apply_step((job for _, _, job in accepted), end):
+                break
+            start = end
+            fruitless = 0 if accepted else fruitless + 1
+            check.require(fruitless < _FRUITLESS_ROUNDS, "deadline", deadline, "long enough for some client")
+        return queue.schedule(world)
+
+    return timing
+
+
+def participation(*, probability: float = 0.5, spread: float = 0.0, length: float = 1.0) -> Timing:
+    """Rounds of `length` seconds; a random set uploads, the others keep training `local_steps` more a round.
+
+    Client i is in a round's set S_t with probability ``p_i``, independently: ``p_i`` is drawn once,
+    uniform in ``probability * (1 -+ spread)``. An upload after tau rounds holds ``tau * local_steps``
+    steps (``Schedule.local_steps`` says so); then the client starts from the new model. The delay model
+    plays no part. Whether a round has participants is chance; one without them is no server step.
+
+    This is Algorithm 1 of AsynFL (2025) read literally: a window whose "delays" are whole numbers of
+    rounds, geometrically distributed.
+    """
+    inputs.positive("probability", probability)
+    check.in_range("probability", probability, 0, 1)
+    inputs.non_negative("spread", spread)
+    check.require(spread <= 1, "spread", spread, "between 0 and 1")
+    highest = probability * (1 + spread)
+    check.require(highest <= 1, "probability * (1 + spread)", highest, "at most 1")
+    inputs.positive("length", length)
+
+    def timing(world: World) -> Schedule:
+        # Counted in rounds, all times are whole numbers and exact; seconds come last.
+        time = None if world.until.time is None else world.until.time / length
+        delays = _rounds(probability, spread)(world.num_clients, world.seed)
+        rounds = world._replace(delays=delays, until=world.until._replace(time=time))
+        plan = window(length=1.0)(rounds)
+        trained = np.rint(plan.upload_time - plan.dispatch_time).astype(np.int64)
+        return plan._replace(
+            local_steps=(plan.local_steps * trained).astype(np.int32),
+            dispatch_time=plan.dispatch_time * length,
+            upload_time=plan.upload_time * length,
+            time=plan.time * length,
+        )
+
+    return timing
+
+
+def _rounds(probability: float, spread: float) -> Callable:
+    """Delays, in rounds, until a client participates: geometric with its own probability."""
+
+    def profiles(count: int, seed: int) -> Profiles:
+        rng = chance.generator(seed, "participation")
+        chances = probability * (1 + spread * (1 - 2 * rng.random(count)))
+        return Profiles(1 / chances, np.zeros(count), np.ones(count))
+
+    def geometric(rng: np.random.Generator, mean: np.ndarray, std: np.ndarray, size: Size) -> np.ndarray:
+        return rng.geometric(1 / mean, size).astype(np.float64)
+
+    return from_profiles(profiles, geometric, Scaling())
+
+
+TIMINGS: dict[str, Callable[..., Timing]] = {
+    "every": every,
+    "buffer": buffer,
+    "window": window,
+    "cohort": cohort,
+    "participation": participation,
+}

@@ -1,0 +1,139 @@
+"""Schedules in files: exact ``.npz`` archives, and CSV tables of jobs for other programs and by hand."""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedjax_async.types import Schedule
+
+_FORMAT, _VERSION = "fedjax_async schedule", 1
+_JOBS = {
+    "client": np.int32,
+    "number": np.int32,
+    "local_steps": np.int32,
+    "dispatch_time": np.float64,
+    "upload_time": np.float64,
+    "dispatched_after": np.int64,
+    "version": np.int64,
+}
+_ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
+
+
+def save_schedule(path: str | Path, schedule: Schedule) -> None:
+    """Write a schedule as ``.npz``; a reader sees the old file or the whole new one, never a part."""
+    columns: dict[str, Any] = {name: np.asarray(value) for name, value in schedule._asdict().items()}
+    header: dict[str, Any] = {"format": np.array(_FORMAT), "format_version": np.array(_VERSION)}
+    _write(path, lambda file: np.savez(file, **header, **columns))
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {name.removesuffix(".npy"): _column(archive, name) for name in archive.namelist()}
+    except FileNotFoundError:
+        raise ValueError(f"path = {str(path)!r}: no such file") from None
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path}: not a schedule, or truncated ({error})") from None
+    if str(found.get("format", "")) != _FORMAT:
+        raise ValueError(f"{path}: not a file of the format {_FORMAT!r}")
+    version = found["format_version"].item() if "format_version" in found else None
+    if version != _VERSION:
+        raise ValueError(f"{path}: format version {version}, but only {_VERSION} is known")
+    missing = [name for name in Schedule._fields if name not in found]
+    if missing:
+        raise ValueError(f"{path}: column {missing[0]!r} is missing")
+    columns: dict[str, Any] = {name: found[name] for name in Schedule._fields}
+    schedule = Schedule(**(columns | {"num_clients": int(found["num_clients"])}))
+    _check(path, schedule)
+    return schedule
+
+
+def _column(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
+    """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none."""
+    place = np.full(len(schedule.client), -1, np.int64)
+    place[schedule.job] = np.arange(len(schedule.job))
+    jobs = zip(*(getattr(schedule, name).tolist() for name in _JOBS), place.tolist())
+    times, closes = schedule.time.tolist(), schedule.closes.astype(int).tolist()
+    lines = [",".join(["num_clients", *_JOBS, "arrival", "time", "closes"])]
+    for *job, e in jobs:
+        arrival = (e, repr(times[e]), closes[e]) if e >= 0 else ("", "", "")
+        lines.append(",".join(map(str, (schedule.num_clients, *job, *arrival))))
+    text = "\n".join(lines) + "\n"
+    _write(path, lambda file: file.write(text.encode()))
+
+
+def load_schedule_csv(path: str | Path) -> Schedule:
+    """Read what ``save_schedule_csv`` wrote, exactly; ``ValueError`` if it is damaged or foreign."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, strict=True))
+        jobs = {name: np.array([kind(row[name]) for row in rows], kind) for name, kind in _JOBS.items()}
+        arrived = {int(row["arrival"]): (j, row) for j, row in enumerate(rows) if row["arrival"]}
+        ordered = [arrived[e] for e in range(len(arrived))]
+        closes = np.array([int(row["closes"]) for _, row in ordered], np.bool_)
+        schedule = Schedule(
+            num_clients=int(rows[0]["num_clients"]),
+            **jobs,
+            job=np.array([j for j, _ in ordered], np.int64),
+            time=np.array([float(row["time"]) for _, row in ordered], np.float64),
+            closes=closes,
+            step=np.cumsum(closes, dtype=np.int64) - closes,
+        )
+    except FileNotFoundError:
+        raise ValueError(f"path = {str(path)!r}: no such file") from None
+    except (OSError, ValueError, TypeError, KeyError, IndexError, csv.Error) as error:
+        raise ValueError(f"{path}: not a schedule, or truncated ({type(error).__name__}: {error})") from None
+    _check(path, schedule)
+    return schedule
+
+
+def _check(path: str | Path, schedule: Schedule) -> None:
+    """Shapes, types and the references between the columns; anything amiss is a damaged file."""
+    for names in (_JOBS, _ARRIVALS):
+        length = len(np.atleast_1d(getattr(schedule, next(iter(names)))))
+        for name, kind in names.items():
+            column = getattr(schedule, name)
+            if column.shape != (length,) or column.dtype != kind:
+                raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")
+    jobs, arrivals = len(schedule.client), len(schedule.job)
+    closed = np.concatenate([[0], np.cumsum(schedule.closes)])
+    sound = (
+        _within(schedule.client, schedule.num_clients)
+        and _within(schedule.job, jobs)
+        and len(np.unique(schedule.job)) == arrivals
+        and _within(schedule.dispatched_after, arrivals + 1)
+        and bool((schedule.dispatched_after[schedule.job] <= np.arange(arrivals)).all())
+        and bool((schedule.version == closed[schedule.dispatched_after]).all())
+        and bool((schedule.step == closed[:-1]).all())
+    )
+    if not sound:
+        raise ValueError(f"{path}: the columns contradict each other; the file is damaged")
+
+
+def _within(values: np.ndarray, end: int) -> bool:
+    return not len(values) or (values.min() >= 0 and values.max() < end)
+
+
+def _write(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

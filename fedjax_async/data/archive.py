@@ -1,0 +1,112 @@
+"""Read chosen files out of a folder, a tar archive or a Debian package, into memory and nowhere else.
+
+Nothing is ever extracted to disk, so no member name can lead outside a folder, no link is followed, and
+no code of the package runs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+LIMIT = 256 * 2**20  # bytes of one file, unpacked; the largest one wanted has 47 MB
+BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+
+
+def read_files(source: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """The contents of the files called ``names`` in ``source``, a folder, ``.tar.*``, ``.tgz`` or ``.deb``.
+
+    Files are known by their last path component; ``NAME.gz`` stands for ``NAME``. Raises ``ValueError`` if
+    the source is not readable as such or one is missing.
+    """
+    wanted = set(names)
+    found: dict[str, bytes] = {}
+    try:
+        for name, content in _entries(source, wanted):
+            found.setdefault(name, content)
+    except BROKEN as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"source = '{source}': cannot be read ({reason})") from error
+    missing = sorted(wanted - set(found))
+    if missing:
+        raise ValueError(f"source = '{source}': has no {', '.join(missing)}")
+    return found
+
+
+def parse_ar(data: bytes) -> dict[str, bytes]:
+    """The members of an ``ar`` archive, by name; ``ValueError`` if the bytes are not one.
+
+    Layout: ``!<arch>\\n``, then for each member a header of 60 bytes (name 16, time 12, owner 6, group 6, mode 8,
+    size 10, and a grave accent with a line feed), its bytes, and a line feed if they are odd in number.
+    """
+    if data[:8] != b"!<arch>\n":
+        raise ValueError(f"ar = bytes that begin {data[:8]!r}: must begin !<arch> and a line feed")
+    members: dict[str, bytes] = {}
+    at = 8
+    while at < len(data):
+        header = data[at : at + 60]
+        size_field = header[48:58].strip()
+        if len(header) < 60 or header[58:] != b"`\n" or not size_field.isdigit():
+            raise ValueError(f"ar = {len(data)} bytes: must have a member header at byte {at}")
+        size = int(size_field)
+        if at + 60 + size > len(data):
+            raise ValueError(f"ar = {len(data)} bytes: must be at least {at + 60 + size}; the file is cut short")
+        members[header[:16].decode("ascii", "replace").strip().rstrip("/")] = data[at + 60 : at + 60 + size]
+        at += 60 + size + size % 2
+    return members
+
+
+def _entries(source: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    """(wanted name, contents) of every file in ``source`` that has a wanted name."""
+    if source.is_dir():
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and (name := _wanted_name(path.name, wanted)):
+                yield name, _unpacked(path.name, path.read_bytes())
+        return
+    if not source.is_file():
+        raise ValueError(f"source = '{source}': must be an existing folder or archive")
+    if source.suffix == ".deb":
+        members = parse_ar(source.read_bytes())
+        inner = next((name for name in members if name.startswith("data.tar")), None)
+        if inner is None:
+            raise ValueError(f"source = '{source}': must hold a data.tar, as a Debian package does")
+        yield from _tar_entries(io.BytesIO(members[inner]), wanted)
+        return
+    with source.open("rb") as file:
+        yield from _tar_entries(file, wanted)
+
+
+def _tar_entries(file: io.BufferedIOBase | io.BufferedReader, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fileobj=file, mode="r:*") as tar:
+        for member in tar:
+            last = PurePosixPath(member.name).name
+            name = _wanted_name(last, wanted)
+            if name is None or not member.isfile():
+                continue
+            if member.size > LIMIT:
+                raise ValueError(f"source: {member.name} has {member.size} bytes, must have at most {LIMIT}")
+            stream = tar.extractfile(member)
+            if stream is not None:
+                yield name, _unpacked(last, stream.read())
+
+
+def _wanted_name(last: str, wanted: set[str]) -> str | None:
+    """The wanted name for which a file stands, if any."""
+    plain = last.removesuffix(".gz")
+    return last if last in wanted else plain if plain in wanted else None
+
+
+def _unpacked(last: str, content: bytes) -> bytes:
+    """Contents, with gzip undone for names that end in .gz, up to the limit."""
+    if not last.endswith(".gz"):
+        return content
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        plain = file.read(LIMIT + 1)
+    if len(plain) > LIMIT:
+        raise ValueError(f"source: {last} unpacks to more than {LIMIT} bytes")
+    return plain

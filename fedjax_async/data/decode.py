@@ -1,0 +1,51 @@
+"""From raw rows to model inputs: pure functions that run inside the compiled step.
+
+Each is a plain module-level function, so that it is the same object in every call and compiled
+programs are found again. Images come as uint8 ``[B, H, W]`` or ``[B, H, W, C]`` and leave as float32
+``[B, H, W, C]``, scaled to [0, 1] and standardised by the mean and standard deviation of the data set's
+training pixels.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from fedjax_async.types import Array
+
+MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
+FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+DIGITS_MEAN, DIGITS_STD = 0.3058, 0.3764
+
+
+def as_is(x: Array) -> Array:
+    """Inputs that need no decoding."""
+    return x
+
+
+def unit_images(x: Array) -> Array:
+    """uint8 images, a channel axis added to grey ones, scaled to [0, 1] and not standardised."""
+    grey = x[..., None] if x.ndim == 3 else x
+    return grey.astype(jnp.float32) / 255.0
+
+
+def mnist(x: Array) -> Array:
+    """uint8 [B, 28, 28] -> float32 [B, 28, 28, 1]."""
+    return (unit_images(x) - MNIST_MEAN) / MNIST_STD
+
+
+def fashion_mnist(x: Array) -> Array:
+    """uint8 [B, 28, 28] -> float32 [B, 28, 28, 1]."""
+    return (unit_images(x) - FASHION_MNIST_MEAN) / FASHION_MNIST_STD
+
+
+def cifar10(x: Array) -> Array:
+    """uint8 [B, 32, 32, 3] -> float32 [B, 32, 32, 3], standardised channel by channel."""
+    mean = jnp.array(CIFAR10_MEAN, jnp.float32).reshape(1, 1, 1, 3)
+    std = jnp.array(CIFAR10_STD, jnp.float32).reshape(1, 1, 1, 3)
+    return (unit_images(x) - mean) / std
+
+
+def digits(x: Array) -> Array:
+    """uint8 [B, 8, 8] with values 0..16 -> float32 [B, 8, 8, 1]."""
+    return (x[..., None].astype(jnp.float32) / 16.0 - DIGITS_MEAN) / DIGITS_STD

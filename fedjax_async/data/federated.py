@@ -1,0 +1,97 @@
+"""``federate``: a data set and a partitioner give ``FederatedData``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_async.check import require, whole
+from fedjax_async.data.dataset import Dataset, check_dataset
+from fedjax_async.data.ownership import Partitioner, check_partition
+from fedjax_async.data.partition import PARTITIONERS, split_clients
+from fedjax_async.registry import bind
+from fedjax_async.types import FederatedData
+
+
+def federate(
+    dataset: Dataset,
+    partitioner: str | Partitioner = "iid",
+    num_clients: int | None = None,
+    seed: int = 0,
+    test_fraction: float | None = None,
+) -> FederatedData:
+    """Deal the training examples of ``dataset`` to ``num_clients`` clients.
+
+    ``partitioner``: a function or a spec such as ``"dirichlet:alpha=0.1"``. ``num_clients``: may be left
+    out for a data set with natural owners (then one client an owner). ``seed`` makes the NumPy Generator
+    that makes every choice here. With ``test_fraction``, that share of every client's own examples is
+    held out as its test part; the held-out examples of all clients then *are* the test set and the data
+    set's own test set is not used. Without it, the test set is global.
+
+    Returns ``FederatedData``; the pool is not copied unless ``test_fraction`` is given. Raises ``ValueError``
+    for impossible partitions.
+
+    >>> from fedjax_async.data.embedded import fashion_mnist_6k
+    >>> data = federate(fashion_mnist_6k(), "dirichlet:alpha=0.1", num_clients=10, seed=1)
+    >>> len(data.size), int(data.size.sum()), data.x.dtype.name
+    (10, 5000, 'uint8')
+    """
+    check_dataset(dataset)
+    whole("seed", seed, 0)
+    rng = np.random.default_rng(seed)
+    parts = _deal(dataset, partitioner, num_clients, rng)
+    if test_fraction is None:
+        require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
+        return _pool(dataset, parts)
+    train, test = split_clients(parts, test_fraction, rng)
+    held_out, test_offset, test_size = _rows(test)
+    # the pool is split for good, so that a held-out example can neither be trained on nor counted twice
+    kept = np.sort(np.concatenate(train))
+    split = dataset._replace(
+        x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
+    )
+    return _pool(split, [np.searchsorted(kept, part) for part in train])._replace(
+        test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
+    )
+
+
+def _deal(
+    dataset: Dataset, partitioner: str | Partitioner, num_clients: int | None, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """The partition of the training examples, checked."""
+    if num_clients is None:
+        if dataset.groups is None:
+            raise ValueError(f"num_clients = None: must be given, since {dataset.name} has no natural owners")
+        num_clients = len(np.unique(dataset.groups))
+    whole("num_clients", num_clients, 1)
+    partition: Partitioner = (
+        bind("partitioner", PARTITIONERS, partitioner, groups=dataset.groups)()
+        if isinstance(partitioner, str)
+        else partitioner
+    )
+    parts = partition(dataset.y, num_clients, rng)
+    check_partition(parts, len(dataset.x), num_clients)
+    return parts
+
+
+def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
+    """``FederatedData`` in which client i owns ``parts[i]`` and the test set is global."""
+    order, offset, size = _rows(parts)
+    d = dataset
+    return FederatedData(
+        d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=d.decode, num_classes=d.num_classes
+    )
+
+
+def client_rows(data: FederatedData, client: int) -> np.ndarray:
+    """The rows of ``data.x`` that ``client`` owns; int32[size]."""
+    whole("client", client, 0, len(data.size) - 1)
+    return data.order[data.offset[client] : data.offset[client] + data.size[client]]
+
+
+def _rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Index lists as one array with offsets and sizes; int32[M], int32[N], int32[N]."""
+    size = np.array([len(part) for part in parts], np.int32)
+    offset = (np.cumsum(size) - size).astype(np.int32)
+    return np.concatenate(parts).astype(np.int32), offset, size

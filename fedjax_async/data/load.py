@@ -1,0 +1,103 @@
+"""``load``: a spec to a ``Dataset``, and the published data sets' way from disk to memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_async.check import require
+from fedjax_async.data import decode, tfds
+from fedjax_async.data.cache import cache_folder, read_cache, resolve_data_dir, write_cache
+from fedjax_async.data.dataset import Dataset
+from fedjax_async.data.published import Arrays, check_arrays
+from fedjax_async.data.sources import SOURCES
+
+DataDir = str | os.PathLike[str] | None
+
+
+def mnist(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
+    """MNIST: 60,000 + 10,000 grey 28 x 28 images of handwritten digits; fetched once.
+
+    ``data_dir``: where it was fetched to; ``download``: let TFDS download it if it is not there.
+    Source: LeCun, Bottou, Bengio and Haffner (1998).
+    """
+    return load_published("mnist", data_dir, download)
+
+
+def fashion_mnist(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
+    """Fashion-MNIST: 60,000 + 10,000 grey 28 x 28 images of ten kinds of clothing; fetched once.
+
+    Options as for ``mnist``. Source: Xiao, Rasul and Vollgraf (2017).
+    """
+    return load_published("fashion_mnist", data_dir, download)
+
+
+def cifar10(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 colour 32 x 32 images of ten kinds of things; fetched once.
+
+    Options as for ``mnist``. Source: Krizhevsky (2009).
+    """
+    return load_published("cifar10", data_dir, download)
+
+
+def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
+    """A published data set, the same rows in the same order whichever way it comes.
+
+    First the prepared arrays; then a folder prepared by TFDS, here or in TFDS's own directory, whose
+    arrays are put back into the published order, checked against the published hashes and kept as
+    prepared arrays; then, only with ``download``, TFDS's download. Otherwise a ``ValueError`` at once, naming
+    the command that fetches it. Other data never takes its place.
+    """
+    published = SOURCES[name]
+    home = resolve_data_dir(data_dir)
+    folder = cache_folder(name, published.version, home)
+    arrays = read_cache(folder)
+    if arrays is None:
+        prepared = _prepared(name, home, download)
+        arrays = check_arrays(published, tfds.read_published(published, prepared), f"the TFDS copy in {prepared}")
+        _keep(arrays, folder)
+    for field, array, count in zip(("x", "test_x"), (arrays.x, arrays.test_x), published.examples):
+        good = array.shape == (count, *published.image_shape) and array.dtype == np.uint8
+        allowed = f"uint8 {(count, *published.image_shape)}; run: fedjax-async data fetch {name}"
+        require(good, f"{folder}: {field}", f"{array.dtype} {array.shape}", allowed)
+    return Dataset(name, *arrays, decode=published.decode, num_classes=len(published.class_names))
+
+
+def load_tfds(
+    *, name: str = "", train: str = "train", test: str = "test", data_dir: DataDir = None, download: bool = False
+) -> Dataset:
+    """Any image classification data set that TFDS has prepared, by its TFDS name, e.g. tfds:name=kmnist.
+
+    ``name`` may be ``name/config``. It needs features ``image`` (one shape, 8 bits) and ``label``, prepared as
+    array records. ``train``, ``test``: TFDS splits. ``download``: let TFDS download and prepare it first.
+    Rows are in TFDS's order, inputs are scaled to [0, 1] and not standardised.
+    """
+    well_formed = re.fullmatch(r"\w+(/[\w.-]+)?", name) is not None
+    require(well_formed, "name", name, "a TFDS name, as in tfds:name=kmnist")
+    home = resolve_data_dir(data_dir)
+    prepared = _prepared(name, home, download)
+    x, y, test_x, test_y = tfds.read(name, prepared, train, test)
+    classes = int(max(y.max(), test_y.max())) + 1
+    return Dataset(name, x, y, test_x, test_y, decode.unit_images, num_classes=classes)
+
+
+def _prepared(name: str, home: Path, download: bool) -> Path:
+    """The TFDS directory in which ``name`` is prepared, after a download if that is wanted and needed."""
+    found = tfds.find_prepared(name, home)
+    if found is None and download:
+        tfds.download(name, home)
+        found = tfds.find_prepared(name, home)
+    if found is None:
+        advice = f"run: fedjax-async data fetch {name}" if name in SOURCES else "prepare it there or add download=true"
+        raise ValueError(f"dataset = {name!r}: not in {home}; {advice}")
+    return found
+
+
+def _keep(arrays: Arrays, folder: Path) -> None:
+    """Write the cache if the place can be written: reading again from TFDS is slow but not wrong."""
+    with contextlib.suppress(OSError):
+        write_cache(arrays, folder)

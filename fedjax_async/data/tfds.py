@@ -1,0 +1,189 @@
+"""TensorFlow Datasets without TensorFlow: build a published data set under its official name, and read any back.
+
+``tensorflow_datasets`` is an extra and takes a second to import, so it is imported only when used.
+Built folders have the official name, version and features, so that
+``tfds.data_source(name, data_dir=..., download=False)`` reads them without TensorFlow or a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.check import require
+from fedjax_async.data.published import Arrays, Published
+
+INSTALL = "run: pip install 'fedjax-async[data]'"
+
+
+def installed() -> bool:
+    """Whether the ``data`` extra is there; nothing is imported."""
+    needed = ("tensorflow_datasets", "array_record", "importlib_resources", "PIL")
+    return all(importlib.util.find_spec(name) for name in needed)
+
+
+def import_tfds() -> ModuleType:
+    """The module ``tensorflow_datasets``, or a ``ValueError`` saying how to install it."""
+    if not installed():
+        raise ValueError(f"tensorflow_datasets = not installed: needed to read or write TFDS folders; {INSTALL}")
+    return importlib.import_module("tensorflow_datasets")
+
+
+def version_folder(name: str, data_dir: Path) -> Path | None:
+    """The newest folder ``DATA_DIR/NAME/VERSION`` (NAME may be ``name/config``) that holds array records."""
+    versions = [path.parent for path in data_dir.glob(f"{name}/*/dataset_info.json")]
+    usable = [path for path in versions if any(path.glob("*.array_record*"))]
+    numbered = [path for path in usable if all(part.isdigit() for part in path.name.split("."))]
+    return max(numbered, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
+
+
+def find_prepared(name: str, data_dir: Path) -> Path | None:
+    """A TFDS data directory in which ``name`` is prepared: ``data_dir`` itself, or TFDS's own default."""
+    own = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
+    return next((home for home in (data_dir, own) if version_folder(name, home)), None)
+
+
+def hashed_order(split: str, count: int) -> np.ndarray:
+    """int64[count]: the key at each position of a TFDS split whose keys are 0, 1, 2, ...
+
+    TFDS stores examples in the order of md5(split name + key), so that position i holds key order[i].
+    """
+    digests = [hashlib.md5(f"{split}{key}".encode(), usedforsecurity=False).digest() for key in range(count)]
+    return np.array(sorted(range(count), key=digests.__getitem__), np.int64)
+
+
+def build(published: Published, arrays: Arrays, data_dir: Path) -> Path:
+    """Write ``DATA_DIR/NAME/VERSION`` in TFDS's array-record format; returns that folder.
+
+    It is built beside its place and renamed into it, replacing an older one.
+    """
+    tfds = import_tfds()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".tfds-", dir=data_dir))
+    try:
+        builder = _builder_class(tfds, published, arrays)
+        with _quiet():
+            builder(data_dir=temporary, file_format="array_record").download_and_prepare()
+        folder = data_dir / published.name / published.version
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / published.name / published.version).rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def read(name: str, home: Path, train: str = "train", test: str = "test") -> Arrays:
+    """All images and labels of a prepared image classification data set, in TFDS's order.
+
+    Needs features ``image`` and ``label`` and images of one shape, else ``ValueError``.
+    """
+    tfds = import_tfds()
+    try:
+        with _quiet():
+            sources = tfds.data_source(name, split=[train, test], data_dir=home, download=False)
+            (x, y), (test_x, test_y) = (_stack(name, source) for source in sources)
+    except Exception as error:  # a damaged folder shows in whatever TFDS or its reader raises
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"dataset = {name!r}: its TFDS folder in {home} cannot be read ({reason})") from error
+    return Arrays(x, y, test_x, test_y)
+
+
+def read_published(published: Published, home: Path) -> Arrays:
+    """A published data set from a TFDS folder, put back into the published order."""
+    hashed = read(published.name, home)
+    train, test = (np.argsort(hashed_order(s, len(a))) for s, a in (("train", hashed.y), ("test", hashed.test_y)))
+    return Arrays(hashed.x[train], hashed.y[train], hashed.test_x[test], hashed.test_y[test])
+
+
+def download(name: str, data_dir: Path) -> None:
+    """TFDS's own download and preparation into ``data_dir``; needs a network and, for some data sets, TensorFlow."""
+    tfds = import_tfds()
+    try:
+        tfds.builder(name, data_dir=data_dir, file_format="array_record").download_and_prepare()
+    except Exception as error:  # TFDS raises whatever its downloaders and its lazy imports do
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"dataset = {name!r}: the official download failed ({reason})") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep TFDS's progress bars and notices off the terminal; the caller has a progress line of its own."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
+    """uint8[M, H, W] or [M, H, W, C] and int32[M]; a channel axis of one is dropped."""
+    require(len(source) > 0, name, "an empty split", "a split with examples")
+    require({"image", "label"} <= set(source[0]), name, sorted(source[0]), "a data set with image and label")
+    shape = np.shape(source[0]["image"])
+    x = np.empty((len(source), *shape), np.uint8)
+    y = np.empty(len(source), np.int32)
+    for i, example in enumerate(source):
+        require(np.shape(example["image"]) == shape, name, "images of many shapes", "images of one shape")
+        x[i], y[i] = example["image"], example["label"]
+    return (x[..., 0] if shape[-1:] == (1,) else x), y
+
+
+def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Any:
+    """A builder of the official name, version and features that takes its examples from ``arrays``."""
+    cifar_like = published.image_shape[-1] == 3
+    image_shape = published.image_shape if cifar_like else (*published.image_shape, 1)
+    features = {"image": tfds.features.Image(shape=image_shape)}
+    features |= {"label": tfds.features.ClassLabel(names=list(published.class_names))}
+    features |= {"id": tfds.features.Text()} if published.has_id else {}
+
+    def info(self: Any) -> Any:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            features=tfds.features.FeaturesDict(features),
+            supervised_keys=("image", "label"),
+            homepage=published.homepage,
+            disable_shuffling=False,
+        )
+
+    def split_generators(self: Any, dl_manager: Any) -> dict[str, Any]:
+        return {
+            "train": self._generate_examples("train", arrays.x, arrays.y),
+            "test": self._generate_examples("test", arrays.test_x, arrays.test_y),
+        }
+
+    def generate_examples(self: Any, split: str, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+        for i in range(len(y)):
+            ident = {"id": f"{split}_{i:05d}"} if published.has_id else {}
+            yield i, {"image": _png(x[i]), "label": int(y[i]), **ident}
+
+    body = {
+        "name": published.name,
+        "VERSION": tfds.core.Version(published.version),
+        "_info": info,
+        "_split_generators": split_generators,
+        "_generate_examples": generate_examples,
+        "__module__": __name__,
+    }
+    with tfds.core.registered.skip_registration():
+        return type(published.name, (tfds.core.GeneratorBasedBuilder,), body)
+
+
+def _png(image: np.ndarray) -> io.BytesIO:
+    """One image as a PNG file in memory: TFDS stores such bytes as they are, without TensorFlow."""
+    from PIL import Image  # noqa: PLC0415 - an extra
+
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, format="PNG")
+    file.seek(0)
+    return file

@@ -1,0 +1,133 @@
+"""``Conv`` and ``ConvPool``: flax modules whose convolution runs in the fastest lowering for the backend and shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen as nn
+from jax import lax
+
+from fedjax_async import check, registry
+from fedjax_async.models.lowerings import LOWERINGS, pad_spatial
+from fedjax_async.models.pool import POOLS
+from fedjax_async.models.tiles import conv_relu_pool
+from fedjax_async.types import Array
+
+Pair = tuple[int, int]
+he_normal = nn.initializers.he_normal()
+
+
+def default_lowering(kernel_shape: tuple[int, ...], *, groups: int = 1, backend: str | None = None) -> str:
+    """The lowering that measured fastest, by backend and kernel shape (``experiments/benchmarks/conv.py``).
+
+    On a CPU ``tiled``. Elsewhere ``im2col``: plain batched products that any accelerator runs well (not measured yet).
+    Grouped convolutions and 1 x 1 kernels have one sensible lowering each.
+
+    >>> default_lowering((5, 5, 1, 6), backend="cpu")
+    'tiled'
+    """
+    if groups > 1:
+        return "lax"
+    if kernel_shape[:2] == (1, 1):
+        return "im2col"
+    return {"cpu": "tiled"}.get(backend or jax.default_backend(), "im2col")
+
+
+class Conv(nn.Module):
+    """2-D convolution of ``[B, H, W, C_in]``, equal to ``flax.linen.Conv`` in parameters, values and gradients.
+
+    Parameters ``kernel [kh, kw, C_in / groups, C_out]`` and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS``,
+    or ``None`` for ``default_lowering``. ``kernel_size`` and ``strides`` may be one integer for both axes.
+    """
+
+    features: int
+    kernel_size: int | Pair = 3
+    strides: int | Pair = 1
+    padding: Any = "SAME"
+    use_bias: bool = True
+    feature_group_count: int = 1
+    lowering: str | None = None
+    kernel_init: Callable[..., Array] = nn.initializers.lecun_normal()
+    bias_init: Callable[..., Array] = nn.initializers.zeros_init()
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        (kh, kw), strides = _pair(self.kernel_size), _pair(self.strides)
+        groups = self.feature_group_count
+        check.require(x.shape[-1] % groups == 0, "feature_group_count", groups, f"a divisor of {x.shape[-1]}")
+        kernel = self.param("kernel", self.kernel_init, (kh, kw, x.shape[-1] // groups, self.features))
+        x, kernel = _one_dtype(x, kernel)
+        name = self.lowering or default_lowering(kernel.shape, groups=groups)
+        lower = registry.find("lowering", LOWERINGS, name)
+        check.require(groups == 1 or name == "lax", "lowering", name, "lax (or none) where feature_group_count > 1")
+        padding = _explicit(self.padding, x.shape[1:3], (kh, kw), strides)
+        _fits(x.shape[1:3], padding, (kh, kw))
+        extra = (groups,) if groups > 1 else ()
+        out = lower(x, kernel, strides, padding, *extra)
+        if not self.use_bias:
+            return out
+        bias = self.param("bias", self.bias_init, (self.features,))
+        return out + bias.astype(out.dtype).reshape(1, 1, 1, -1)
+
+
+class ConvPool(nn.Module):
+    """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused where that is faster.
+
+    Same parameters as ``Conv``. The fused pass (``tiles.conv_relu_pool``) is what the lowering ``tiled`` means here;
+    any other lowering runs convolution, ReLU and pool one after the other.
+    """
+
+    features: int
+    kernel_size: int | Pair = 5
+    padding: Any = "VALID"
+    pool: str = "max"
+    use_bias: bool = True
+    lowering: str | None = None
+    kernel_init: Callable[..., Array] = he_normal
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        size = _pair(self.kernel_size)
+        pool = registry.find("pool", POOLS, self.pool)
+        kernel = self.param("kernel", self.kernel_init, (*size, x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.features,)) if self.use_bias else None
+        x, kernel = _one_dtype(x, kernel)
+        bias = None if bias is None else bias.astype(x.dtype)
+        name = self.lowering or default_lowering(kernel.shape)
+        lower = registry.find("lowering", LOWERINGS, name)
+        padding = _explicit(self.padding, x.shape[1:3], size, (1, 1))
+        _fits(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
+        if name == "tiled":
+            return conv_relu_pool(pad_spatial(x, padding), kernel, bias, self.pool)
+        out = lower(x, kernel, (1, 1), padding)
+        return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _one_dtype(x: Array, kernel: Array) -> tuple[Array, Array]:
+    """Both in their common dtype, as flax does."""
+    dtype = jax.numpy.promote_types(x.dtype, kernel.dtype)
+    return x.astype(dtype), kernel.astype(dtype)
+
+
+def _explicit(padding: Any, size: tuple[int, ...], kernel: Pair, strides: Pair) -> tuple[Pair, Pair]:
+    """``"SAME"``, ``"VALID"``, an integer or pairs, as ``((top, bottom), (left, right))``."""
+    if isinstance(padding, str):
+        check.one_of("padding", padding, ("SAME", "VALID"))
+        padding = lax.padtype_to_pads(size, kernel, strides, padding)
+    elif isinstance(padding, int):
+        padding = ((padding, padding), (padding, padding))
+    (top, bottom), (left, right) = padding
+    return (int(top), int(bottom)), (int(left), int(right))
+
+
+def _fits(size: tuple[int, ...], padding: tuple[Pair, Pair], needed: Pair) -> None:
+    """Images smaller than the kernel (or than one pooling window of outputs) would give empty results."""
+    have = tuple(n + sum(p) for n, p in zip(size, padding))
+    enough = have[0] >= needed[0] and have[1] >= needed[1]
+    check.require(enough, "input size", tuple(size), f"at least {needed} after padding {padding}")

@@ -1,0 +1,193 @@
+"""Convolution as one matrix product over tiles of outputs, batch index innermost.
+
+Layout: an image batch is ``[C, H, W, B]``, so that every copy below moves runs of at least ``B`` contiguous numbers. A
+*tile* is ``th x tw`` neighbouring outputs; it reads a patch of ``PH x PW`` inputs, ``PH = (th - 1) * stride + kh``. With
+all patches as columns the convolution is
+
+    z [th * tw * C_out, tiles * B] = K [th * tw * C_out, C_in * PH * PW] @ patches [C_in * PH * PW, tiles * B]
+
+where ``K`` holds one shifted, zero-padded copy of the kernel for each output of the tile. A 2 x 2 tile is also one window
+of 2 x 2 pooling: the pool is then an elementwise maximum of the four row blocks of ``z`` (``conv_relu_pool``).
+
+Gradients are written out: autodiff would turn each strided slice into a dilated pad, and would transpose the patches'
+gradient. The price: reverse mode only (reverse over reverse works); for forward mode choose another lowering.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_async.types import Array
+
+Pair = tuple[int, int]
+
+
+def to_batch_minor(x: Array) -> Array:
+    """``[B, H, W, C] -> [C, H, W, B]``; two of these in a row cancel when compiled."""
+    return x.transpose(3, 1, 2, 0)
+
+
+from_batch_minor = to_batch_minor
+
+
+def tile_of(outputs: int) -> int:
+    """Tile side for an axis with so many outputs: 2, or 1 if they are odd in number."""
+    return 1 + (outputs % 2 == 0)
+
+
+def tile_kernel(kernel: Array, tile: Pair, strides: Pair) -> Array:
+    """``[kh, kw, C_in, C_out] -> [th * tw, C_out, C_in, PH, PW]``, one shifted copy for each output of the tile."""
+    k = kernel.transpose(3, 2, 0, 1)
+    (th, tw), (sh, sw) = tile, strides
+
+    def shifted(i: int, j: int) -> Array:
+        return jnp.pad(k, ((0, 0), (0, 0), (i * sh, (th - 1 - i) * sh), (j * sw, (tw - 1 - j) * sw)))
+
+    return jnp.stack([shifted(i, j) for i in range(th) for j in range(tw)])
+
+
+def untile_kernel(big: Array, shape: tuple[int, ...], tile: Pair, strides: Pair) -> Array:
+    """Adjoint of ``tile_kernel``: the copies' gradients, shifted back and added."""
+    kh, kw = shape[:2]
+    (th, tw), (sh, sw) = tile, strides
+    places = [(i, j) for i in range(th) for j in range(tw)]
+    parts = [big[n, :, :, i * sh : i * sh + kh, j * sw : j * sw + kw] for n, (i, j) in enumerate(places)]
+    return sum(parts[1:], parts[0]).transpose(2, 3, 1, 0)
+
+
+def _counts(size: int, kernel: int, tile: int, stride: int) -> tuple[int, int, int]:
+    """Tiles along an axis, patch length, and inputs from one patch to the next."""
+    outputs = (size - kernel) // stride + 1
+    return outputs // tile, (tile - 1) * stride + kernel, tile * stride
+
+
+def unfold(x: Array, shape: tuple[int, ...], tile: Pair, strides: Pair) -> Array:
+    """``[C, H, W, B] -> [C, PH, PW, nh, nw, B]``: the patch of every tile."""
+    nh, ph, step_h = _counts(x.shape[1], shape[0], tile[0], strides[0])
+    nw, pw, step_w = _counts(x.shape[2], shape[1], tile[1], strides[1])
+    rows = jnp.stack([x[:, i : i + step_h * (nh - 1) + 1 : step_h] for i in range(ph)], axis=1)
+    return jnp.stack([rows[:, :, :, j : j + step_w * (nw - 1) + 1 : step_w] for j in range(pw)], axis=2)
+
+
+def _overlap_add(parts: list[Array], axis: int) -> Array:
+    """Sum of ``parts[a]`` moved ``a`` places along ``axis``: ``[..., n, ...] -> [..., n + len(parts) - 1, ...]``.
+
+    Written as a concatenation of the two ragged ends and the middle, because XLA's CPU loops for sums of padded arrays
+    test every element's bounds.
+    """
+    shifts, n = len(parts), parts[0].shape[axis]
+
+    def total(low: int, high: int) -> Array:
+        here = [a for a in range(shifts) if a <= low and high <= a + n]
+        terms = [lax.slice_in_dim(parts[a], low - a, high - a, axis=axis) for a in here]
+        return sum(terms[1:], terms[0])
+
+    length = n + shifts - 1
+    inner = (shifts - 1, n) if n >= shifts else (0, 0)
+    ranges = [(m, m + 1) for m in range(length) if not inner[0] <= m < inner[1]]
+    if inner[1] > inner[0]:
+        ranges.append(inner)
+    return jnp.concatenate([total(*r) for r in sorted(ranges)], axis=axis)
+
+
+def _fit(x: Array, axis: int, size: int) -> Array:
+    """Cut or zero-pad the end of ``axis`` to ``size``."""
+    have = x.shape[axis]
+    if have >= size:
+        return x if have == size else lax.slice_in_dim(x, 0, size, axis=axis)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - have)
+    return jnp.pad(x, widths)
+
+
+def fold(patches: Array, height: int, width: int, step: Pair) -> Array:
+    """Adjoint of ``unfold``: add every patch back into its place, ``[C, PH, PW, nh, nw, B] -> [C, H, W, B]``."""
+    channels, ph, pw, nh, nw, batch = patches.shape
+    step_h, step_w = step
+    over_h, over_w = -(-ph // step_h), -(-pw // step_w)
+    d = _fit(_fit(patches, 1, over_h * step_h), 2, over_w * step_w)
+    d = d.reshape(channels, over_h * step_h, over_w, step_w, nh, nw, batch)
+    d = _overlap_add([d[:, :, a] for a in range(over_w)], axis=4)  # [C, PH, step_w, nh, W / step_w, B]
+    d = d.reshape(channels, over_h, step_h, step_w, nh, nw + over_w - 1, batch)
+    d = _overlap_add([d[:, a] for a in range(over_h)], axis=3)  # [C, step_h, step_w, H / step_h, W / step_w, B]
+    rows, columns = nh + over_h - 1, nw + over_w - 1
+    d = d.transpose(0, 3, 1, 4, 2, 5).reshape(channels, rows * step_h, columns * step_w, batch)
+    return _fit(_fit(d, 1, height), 2, width)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def tiled_product(tile: Pair, strides: Pair, x: Array, kernel: Array) -> Array:
+    """``x [C, H, W, B]`` (padded) convolved with ``kernel``; rows ordered (place in tile, C_out), columns (tile, B).
+
+    Returns:
+        ``[th * tw * C_out, nh * nw * B]``.
+    """
+    return _product_forward(tile, strides, x, kernel)[0]
+
+
+def _product_forward(tile: Pair, strides: Pair, x: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
+    patches = unfold(x, kernel.shape, tile, strides)
+    big = tile_kernel(kernel, tile, strides)
+    flat = patches.reshape(-1, patches.shape[3] * patches.shape[4] * patches.shape[5])
+    z = big.reshape(-1, flat.shape[0]) @ flat
+    return z, (x, kernel, patches, big)
+
+
+def _product_backward(tile: Pair, strides: Pair, saved: tuple[Array, ...], dz: Array) -> tuple[Array, Array]:
+    x, kernel, patches, big = saved
+    rows = patches.shape[0] * patches.shape[1] * patches.shape[2]
+    flat, matrix = patches.reshape(rows, -1), big.reshape(-1, rows)
+    dbig = lax.dot_general(dz, flat, (((1,), (1,)), ((), ())))
+    dkernel = untile_kernel(dbig.reshape(big.shape), kernel.shape, tile, strides)
+    dflat = lax.dot_general(matrix, dz, (((0,), (0,)), ((), ())))
+    step = (tile[0] * strides[0], tile[1] * strides[1])
+    # removed as dead code when nobody differentiates with respect to x (the first layer)
+    return fold(dflat.reshape(patches.shape), x.shape[1], x.shape[2], step), dkernel
+
+
+tiled_product.defvjp(_product_forward, _product_backward)
+
+
+def _largest(z: Array) -> tuple[Array, Array]:
+    """Maximum over the leading axis of 4 and the place of its first occurrence (int8)."""
+    m = jnp.maximum(jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3]))
+    place = jnp.where(z[0] == m, 0, jnp.where(z[1] == m, 1, jnp.where(z[2] == m, 2, 3)))
+    return m, place.astype(jnp.int8)
+
+
+@jax.custom_jvp
+def max_of_four(z: Array) -> Array:
+    """Maximum over the leading axis ``[4, ...]``; the gradient goes to the first of equal entries."""
+    return _largest(z)[0]
+
+
+@max_of_four.defjvp
+def _max_of_four_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    m, place = _largest(primals[0])
+    places = jnp.arange(4, dtype=jnp.int8).reshape(4, *(1,) * place.ndim)
+    chosen = jnp.where(place[None] == places, tangents[0], jnp.zeros((), tangents[0].dtype))
+    return m, chosen.sum(axis=0)
+
+
+def conv_relu_pool(x: Array, kernel: Array, bias: Array | None, pool: str) -> Array:
+    """``pool(relu(conv(x) + bias))`` with stride 1 and 2 x 2 pooling in one pass; ``x [B, H, W, C_in]`` already padded.
+
+    ReLU and adding a bias are monotone, so for ``pool="max"`` both are done after the maximum, on a quarter of the
+    numbers; values are bitwise the same, and so are gradients (a window whose maximum is <= 0 gets none either way).
+    A last odd row or column of outputs is dropped, as pooling without padding does.
+    """
+    kh, kw, _, c_out = kernel.shape
+    x = to_batch_minor(x)
+    oh, ow = (x.shape[1] - kh + 1) // 2 * 2, (x.shape[2] - kw + 1) // 2 * 2
+    x = x[:, : oh + kh - 1, : ow + kw - 1]
+    z = tiled_product((2, 2), (1, 1), x, kernel).reshape(4, c_out, -1)
+    shift = None if bias is None else bias.reshape(1, c_out, 1)
+    if pool == "max":
+        z = max_of_four(z)[None]
+    z = jax.nn.relu(z if shift is None else z + shift)
+    y = z[0] if pool == "max" else ((z[0] + z[1]) + (z[2] + z[3])) * jnp.asarray(0.25, z.dtype)
+    return from_batch_minor(y.reshape(c_out, oh // 2, ow // 2, x.shape[3]))

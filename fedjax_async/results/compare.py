@@ -1,0 +1,67 @@
+"""The same experiment with several methods and seeds: the same world, time budget and client order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedjax_async import check
+from fedjax_async.engine import Settings, execute, prepare
+from fedjax_async.results.progress import bar
+from fedjax_async.results.report import write_run
+from fedjax_async.types import Run
+
+
+def compare(
+    methods: Sequence[str],
+    settings: Settings,
+    *,
+    seeds: int = 1,
+    folder: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+    done: Callable[[str, int, Run], None] | None = None,
+) -> dict[str, list[Run]]:
+    """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
+
+    The delays of a client's n-th job, the partition and the minibatches depend on the seed alone, so
+    the methods see the same world. Every setting is checked and every schedule planned before the
+    first run starts.
+
+    Args:
+      methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
+        ``"fedbuff@buffer:size=5"``; they name the rows.
+      folder: if given, each run is saved at once under ``folder/runs/METHOD/seed_K``.
+      progress: show a bar per run (default: on a terminal).
+      done: called with (method, seed, run) after each run.
+
+    Returns: method -> its runs, one a seed.
+    """
+    check.whole("seeds", seeds)
+    check.require(len(methods) > 0, "methods", list(methods), "at least one method")
+    check.require(len(set(methods)) == len(methods), "methods", list(methods), "different from each other")
+
+    def one(method: str, seed: int) -> Settings:
+        return replace(settings, method=method, seed=seed)
+
+    all_seeds = range(settings.seed, settings.seed + seeds)
+    for method in methods:
+        prepare(one(method, settings.seed))
+    runs: dict[str, list[Run]] = {method: [] for method in methods}
+    for seed in all_seeds:
+        for method in methods:
+            experiment = prepare(one(method, seed))
+            meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
+            try:
+                run = execute(experiment, progress=meter.report)
+            finally:
+                meter.close()
+            runs[method].append(run)
+            if folder is not None:
+                name = re.sub(r"[^\w.-]+", "_", method)
+                write_run(run, Path(folder) / "runs" / name / f"seed_{seed}", plots=False, overwrite=overwrite)
+            if done is not None:
+                done(method, seed, run)
+    return runs

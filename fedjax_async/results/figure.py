@@ -1,0 +1,87 @@
+"""A quiet figure to draw on: colours, axes, units, and files that come out the same twice.
+
+Pictures are :class:`matplotlib.figure.Figure` objects: no pyplot, no global state, no display needed.
+matplotlib comes with the extra ``plot`` and is imported when a picture is made.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedjax_async import check
+from fedjax_async.results import files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008): told apart with any kind of colour vision, ordered by contrast on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # once the colours are used up
+INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
+AMOUNTS = {"update": "client updates applied", "step": "server steps"}
+TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
+
+
+def new(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure of ``width`` x ``height`` inches with one plain pair of axes."""
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError as error:
+        raise ValueError("plots need matplotlib: pip install 'fedjax-async[plot]'") from error
+    figure = Figure(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+        axes.spines[side].set_linewidth(0.8)
+    axes.tick_params(colors=INK, labelsize=9, length=3, width=0.8, color=FAINT)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def look(index: int) -> tuple[str, Any]:
+    """Colour and dash pattern of the ``index``-th line; 28 differ."""
+    return PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
+
+
+def label(axes: Axes, x: str, y: str) -> None:
+    """Name both axes."""
+    axes.set_xlabel(x, fontsize=10, color=INK)
+    axes.set_ylabel(y, fontsize=10, color=INK)
+
+
+def _scale(largest: float, scales: Sequence[tuple[float, float, str]]) -> tuple[float, str]:
+    """The unit, and its size, in which ``largest`` is a handy number."""
+    return next((size, unit) for least, size, unit in scales if largest >= least)
+
+
+def axis(unit: str, largest: float) -> tuple[float, str]:
+    """Divisor and label of an axis of virtual time, updates, steps or bytes."""
+    if unit in AMOUNTS:
+        return 1.0, AMOUNTS[unit]
+    size, name = _scale(largest, TIMES if unit == "time" else SIZES)
+    return size, f"virtual time ({name})" if unit == "time" else f"sent, both directions ({name})"
+
+
+def save_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a PNG, PDF or SVG by the path's ending; the same figure gives the same bytes."""
+    from matplotlib import rc_context  # noqa: PLC0415
+
+    path = Path(path)
+    undated: dict[str, dict[str, Any]] = {
+        ".png": {"Software": None},
+        ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+        ".svg": {"Date": None, "Creator": None},
+    }
+    check.one_of("file ending", path.suffix, undated)
+    stream = io.BytesIO()
+    with rc_context({"svg.hashsalt": "fedjax_async"}):
+        figure.savefig(stream, format=path.suffix[1:], metadata=undated[path.suffix])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, stream.getvalue())
+    return path

@@ -1,0 +1,158 @@
+"""One folder a run: everything a :class:`~fedjax_async.types.Run` holds, in files that other tools read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.clock.trace import load_schedule, save_schedule
+from fedjax_async.results import files
+from fedjax_async.results.provenance import versions
+from fedjax_async.types import Params, Run
+
+FORMAT = "fedjax_async run 1"
+MANIFEST = "manifest.json"
+FILES = (
+    "settings.json",
+    "versions.json",
+    "counters.json",
+    "evaluations.csv",
+    "updates.csv",
+    "per_client.npz",
+    "params.npz",
+)
+SCHEDULE = "schedule.npz"  # the clock has its own format
+BARE = "."  # the name of a parameter tree that is a single array
+
+
+def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
+    """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host.
+
+    Entries of lists and tuples are named by their position. ``ValueError`` for a name with ``/`` or ``:``.
+    """
+    if hasattr(params, "_asdict"):
+        params = params._asdict()
+    elif isinstance(params, (list, tuple)):
+        params = {str(position): item for position, item in enumerate(params)}
+    if not isinstance(params, Mapping):
+        return {prefix or BARE: np.asarray(params)}
+    flat: dict[str, np.ndarray] = {}
+    for name, item in params.items():
+        if not isinstance(name, str) or not name or set(name) & set("/:"):
+            raise ValueError(f"parameter name = {name!r}: must be a string without '/' and ':'")
+        flat |= flatten(item, f"{prefix}/{name}" if prefix else name)
+    return flat
+
+
+def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
+    """The nested dict that ``flatten`` came from (lists and tuples come back as dicts by position)."""
+    if set(flat) == {BARE}:
+        return flat[BARE]
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, name = path.split("/")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[name] = value
+    return tree
+
+
+def _contents(run: Run) -> dict[str, bytes]:
+    contents = (
+        files.json_bytes(run.settings),
+        files.json_bytes(versions()),
+        files.json_bytes(run.counters),
+        files.csv_bytes(run.evaluations),
+        files.csv_bytes(run.updates),
+        files.npz_bytes(run.per_client),
+        files.npz_bytes(flatten(run.params)),
+    )
+    return dict(zip(FILES, contents, strict=True))
+
+
+def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
+    return {name: np.asarray(column).dtype.str for name, column in columns.items()}
+
+
+def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Write ``run`` into ``folder`` (made if missing) and return the folder.
+
+    ``settings.json``, ``versions.json`` and ``counters.json``; ``evaluations.csv`` and ``updates.csv``, floats
+    with every digit; ``per_client.npz``, ``params.npz`` (arrays named by their path, such as ``conv/kernel``)
+    and ``schedule.npz``, all readable by ``numpy.load``; ``manifest.json`` with column types and check sums,
+    written last. The same run gives the same bytes: no file holds a wall-clock time or a host name.
+
+    ``ValueError`` if the folder already holds anything but a run of the same settings and ``overwrite`` is
+    false. Other files in the folder are left alone.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    contents = _contents(run)
+    if not overwrite and folder.exists() and any(folder.iterdir()):
+        settings = folder / "settings.json"
+        if not settings.is_file() or settings.read_bytes() != contents["settings.json"]:
+            raise ValueError(
+                f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    save_schedule(folder / SCHEDULE, run.schedule)
+    contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
+    manifest = {
+        "format": FORMAT,
+        "types": {"evaluations": _types(run.evaluations), "updates": _types(run.updates)},
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+    }
+    files.write(folder / MANIFEST, files.json_bytes(manifest))
+    return folder
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["format"] == FORMAT and set(manifest["sha256"]) == {*FILES, SCHEDULE}:
+            return manifest
+        found = f"its format is {manifest['format']!r}"
+    except FileNotFoundError:
+        found = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+    except (ValueError, KeyError, TypeError, OSError):
+        found = f"its {MANIFEST} is not ours"
+    raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")
+
+
+def _checked(folder: Path, name: str, digest: str) -> bytes:
+    try:
+        content = (folder / name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"folder = {str(folder)!r}: {name} is missing") from error
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"folder = {str(folder)!r}: {name} is truncated or was changed after it was saved")
+    return content
+
+
+def load(folder: str | Path) -> Run:
+    """Read back what ``save`` wrote; arrays are NumPy arrays, equal bit for bit, with their types.
+
+    Settings and counters come back as JSON holds them: tuples as lists, non-finite numbers as None.
+    ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
+    """
+    folder = Path(folder)
+    manifest = _manifest(folder)
+    content = {name: _checked(folder, name, manifest["sha256"][name]) for name in (*FILES, SCHEDULE)}
+    return Run(
+        settings=json.loads(content["settings.json"]),
+        params=unflatten(files.npz_arrays(content["params.npz"])),
+        evaluations=files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"]),
+        updates=files.csv_columns(content["updates.csv"], manifest["types"]["updates"]),
+        per_client=files.npz_arrays(content["per_client.npz"]),
+        counters=json.loads(content["counters.json"]),
+        schedule=load_schedule(folder / SCHEDULE),
+    )

@@ -1,0 +1,163 @@
+"""Tables: rows are dicts, one function writes them as Markdown, CSV or aligned text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.results import files, metrics
+from fedjax_async.types import Run
+
+Row = Mapping[str, Any]
+NOTHING = "-"  # a cell without a value, such as a target that was never reached
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over ``seeds`` runs."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+def spread(values: Sequence[float] | np.ndarray) -> Spread:
+    """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value a seed.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, seeds=3)
+    """
+    array = np.asarray(values, np.float64)
+    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    std = float(np.std(array, ddof=1)) if array.size > 1 else math.nan
+    return Spread(float(np.mean(array)), std, array.size)
+
+
+def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
+    """``mean ± standard deviation`` over seeds; one value stands alone, NaN is ``-``.
+
+    >>> mean_std([75.0, 76.0])
+    '75.50 ± 0.71'
+    >>> mean_std([75.0], decimals=1)
+    '75.0'
+    """
+    return cell(spread(values), decimals)
+
+
+def cell(value: Any, decimals: int = 2) -> str:
+    """One cell's text: floats with ``decimals`` places, whole numbers whole, spreads as mean ± std."""
+    if isinstance(value, Spread):
+        tail = f" ± {value.std:.{decimals}f}" if value.seeds > 1 and not math.isnan(value.mean) else ""
+        return cell(value.mean, decimals) + tail
+    if isinstance(value, (float, np.floating)):
+        return NOTHING if math.isnan(value) else f"{value:.{decimals}f}"
+    return NOTHING if value is None else str(value)
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _grid(rows: Sequence[Row], decimals: Mapping[str, int]) -> tuple[list[list[str]], list[bool]]:
+    """Header and cells, padded to equal widths, and whether each column is of numbers."""
+    columns = _columns(rows)
+    grid = [columns] + [[cell(row.get(name), decimals.get(name, 2)) for name in columns] for row in rows]
+    numbers = [all(not isinstance(row.get(name), str) for row in rows) for name in columns]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    pad = [str.rjust if number else str.ljust for number in numbers]
+    return [[p(text, w) for p, text, w in zip(pad, line, widths, strict=True)] for line in grid], numbers
+
+
+def _markdown(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
+    escaped = [{name: v.replace("|", "\\|") if isinstance(v, str) else v for name, v in row.items()} for row in rows]
+    (header, *body), numbers = _grid(escaped, decimals)
+    rule = ["-" * (len(name) - 1) + ":" if number else "-" * len(name) for name, number in zip(header, numbers)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *body])
+
+
+def _text(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
+    (header, *body), _ = _grid(rows, decimals)
+    return "".join("  ".join(line).rstrip() + "\n" for line in [header, ["-" * len(name) for name in header], *body])
+
+
+def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
+    """All digits; a spread over several seeds takes two columns, ``name`` and ``name std``."""
+    del decimals
+    flat: list[dict[str, Any]] = []
+    for row in rows:
+        flat.append({})
+        for name, value in row.items():
+            flat[-1][name] = value.mean if isinstance(value, Spread) else value
+            if isinstance(value, Spread) and value.seeds > 1:
+                flat[-1][f"{name} std"] = value.std
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _columns(flat), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+STYLES: dict[str, Callable[[Sequence[Row], Mapping[str, int]], str]] = {
+    "markdown": _markdown,
+    "csv": _csv,
+    "text": _text,
+}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".txt": "text"}
+
+
+def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, int] | None = None) -> str:
+    """``rows`` as one string; ``style``: ``markdown``, ``csv`` or ``text``; columns in order of first use.
+
+    ``decimals`` gives the places of a column's floats (2 unless told); CSV always has all digits.
+
+    >>> print(table([{"method": "fedavg", "accuracy": 0.75}, {"method": "fedasync", "accuracy": 0.7}]), end="")
+    method    accuracy
+    --------  --------
+    fedavg        0.75
+    fedasync      0.70
+    """
+    check.one_of("style", style, STYLES)
+    check.require(len(rows) > 0, "rows", rows, "a list of at least one row")
+    return STYLES[style](rows, decimals or {})
+
+
+def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] | None = None) -> Path:
+    """Write ``rows`` in the style of the file's ending: ``.md``, ``.csv`` or ``.txt``; returns the path."""
+    path = Path(path)
+    check.one_of("file ending", path.suffix, SUFFIXES)
+    content = table(rows, SUFFIXES[path.suffix], decimals=decimals).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, content)
+    return path
+
+
+def comparison(runs: Mapping[str, Sequence[Run]], baseline: str | None = None) -> list[dict[str, Any]]:
+    """One row a method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
+
+    ``runs`` maps each method to its runs, one a seed, in the same order of seeds. ``baseline`` is
+    ``fedavg`` if it is among them, else the first. Cells are spreads over the seeds; the target is that of
+    :func:`fedjax_async.results.metrics.relative_time`. Bytes are the whole run's, both directions.
+    """
+    check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
+    baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
+    relative = metrics.relative_time(runs, baseline)
+    return [
+        {
+            "method": name,
+            "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in seeds]),
+            "time to target (s)": spread(relative.time[name]),
+            f"relative to {baseline}": spread(relative.ratio[name]),
+            "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
+            "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
+        }
+        for name, seeds in runs.items()
+    ]
+
+
+COMPARISON_DECIMALS = {"time to target (s)": 0, "updates": 0, "sent (MB)": 1}

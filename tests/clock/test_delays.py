@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async import registry
+from fedjax_async.clock import DELAYS, bind_delays
+
+SPECS = [
+    "constant",
+    "constant:mean=10,heterogeneity=0.5",
+    "normal:mean=60,std=20",
+    "lognormal:sigma=0.5",
+    "half_normal",
+    "uniform",
+    "exponential:mean=3",
+    "gamma:mean=2,std=2",
+    "pareto:shape=1.5",
+    "rpi",
+    "rpi:family=lognormal",
+]
+
+
+def test_the_list_above_covers_the_registry():
+    assert {spec.partition(":")[0] for spec in SPECS} | {"csv"} == set(DELAYS)
+    assert all(registry.summary(factory) for factory in DELAYS.values())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_duration_depends_only_on_seed_client_and_number(spec):
+    few, many = bind_delays(spec, 10, 3), bind_delays(spec, 1000, 3)
+    clients, numbers = np.meshgrid(np.arange(10), np.arange(40), indexing="ij")
+    table = few.durations(clients, numbers)
+    assert table.shape == (10, 40)
+    assert table.dtype == np.float64
+    assert (table > 0).all()
+    shuffle = np.random.default_rng(0).permutation(table.size)
+    np.testing.assert_array_equal(
+        few.durations(clients.ravel()[shuffle], numbers.ravel()[shuffle]), table.ravel()[shuffle]
+    )
+    np.testing.assert_array_equal(many.durations(clients, numbers), table)
+    assert few.durations(7, 33) == table[7, 33]
+    if "constant" not in spec or "heterogeneity" in spec:
+        assert (bind_delays(spec, 10, 4).durations(clients, numbers) != table).any()
+
+
+def test_tiles_do_not_repeat():
+    x = bind_delays("exponential", 200, 0).durations(np.arange(200)[:, None], np.arange(50)[None])
+    assert len(np.unique(x)) == x.size
+
+
+def test_speeds_are_drawn_once_a_client_with_mean_one():
+    x = bind_delays("constant:mean=10,heterogeneity=0.5", 5000, 0).durations(np.arange(5000)[:, None], np.arange(3))
+    np.testing.assert_array_equal(x[:, 0], x[:, 2])
+    assert abs(np.log(x[:, 0]).std() - 0.5) < 0.02
+    assert abs(x.mean() - 10) < 0.4
+    gamma = bind_delays("constant:heterogeneity=0.5,speeds=gamma", 5000, 0).durations(np.arange(5000), 0)
+    assert abs(gamma.std() - np.sqrt(np.expm1(0.25))) < 0.03
+    equal = bind_delays("constant:speeds=exponential", 100, 0).durations(np.arange(100), 0)
+    np.testing.assert_array_equal(equal, 1.0)
+
+
+def test_speed_times_noise():
+    plain = bind_delays("lognormal:sigma=0.3", 50, 1).durations(np.arange(50)[:, None], np.arange(20))
+    mixed = bind_delays("lognormal:sigma=0.3,heterogeneity=1", 50, 1).durations(np.arange(50)[:, None], np.arange(20))
+    ratio = mixed / plain
+    np.testing.assert_allclose(ratio, np.repeat(ratio[:, :1], 20, axis=1))
+    assert ratio[:, 0].std() > 0.3
+
+
+def test_compute_is_proportional_to_steps_and_communication_to_bytes():
+    clients, steps = np.arange(4), np.array([1, 2, 5, 10])
+    spec = "constant:mean=2,reference_steps=10,bandwidth=100,bandwidth_up=50"
+    time = bind_delays(spec, 4, 0).durations(clients, 0, steps, 1000, 500)
+    np.testing.assert_allclose(time, 2 * steps / 10 + 1000 / 100 + 500 / 50)
+    default = bind_delays("constant:mean=2", 4, 0).durations(clients, 0, steps, 1000, 500)
+    np.testing.assert_array_equal(default, 2.0)
+    both = bind_delays("constant:mean=2,bandwidth=100", 4, 0).durations(clients, 0, steps, 1000, 500)
+    np.testing.assert_allclose(both, 2 + 15)
+
+
+def test_rpi_deals_profiles_without_replacement_while_they_last():
+    means = np.array([96.2, 904.1, 360.2, 276.6, 150.2, 161.4, 177.2, 106.3, 385.6])
+    drawn = bind_delays("rpi:profiles=slow,family=constant", 27, 5).durations(np.arange(27), 0).reshape(3, 9)
+    np.testing.assert_allclose(np.sort(drawn, axis=1), np.tile(np.sort(means), (3, 1)))
+    assert (drawn[0] != drawn[1]).any()
+    fast = bind_delays("rpi:profiles=fast,family=constant", 5, 0).durations(np.arange(5), 0)
+    np.testing.assert_allclose(np.sort(fast), [8.9, 10.7, 12.3, 12.7, 15.4])
+    assert len(np.unique(bind_delays("rpi:family=constant", 14, 0).durations(np.arange(14), 0))) == 14
+
+
+def test_rpi_ignores_work_and_size_unless_asked():
+    clients = np.arange(14)
+    rpi = bind_delays("rpi", 14, 0)
+    np.testing.assert_array_equal(rpi.durations(clients, 0, 1, 0, 0), rpi.durations(clients, 0, 99, 10**9, 10**9))
+    total = bind_delays("rpi:family=constant", 14, 0).durations(clients, 0)
+    spec = "rpi:family=constant,reference_steps=10,reference_bytes=1000"
+    compute = bind_delays(spec, 14, 0).durations(clients, 0, 10, 0, 0)
+    communication = bind_delays(spec, 14, 0).durations(clients, 0, 0, 400, 600)
+    np.testing.assert_allclose(compute + communication, total)
+    slowest = total.argmax()
+    np.testing.assert_allclose(compute[slowest], 44.6)
+    np.testing.assert_allclose(communication[total < 20], 0, atol=1e-9)
+
+
+def test_csv_by_client_by_device_and_with_a_compute_part(tmp_path):
+    path = tmp_path / "delays.csv"
+    path.write_text("client, mean, std\n2,30,0\n0,10,0\n\n1,20,0\n")
+    np.testing.assert_array_equal(bind_delays(f"csv:path={path}", 3, 0).durations(np.arange(3), 5), [10, 20, 30])
+    path.write_text("\ufeffdevice,std,mean,compute\nphone,0,10,4\nboard,0,20,50\n", encoding="utf-8")
+    spec = f"csv:path={path},reference_steps=2,reference_bytes=100"
+    time = bind_delays(spec, 2, 0).durations(np.arange(2), 0, 1, 100, 100)
+    # 4 s of 10 are compute (halved), 6 communication (doubled); more compute than total: all compute
+    np.testing.assert_allclose(np.sort(time), [20 / 2, 4 / 2 + 6 * 2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("client,mean,std\n0,1,\n", "line 2, column 'std': empty"),
+        ("client,mean,std\n0,1,0\n1,nan,0\n", "line 3, column 'mean': 'nan' must be a finite number > 0"),
+        ("client,mean,std\n0,0,0\n", "line 2, column 'mean'"),
+        ("client,mean,std\n0,-3,0\n", "line 2, column 'mean'"),
+        ("client,mean,std\n0,1,-1\n", "line 2, column 'std'"),
+        ("client,mean,std\n0,1,inf\n", "line 2, column 'std'"),
+        ("client,mean,std\n0,fast,1\n", "line 2, column 'mean'"),
+        ("client,mean,std\n0,1\n", "line 2, column 'std': empty"),
+        ("client,mean,std\n0,1,1,7\n", "line 2: 4 cells"),
+        ("client,mean,std\n0,1,1\n0,1,1\n", "line 3, column 'client': 0 occurs twice"),
+        ("client,mean,std\n-1,1,1\n", "line 2, column 'client'"),
+        ("client,mean,std\n0,1,1\n2,1,1\n", "no line for client 1 of 2"),
+        ("client,mean\n0,1\n", "column 'std': missing"),
+        ("mean,std\n1,1\n", "one of the columns 'client' and 'device'"),
+        ("client,mean,std,stdd\n0,1,1,1\n", "column 'stdd': unknown"),
+        ("client,mean,std\n", "at least one line"),
+        ("device,mean,std,compute\na,1,1,-2\n", "line 2, column 'compute'"),
+    ],
+)
+def test_a_damaged_csv_is_refused_with_its_place(tmp_path, text, message):
+    path = tmp_path / "delays.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError) as error:
+        bind_delays(f"csv:path={path}", 2, 0)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("constant:mean=0", "mean = 0"),
+        ("constant:mean=-1", "mean = -1"),
+        ("constant:mean=nan", "mean = nan"),
+        ("constant:mean=soon", "mean = 'soon'"),
+        ("normal:std=-1", "std = -1"),
+        ("lognormal:sigma=-0.5", "sigma = -0.5"),
+        ("pareto:shape=1", "shape = 1"),
+        ("constant:heterogeneity=-1", "heterogeneity = -1"),
+        ("constant:bandwidth=0", "bandwidth = 0"),
+        ("constant:reference_steps=0", "reference_steps = 0"),
+        ("constant:speeds=lognorml", "did you mean 'lognormal'"),
+        ("rpi:profiles=medium", "profiles = 'medium'"),
+        ("rpi:family=normall", "did you mean 'normal'"),
+        ("csv:path=nowhere.csv", "nowhere.csv"),
+        ("konstant", "did you mean 'constant'"),
+    ],
+)
+def test_bad_delays_are_one_line_value_errors(spec, field):
+    with pytest.raises(ValueError) as error:
+        bind_delays(spec, 4, 0)
+    assert field in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_reference_bytes_need_a_compute_column(tmp_path):
+    path = tmp_path / "delays.csv"
+    path.write_text("device,mean,std\na,1,1\n")
+    with pytest.raises(ValueError, match="no column 'compute'"):
+        bind_delays(f"csv:path={path},reference_bytes=10", 2, 0)
+
+
+def test_durations_refuse_clients_that_do_not_exist():
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        bind_delays("constant", 4, 0).durations(4, 0)

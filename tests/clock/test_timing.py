@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import registry
+from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
+from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
+
+TIMING_SPECS = [
+    "every",
+    "every:concurrency=3,sampling=same",
+    "every:concurrency=3,sampling=uniform",
+    "every:concurrency=3,sampling=round_robin",
+    "buffer:size=4",
+    "buffer:size=2,concurrency=5",
+    "window:length=0.7",
+    "window:length=1,concurrency=4,sampling=round_robin",
+    "cohort:size=4",
+    "cohort:size=3,over_selection=2",
+    "cohort:size=4,deadline=1",
+    "participation",
+    "participation:probability=0.5,spread=0.8,length=3",
+]
+DELAY_SPECS = ["constant", "constant:heterogeneity=1", "lognormal:sigma=0.5", "exponential", "rpi"]
+N = 7
+
+
+def make(timing, delays="lognormal", updates=60, **options):
+    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates)} | options
+    return plan(timing, delays, **options)
+
+
+def test_the_specs_cover_the_registry():
+    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS)
+    assert all(registry.summary(factory) for factory in TIMINGS.values())
+
+
+@pytest.mark.parametrize("delays", DELAY_SPECS)
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_every_policy_keeps_the_contract(timing, delays):
+    factor = "1" if delays != "rpi" else "200"
+    timing = timing.replace("deadline=1", f"deadline={factor}").replace("length=0.7", f"length={factor}")
+    schedule = make(timing, delays, seed=2)
+    check_invariants(schedule)
+    assert len(schedule.job) == 60
+    again = make(timing, delays, seed=2)
+    for one, other in zip(schedule, again):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+@pytest.mark.parametrize(("short", "long"), [((25, None), (60, None)), ((None, 4), (None, 9))])
+def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
+    one = make(timing, until=Until(updates=short[0], steps=short[1]))
+    two = make(timing, until=Until(updates=long[0], steps=long[1]))
+    arrivals, jobs = len(one.job), len(one.client)
+    assert arrivals < len(two.job)
+    for name in ("job", "time", "step"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
+    for name in ("client", "dispatch_time", "dispatched_after", "version"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:jobs])
+    whole = one.closes.nonzero()[0].max(initial=-1) + 1  # the step that the budget cut may differ in `closes`
+    np.testing.assert_array_equal(one.closes[:whole], two.closes[:whole])
+    assert not one.closes[whole:].any()
+
+
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_budgets(timing):
+    by_steps = make(timing, until=Until(steps=5))
+    assert by_steps.closes.sum() == 5
+    assert by_steps.closes[-1]
+    by_time = make(timing, until=Until(time=6.5))
+    assert by_time.time[-1] <= 6.5
+    further = make(timing, until=Until(time=20))
+    np.testing.assert_array_equal(further.time[further.time <= 6.5], by_time.time)
+    both = make(timing, until=Until(time=20, updates=11, steps=10**9))
+    assert len(both.job) == 11
+    assert len(both.client) >= len(both.job)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    clients=st.integers(1, 6),
+    size=st.integers(1, 6),
+    delays=st.sampled_from(["constant", "exponential", "lognormal:heterogeneity=1"]),
+)
+@settings(deadline=None, max_examples=25)
+def test_asynchrony_equals_the_textbook_scan(seed, clients, size, delays):
+    size = min(size, clients)
+    schedule = make(f"buffer:size={size}", delays, updates=30, num_clients=clients, seed=seed)
+    rows = buffered_asynchrony(bind_delays(delays, clients, seed), clients, size, 30)
+    client, time, version, step = (np.array(column) for column in zip(*rows))
+    np.testing.assert_array_equal(schedule.client[schedule.job], client)
+    np.testing.assert_allclose(schedule.time, time, rtol=1e-12)
+    np.testing.assert_array_equal(schedule.version[schedule.job], version)
+    np.testing.assert_array_equal(schedule.step, step)
+    np.testing.assert_array_equal(schedule.closes.nonzero()[0], np.arange(size - 1, 30, size))
+
+
+def test_durations_are_those_of_the_delay_model_whatever_the_policy():
+    steps = np.arange(1, N + 1)
+    spec = "lognormal:reference_steps=3,bandwidth=10"
+    model = bind_delays(spec, N, 4)
+    for timing in TIMING_SPECS:
+        if timing.startswith("participation"):
+            continue
+        s = make(timing, spec, local_steps=steps, seed=4, bytes_down=2, bytes_up=3)
+        kept = np.isfinite(s.upload_time)
+        expected = model.durations(s.client, s.number, steps[s.client], 2, 3)
+        np.testing.assert_allclose((s.upload_time - s.dispatch_time)[kept], expected[kept], rtol=1e-9)
+        np.testing.assert_array_equal(s.local_steps, steps[s.client])
+
+
+# --- ties, staleness and the other mistakes that simulators have made ---------------------------
+
+
+def test_equal_delays_run_in_client_order_round_after_round():
+    s = make("every", "constant:mean=10", updates=4 * N)
+    np.testing.assert_array_equal(s.client[s.job], np.tile(np.arange(N), 4))
+    np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0, 40.0], N))
+    np.testing.assert_array_equal(s.staleness[:N], np.arange(N))
+    np.testing.assert_array_equal(s.staleness[N:], N - 1)
+    # each client leaves right after its own arrival, before the others of that moment are applied
+    np.testing.assert_array_equal(s.dispatched_after[N:], np.arange(1, 3 * N + N))
+
+
+def test_ties_at_a_timer_uploads_come_before_the_end_of_the_window():
+    s = make("window:length=10", "constant:mean=10", updates=3 * N)
+    np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0], N))
+    assert (s.staleness == 0).all()
+    np.testing.assert_array_equal(s.closes, np.tile(np.arange(N) == N - 1, 3))
+
+
+def test_staleness_counts_from_the_download_not_from_the_last_upload():
+    # client 0 returns at 1, waits until 4 in the window, client 1 returns at 5.5
+    s = make("window:length=2", table_of([1, 1], [5.5, 1]), num_clients=2, until=Until(time=8))
+    np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(s.time, [2, 4, 6, 6, 8, 8])
+    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 2, 0, 0])
+
+
+def test_staleness_is_read_before_the_version_moves():
+    s = make("every", "constant", num_clients=1, updates=5)
+    np.testing.assert_array_equal(s.staleness, 0)
+    np.testing.assert_array_equal(s.version[s.job], np.arange(5))
+
+
+def test_two_clients_one_three_times_as_slow():
+    s = make("every", table_of([10], [30]), num_clients=2, until=Until(time=60))
+    # at 30 and 60 client 0 goes first: same time, lower number
+    np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 3, 1, 0, 0, 3])
+
+
+def test_a_buffer_counts_arrivals_and_clients_leave_with_the_current_model():
+    s = make("buffer:size=3", table_of([1], [1.5], [10]), num_clients=3, until=Until(updates=7))
+    np.testing.assert_array_equal(s.client[s.job], [0, 1, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(s.closes, [0, 0, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(s.step, [0, 0, 0, 1, 1, 1, 2])
+    # client 1's second job left at 1.5, in the middle of step 0; client 0's third one right after it closed
+    np.testing.assert_array_equal(s.version[s.job], [0, 0, 0, 1, 0, 1, 1])
+
+
+def test_an_unfinished_last_buffer_is_listed_once_and_closes_nothing():
+    s = make("buffer:size=4", updates=10)
+    assert s.closes.sum() == 2
+    assert len(s.job) == 10
+    np.testing.assert_array_equal(s.step[8:], 2)
+
+
+def test_the_clock_must_advance():
+    delays = table_of([1e9, 1e-9])
+    with pytest.raises(ValueError, match="too short to advance the clock"):
+        make("every", delays, num_clients=1)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_a_missing_or_impossible_duration_is_never_taken_as_zero(bad):
+    with pytest.raises(ValueError, match="duration"):
+        make("every", table_of([1.0, bad]), num_clients=1)
+
+
+# --- who trains next ----------------------------------------------------------------------------
+
+
+def in_flight_before_each_arrival(s):
+    applied = np.full(len(s.client), len(s.job))
+    applied[s.job] = np.arange(len(s.job))
+    return [int(((s.dispatched_after <= e) & (applied >= e)).sum()) for e in range(len(s.job))]
+
+
+@pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
+def test_concurrency_is_kept(sampling):
+    s = make(f"every:concurrency=3,sampling={sampling}", num_clients=10)
+    assert set(in_flight_before_each_arrival(s)) == {3}
+
+
+def test_same_trains_only_the_first_clients():
+    same = make("every:concurrency=3,sampling=same", num_clients=10)
+    assert set(same.client) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("delays", ["constant", "exponential"])
+def test_round_robin_sends_the_client_that_was_idle_longest(delays):
+    s = make("every:concurrency=3,sampling=round_robin", delays, num_clients=10)
+    idle_since = {client: client - 10 for client in range(3, 10)}
+    for e, job in enumerate(s.job[:-1]):
+        idle_since[int(s.client[job])] = e
+        chosen = min(idle_since, key=lambda client: idle_since[client])
+        assert s.client[3 + e] == chosen
+        del idle_since[chosen]
+
+
+def test_uniform_sampling_is_uniform_and_of_the_seed():
+    s = make("every:concurrency=2", "constant", num_clients=10, updates=20_000)
+    dispatched, _ = client_counts(s)
+    assert abs(dispatched / 2000 - 1).max() < 0.12
+    again = s.client[s.job[:-1]] == s.client[2:]  # nine are idle, the returning client among them
+    assert abs(again.mean() - 1 / 9) < 0.01
+    other = make("every:concurrency=2", "constant", num_clients=10, updates=20_000, seed=1)
+    assert (s.client != other.client).any()
+
+
+def test_full_concurrency_is_no_sampling_at_all():
+    one, two = make("every"), make(f"every:concurrency={N},sampling=round_robin")
+    for a, b in zip(one, two):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+def test_empty_windows_are_no_steps_and_cost_no_time():
+    s = make("window:length=0.001", table_of([1e6]), num_clients=1, until=Until(updates=3))
+    np.testing.assert_array_equal(s.step, [0, 1, 2])
+    np.testing.assert_allclose(s.time, [1e6, 2e6, 3e6])
+
+
+def test_window_ends_are_multiples_and_the_budget_is_inclusive():
+    s = make("window:length=0.1", table_of([0.05]), num_clients=1, until=Until(time=0.3))
+    np.testing.assert_array_equal(s.time, [0.1, 0.2, 3 * 0.1])
+
+
+def test_a_window_longer_than_every_delay_is_synchronous():
+    s = make("window:length=1000", "exponential", updates=5 * N)
+    assert (s.staleness == 0).all()
+    assert s.closes.sum() == 5
+    first = s.upload_time[s.job[:N]]
+    assert (np.diff(first) > 0).all()  # applied in order of arrival
+
+
+# --- cohorts ------------------------------------------------------------------------------------
+
+
+def test_a_round_lasts_as_long_as_its_slowest():
+    s = make("cohort:size=3", until=Until(steps=20))
+    for job, e in zip(s.job.reshape(20, 3), range(0, 60, 3)):
+        start = s.dispatch_time[job]
+        assert (start == start[0]).all()
+        assert s.time[e : e + 3].tolist() == [s.upload_time[job].max()] * 3
+        assert len(set(s.client[job])) == 3
+    assert (s.staleness == 0).all()
+    np.testing.assert_array_equal(s.dispatch_time[s.job[3:]], s.time[:-3])
+
+
+def test_over_selection_drops_the_slowest():
+    delays = "lognormal:sigma=1"
+    s = make("cohort:size=3,over_selection=2", delays, until=Until(steps=10), seed=1)
+    model = bind_delays(delays, N, 1)
+    for k in range(10):
+        jobs = np.arange(5 * k, 5 * k + 5)
+        finish = s.dispatch_time[jobs] + model.durations(s.client[jobs], s.number[jobs])
+        fastest = jobs[np.argsort(finish)[:3]]
+        np.testing.assert_array_equal(s.job[3 * k : 3 * k + 3], fastest)
+        np.testing.assert_array_equal(np.isinf(s.upload_time[jobs]), ~np.isin(jobs, fastest))
+
+
+def test_a_deadline_drops_the_late_and_an_empty_round_is_no_step():
+    s = make("cohort:size=2,deadline=5", table_of([9, 1], [3, 7], [9, 9]), num_clients=3, until=Until(updates=12))
+    assert (s.time - s.dispatch_time[s.job] <= 5).all()
+    full = make("cohort:size=2,deadline=5", table_of([9, 1], [7, 2]), num_clients=2, until=Until(updates=4))
+    # round 1: both late, round 2: 1 and 2 seconds
+    np.testing.assert_array_equal(full.dispatch_time, [0, 0, 5, 5, 7, 7])
+    np.testing.assert_array_equal(full.time, [7, 7, 9, 9])
+    np.testing.assert_array_equal(full.step, [0, 0, 1, 1])
+    np.testing.assert_array_equal(full.version, [0, 0, 0, 0, 1, 1])
+
+
+def test_cohorts_are_drawn_uniformly_and_do_not_depend_on_the_delays():
+    one = make("cohort:size=3", "constant", until=Until(steps=4000), num_clients=10)
+    two = make("cohort:size=3", "rpi", until=Until(steps=4000), num_clients=10)
+    np.testing.assert_array_equal(one.client, two.client)
+    dispatched, applied = client_counts(one)
+    np.testing.assert_array_equal(dispatched, applied)
+    assert abs(dispatched / 1200 - 1).max() < 0.12
+
+
+# --- participation sets -------------------------------------------------------------------------
+
+
+def test_an_upload_after_tau_rounds_holds_tau_times_the_steps():
+    steps = np.arange(1, N + 1)
+    s = make("participation:probability=0.4,length=0.1", "rpi", local_steps=steps, updates=200)
+    rounds = np.rint((s.time - s.dispatch_time[s.job]) / 0.1)
+    assert rounds.min() == 1
+    assert rounds.max() > 3
+    np.testing.assert_array_equal(s.local_steps[s.job], rounds * steps[s.client[s.job]])
+    np.testing.assert_allclose(s.upload_time[s.job], s.time)
+    assert (s.staleness <= rounds - 1).all()  # fewer where a round had no participants
+
+
+def test_participants_follow_their_probabilities():
+    s = make("participation:probability=0.3", until=Until(time=5000), num_clients=20)
+    _, applied = client_counts(s)
+    assert abs(applied / 5000 - 0.3).max() < 0.03
+    per_round = np.bincount(s.time.astype(int), minlength=5001)[1:]
+    assert abs(per_round.var() - 20 * 0.3 * 0.7) < 0.5  # independent draws: binomial
+    uneven = make("participation:probability=0.3,spread=1", until=Until(time=5000), num_clients=200)
+    shares = client_counts(uneven)[1] / 5000
+    assert shares.min() < 0.02
+    assert shares.max() > 0.58
+    assert abs(shares.mean() - 0.3) < 0.04
+
+
+def test_everyone_always_is_synchronous():
+    s = make("participation:probability=1", updates=5 * N)
+    assert (s.staleness == 0).all()
+    assert s.closes.sum() == 5
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timing", "options", "message"),
+    [
+        ("buffer:size=8", {}, "size = 8: must be at most the 7 clients in flight"),
+        ("buffer:size=4,concurrency=3", {}, "size = 4: must be at most the 3 clients in flight"),
+        ("buffer:size=0", {}, "size = 0"),
+        ("buffer:size=2.5", {}, "size = 2.5"),
+        ("every:concurrency=8", {}, "concurrency = 8"),
+        ("every:concurrency=0", {}, "concurrency = 0"),
+        ("every:sampling=random", {}, "sampling = 'random': unknown"),
+        ("window:length=0", {}, "length = 0"),
+        ("window:length=-3", {}, "length = -3"),
+        ("window:length=long", {}, "length = 'long'"),
+        ("cohort:size=0", {}, "size = 0"),
+        ("cohort:size=8", {}, "size + over_selection = 8: must be at most 7"),
+        ("cohort:size=6,over_selection=2", {}, "size + over_selection = 8"),
+        ("cohort:size=2,over_selection=-1", {}, "over_selection = -1"),
+        ("cohort:size=2,deadline=0", {}, "deadline = 0"),
+        ("cohort:size=2,deadline=1e-3", {"delays": "constant"}, "deadline = 0.001"),
+        ("participation:probability=0", {}, "probability = 0"),
+        ("participation:probability=1.5", {}, "probability = 1.5"),
+        ("participation:probability=0.8,spread=0.5", {}, "probability * (1 + spread)"),
+        ("participation:length=0", {}, "length = 0"),
+        ("evry", {}, "did you mean 'every'"),
+        ("every:sizes=3", {}, "no option 'sizes'"),
+        ("every", {"until": Until()}, "until"),
+        ("every", {"until": Until(time=0)}, "until.time = 0"),
+        ("every", {"until": Until(updates=0)}, "until.updates = 0"),
+        ("every", {"until": Until(steps=1.5)}, "until.steps = 1.5"),
+        ("every", {"until": Until(time=1e-9)}, "nothing arrives in time"),
+        ("every", {"num_clients": 0}, "num_clients = 0"),
+        ("every", {"seed": -1}, "seed = -1"),
+        ("every", {"local_steps": 0}, "local_steps = 0"),
+        ("every", {"local_steps": np.ones(3, int)}, "local_steps"),
+        ("every", {"bytes_up": -1}, "bytes_up = -1"),
+    ],
+)
+def test_bad_settings_are_one_line_value_errors(timing, options, message):
+    with pytest.raises(ValueError) as error:
+        make(timing, **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_planning_is_fast_and_its_cost_does_not_grow_with_the_population():
+    def seconds(num_clients):
+        start = perf_counter()
+        make("every:concurrency=100", num_clients=num_clients, updates=20_000)
+        return perf_counter() - start
+
+    seconds(100)
+    # 20,000 events: 0.05 s on one core; the bound is loose because a busy machine must not fail it
+    assert seconds(1000) < 2
+    assert seconds(100_000) < 4

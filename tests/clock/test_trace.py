@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async.clock import Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
+
+WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
+
+
+def some(updates=57, seed=0):
+    timing = "cohort:size=3,over_selection=2"
+    return plan(timing, "lognormal", num_clients=9, local_steps=4, until=Until(updates=updates), seed=seed)
+
+
+def columns_of(path):
+    with np.load(path, allow_pickle=False) as archive:
+        return dict(archive)
+
+
+def same(one, other):
+    for a, b in zip(one, other):
+        np.testing.assert_array_equal(a, b)
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+
+
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_a_trace_comes_back_exactly(tmp_path, save, load, name):
+    for schedule in (some(), plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30))):
+        save(tmp_path / name, schedule)
+        back = load(tmp_path / name)
+        same(schedule, back)
+        np.testing.assert_array_equal(schedule.staleness, back.staleness)
+    assert isinstance(back.num_clients, int)
+
+
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_equal_schedules_are_equal_files_and_nothing_else_is_left(tmp_path, save, load, name):
+    save(tmp_path / name, some())
+    first = (tmp_path / name).read_bytes()
+    save(tmp_path / name, some())
+    assert (tmp_path / name).read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_a_truncated_file_is_a_clear_error(tmp_path, save, load, name):
+    path = tmp_path / name
+    save(path, some())
+    whole = path.read_bytes()
+    for share in (0.0, 0.1, 0.5, 0.9):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(ValueError) as error:
+            load(path)
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, save, load, name):
+    path = tmp_path / name
+    save(path, some())
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fedjax_async.clock.trace.os.replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(path, some(seed=1))
+    same(load(path), some())
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "trace.npz"
+    np.savez(path, weights=np.ones(3))
+    with pytest.raises(ValueError, match="not a file of the format"):
+        load_schedule(path)
+    np.save(tmp_path / "array.npy", np.ones(3))
+    with pytest.raises(ValueError, match="not a schedule"):
+        load_schedule(tmp_path / "array.npy")
+    (tmp_path / "text.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="not a schedule"):
+        load_schedule_csv(tmp_path / "text.csv")
+    for load in (load_schedule, load_schedule_csv):
+        with pytest.raises(ValueError, match="no such file"):
+            load(tmp_path / "nowhere")
+
+
+def test_pickles_are_never_loaded(tmp_path):
+    path = tmp_path / "trace.npz"
+    save_schedule(path, some())
+    columns = columns_of(path)
+    np.savez(path, **(columns | {"time": np.array([print], object)}))
+    with pytest.raises(ValueError, match="not a schedule"):
+        load_schedule(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": np.array(2)}, "format version 2"),
+        ({"job": np.zeros(57, np.int64)}, "contradict"),
+        ({"client": np.full(95, 9, np.int32)}, "contradict"),
+        ({"step": np.zeros(57, np.int64)}, "contradict"),
+        ({"time": np.zeros(3)}, "column 'time'"),
+        ({"closes": np.zeros(57)}, "column 'closes'"),
+    ],
+)
+def test_damaged_columns_are_found(tmp_path, change, message):
+    path = tmp_path / "trace.npz"
+    save_schedule(path, some())
+    np.savez(path, **(columns_of(path) | change))
+    with pytest.raises(ValueError, match=message):
+        load_schedule(path)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock import Until, longest_chain, plan, wave_statistics, waves
+from tests.clock.textbook import traces
+
+
+def fewest_stabbing_points(intervals):
+    """Try all sets of positions, smallest sets first."""
+    for size in range(1, len(intervals) + 1):
+        for points in itertools.combinations(range(len(intervals)), size):
+            if all(any(low <= p <= high for p in points) for low, high in intervals):
+                return size
+    return 0
+
+
+def longest_chain_by_recursion(intervals):
+    def from_after(position):
+        return max((1 + from_after(high) for low, high in intervals if low > position), default=0)
+
+    return from_after(-1)
+
+
+@given(traces())
+@settings(deadline=None, max_examples=150)
+def test_waves_are_as_few_as_any_batching_can_be(schedule):
+    intervals = [(int(schedule.dispatched_after[j]), e) for e, j in enumerate(schedule.job)]
+    bounds = waves(schedule)
+    assert bounds[0] == 0
+    assert bounds[-1] == len(schedule.job)
+    assert (np.diff(bounds) > 0).all()
+    assert len(bounds) - 1 == fewest_stabbing_points(intervals)
+    assert len(bounds) - 1 == longest_chain(schedule) == longest_chain_by_recursion(intervals)
+
+
+@given(traces(30), st.integers(1, 6))
+@settings(deadline=None, max_examples=100)
+def test_jobs_are_dispatched_before_the_wave_that_trains_them(schedule, cap):
+    for max_width in (None, cap, 10**6):
+        bounds = waves(schedule, max_width)
+        for begin, end in itertools.pairwise(bounds):
+            assert (schedule.dispatched_after[schedule.job[begin:end]] <= begin).all()
+            assert end - begin <= (max_width or len(schedule.job))
+    np.testing.assert_array_equal(waves(schedule, 1), np.arange(len(schedule.job) + 1))
+    np.testing.assert_array_equal(waves(schedule, 10**6), waves(schedule))
+
+
+@pytest.mark.parametrize("timing", ["every", "buffer:size=5", "window:length=1", "cohort:size=8", "participation"])
+@pytest.mark.parametrize("delays", ["constant", "lognormal:heterogeneity=1", "exponential"])
+def test_waves_of_real_schedules_meet_the_lower_bound(timing, delays):
+    s = plan(timing, delays, num_clients=20, local_steps=1, until=Until(updates=400))
+    statistics = wave_statistics(s)
+    assert statistics.waves == statistics.longest_chain
+    assert statistics.mean_width == 400 / statistics.waves
+    assert statistics.max_width <= 20
+
+
+def test_equal_delays_fill_every_wave():
+    s = plan("every", "constant", num_clients=20, local_steps=1, until=Until(updates=400))
+    statistics = wave_statistics(s)
+    assert statistics.mean_width == statistics.mean_in_flight == 20
+    assert statistics.share == 1
+    assert wave_statistics(s, waves(s, 7)).max_width == 7
+
+
+def test_one_wave_a_cohort_though_the_slowest_are_dropped():
+    s = plan("cohort:size=6,over_selection=3", "exponential", num_clients=20, local_steps=1, until=Until(steps=30))
+    np.testing.assert_array_equal(waves(s), np.arange(0, 181, 6))
+    assert wave_statistics(s).longest_chain == 30
+
+
+def test_a_cap_of_zero_is_refused():
+    s = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=4))
+    with pytest.raises(ValueError, match="max_width = 0"):
+        waves(s, 0)

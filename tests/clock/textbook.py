@@ -1,0 +1,99 @@
+"""Slow and obvious versions of what the clock does fast; nothing here shares code with it but the delays."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fedjax_async.clock import Delays
+from fedjax_async.types import Schedule
+
+
+def table_of(*rows):
+    """Delays written out: row i holds the durations of client i's jobs."""
+    table = np.array(rows, np.float64)
+
+    def durations(clients, numbers, local_steps=1, bytes_down=0, bytes_up=0):
+        return table[clients, np.minimum(numbers, table.shape[1] - 1)]
+
+    return lambda num_clients, seed: Delays(num_clients, durations)
+
+
+def buffered_asynchrony(delays, num_clients, size, updates):
+    """Every client always in flight: scan all clients for the next upload. Rows (client, time, version, step)."""
+    jobs, version = [0] * num_clients, 0
+    sent = [(0.0, 0)] * num_clients  # time and version of the model each client works on
+    rows = []
+    while len(rows) < updates:
+        finish = [sent[i][0] + float(delays.durations(i, jobs[i])) for i in range(num_clients)]
+        client = min(range(num_clients), key=lambda i: (finish[i], i))
+        now = finish[client]
+        rows.append((client, now, sent[client][1], version))
+        if len(rows) % size == 0:
+            version += 1
+        jobs[client] += 1
+        sent[client] = (now, version)
+    return rows
+
+
+def check_invariants(schedule: Schedule) -> None:
+    """What holds for every schedule of every policy."""
+    jobs, arrivals = len(schedule.client), len(schedule.job)
+    assert {schedule.client.dtype, schedule.number.dtype, schedule.local_steps.dtype} == {np.dtype(np.int32)}
+    assert {schedule.dispatch_time.dtype, schedule.upload_time.dtype, schedule.time.dtype} == {np.dtype(np.float64)}
+    assert schedule.closes.dtype == np.bool_
+    for column in (schedule.dispatched_after, schedule.version, schedule.job, schedule.step):
+        assert column.dtype == np.int64
+    assert len(set(map(len, (schedule.job, schedule.time, schedule.closes, schedule.step)))) == 1
+    assert len(np.unique(schedule.job)) == arrivals
+    assert (np.diff(schedule.time) >= 0).all()
+    assert (np.diff(schedule.dispatch_time) >= 0).all()
+    assert (np.diff(schedule.dispatched_after) >= 0).all()
+    assert (schedule.upload_time > schedule.dispatch_time).all()
+    assert (schedule.upload_time[schedule.job] <= schedule.time).all()
+    assert (schedule.dispatched_after[schedule.job] <= np.arange(arrivals)).all()
+    closed = [0]
+    for closes in schedule.closes.tolist():
+        closed.append(closed[-1] + closes)
+    assert schedule.step.tolist() == closed[:-1]
+    assert schedule.version.tolist() == [closed[p] for p in schedule.dispatched_after.tolist()]
+    assert (schedule.staleness >= 0).all()
+    applied_at = np.full(jobs, np.inf)
+    applied_at[schedule.job] = schedule.time
+    for client in range(schedule.num_clients):
+        own = np.flatnonzero(schedule.client == client)
+        assert schedule.number[own].tolist() == list(range(len(own)))
+        # never twice in flight: sent again only once the last job was applied, or called off
+        for job, following in itertools.pairwise(own):
+            called_off = np.isinf(schedule.upload_time[job])
+            assert called_off or applied_at[job] <= schedule.dispatch_time[following]
+
+
+@st.composite
+def traces(draw, max_arrivals: int = 9) -> Schedule:
+    """Any schedule that is consistent at all, closing or not, with jobs that never arrive."""
+    arrivals = draw(st.integers(1, max_arrivals))
+    sent = [draw(st.integers(0, e)) for e in range(arrivals)]
+    lost = draw(st.lists(st.integers(0, arrivals), max_size=3))
+    closes = np.array(draw(st.lists(st.booleans(), min_size=arrivals, max_size=arrivals)))
+    rows = sorted([(position, 0, e) for e, position in enumerate(sent)] + [(p, 1, -1) for p in lost])
+    dispatched_after = np.array([position for position, _, _ in rows], np.int64)
+    place = [e for _, _, e in rows]
+    closed = np.concatenate([[0], np.cumsum(closes, dtype=np.int64)])
+    jobs = np.arange(len(rows), dtype=np.int32)
+    return Schedule(
+        num_clients=len(rows),
+        client=jobs,
+        number=np.zeros_like(jobs),
+        local_steps=np.ones_like(jobs),
+        dispatch_time=dispatched_after.astype(np.float64),
+        upload_time=np.array([e + 1.0 if e >= 0 else np.inf for e in place]),
+        dispatched_after=dispatched_after,
+        version=closed[dispatched_after],
+        job=np.array([place.index(e) for e in range(arrivals)], np.int64),
+        time=np.arange(1.0, arrivals + 1),
+        closes=closes,
+        step=closed[:-1],
+    )

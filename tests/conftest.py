@@ -1,0 +1,38 @@
+"""Strict mode for every test: no silent broadcasting, no silent promotion, no warnings.
+
+``filterwarnings`` in pyproject.toml turns warnings into errors. A float64 test puts its body
+into ``with jax.enable_x64(True):``.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled programs in pytest's own cache: most of the suite's time is XLA's.
+
+    Shared by xdist workers and, through the environment, by the commands that tests start.
+    ``pytest --cache-clear`` empties it.
+    """
+    if not hasattr(config, "cache"):  # pytest -p no:cacheprovider
+        return
+    options = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("xla")),
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+        "jax_persistent_cache_enable_xla_caches": "none",
+    }
+    for name, value in options.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)

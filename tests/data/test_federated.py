@@ -1,0 +1,107 @@
+"""``federate``: the client index table points at the right rows of the pool."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async.data import Dataset, client_rows, fashion_mnist_6k, federate, synthetic
+from fedjax_async.data.decode import as_is
+
+
+def numbered(examples=60, classes=3, **fields):
+    """Every example's input is its own number, so that rows can be followed around."""
+    x = np.arange(examples, dtype=np.uint8)[:, None]
+    y = (np.arange(examples) % classes).astype(np.int32)
+    defaults = {"test_x": x[:6] + 100, "test_y": y[:6], "num_classes": classes}
+    return Dataset("numbered", x, y, decode=as_is, **(defaults | fields))
+
+
+def test_the_table_covers_the_pool_and_matches_the_partition():
+    data = federate(numbered(), "dirichlet:alpha=0.5", num_clients=4, seed=3)
+    assert data.x.dtype == np.uint8
+    assert (data.order.dtype, data.offset.dtype, data.size.dtype) == (np.int32,) * 3
+    np.testing.assert_array_equal(data.offset, np.concatenate([[0], np.cumsum(data.size)[:-1]]))
+    rows = np.concatenate([client_rows(data, i) for i in range(4)])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(60))
+    assert data.test_order is None
+
+
+def test_the_pool_is_not_copied():
+    dataset = numbered()
+    data = federate(dataset, "iid", num_clients=4)
+    assert np.shares_memory(data.x, dataset.x)
+    assert np.shares_memory(data.test_x, dataset.test_x)
+
+
+def test_held_out_examples_stay_with_their_client_and_out_of_training():
+    dataset = numbered()
+    whole = federate(dataset, "quantity", num_clients=5, seed=1)
+    data = federate(dataset, "quantity", num_clients=5, seed=1, test_fraction=0.2)
+    assert set(data.x[:, 0]).isdisjoint(data.test_x[:, 0])
+    for i in range(5):
+        test = data.test_order[data.test_offset[i] :][: data.test_size[i]]
+        mine, held_out = data.x[client_rows(data, i), 0], data.test_x[test, 0]
+        assert sorted([*mine, *held_out]) == sorted(whole.x[client_rows(whole, i), 0])
+        np.testing.assert_array_equal(data.y[client_rows(data, i)], mine % 3)
+        np.testing.assert_array_equal(data.test_y[test], held_out % 3)
+    assert data.test_size.sum() == len(data.test_x) == len(data.test_y)
+    assert data.size.sum() == len(data.x) == len(data.order)
+
+
+def test_the_seed_makes_the_world():
+    dataset = numbered()
+    orders = [federate(dataset, "iid", 4, seed).order for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+
+
+def test_natural_owners_give_the_number_of_clients():
+    data = federate(synthetic(clients=5, features=4), "natural")
+    assert len(data.size) == 5
+    grouped = numbered(groups=np.repeat(np.arange(6, dtype=np.int32), 10))
+    np.testing.assert_array_equal(federate(grouped, "natural").order, np.arange(60))
+    with pytest.raises(ValueError, match="num_clients = None: must be given"):
+        federate(numbered(), "iid")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"partitioner": "dirichlett"}, "did you mean 'dirichlet'"),
+        ({"partitioner": "dirichlet:beta=1"}, "no option 'beta'"),
+        ({"partitioner": "natural"}, "no natural owners"),
+        ({"num_clients": 61}, "num_clients = 61"),
+        ({"num_clients": 2.5}, "num_clients = 2.5"),
+        ({"seed": -1}, "seed = -1"),
+        ({"test_fraction": 1.0}, "test_fraction = 1.0"),
+        ({"partitioner": lambda labels, n, rng: [np.arange(3)] * n}, "partition = "),
+    ],
+)
+def test_bad_input(change, message):
+    with pytest.raises(ValueError, match=message):
+        federate(numbered(), **({"partitioner": "iid", "num_clients": 4} | change))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"test_y": np.zeros(5, np.int32)}, "numbered.test_y"),
+        ({"test_y": np.zeros(6)}, "numbered.test_y = 'float64'"),
+        ({"num_classes": 2}, "numbered.y"),
+        ({"groups": np.zeros(3, np.int32)}, "numbered.groups"),
+        ({"test_x": np.zeros((0, 1), np.uint8), "test_y": np.zeros(0, np.int32)}, "has no test set"),
+    ],
+)
+def test_inconsistent_data_sets(fields, message):
+    with pytest.raises(ValueError, match=message):
+        federate(numbered(**fields), "iid", num_clients=4)
+
+
+def test_the_quickstarts_world():
+    data = federate(fashion_mnist_6k(), "dirichlet:alpha=0.1", num_clients=10, seed=0)
+    assert data.x.dtype == np.uint8
+    assert data.size.sum() == 5000
+    assert data.size.min() >= 1
+    with pytest.raises(ValueError, match="client = 10"):
+        client_rows(data, 10)

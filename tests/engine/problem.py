@@ -1,0 +1,104 @@
+"""A small problem in whatever float type is on: a softmax MLP on Gaussian blobs, unequal clients."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_async.clock import Until, plan
+from fedjax_async.engine import Every, Pieces, evaluation_points
+from fedjax_async.local import local_steps, sgd
+from fedjax_async.models.wrap import cross_entropy
+from fedjax_async.server import SERVERS
+from fedjax_async.types import FederatedData, Model
+
+FEATURES, HIDDEN, CLASSES = 5, 7, 3
+SIZES = (9, 4, 13, 6, 1)
+
+
+def identity(x):
+    return x
+
+
+@functools.cache
+def data(sizes: tuple[int, ...] = SIZES) -> FederatedData:
+    rng = np.random.default_rng(7)
+    size = np.array(sizes, np.int32)
+    total = int(size.sum())
+    y = rng.integers(0, CLASSES, total + 20).astype(np.int32)
+    x = rng.normal(size=(total + 20, FEATURES)) + 1.5 * np.eye(CLASSES, FEATURES)[y]
+    order = rng.permutation(total).astype(np.int32)
+    offset = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
+    return FederatedData(
+        "blobs", x[:total], y[:total], order, offset, size, x[total:], y[total:], identity, CLASSES,
+        np.arange(20, dtype=np.int32), np.arange(len(size), dtype=np.int32) * (20 // len(size)),
+        np.full(len(size), 20 // len(size), np.int32),
+    )  # fmt: skip
+
+
+def _init(key):
+    a, b = jax.random.split(key)
+    return {
+        "hidden": {"kernel": 0.5 * jax.random.normal(a, (FEATURES, HIDDEN)), "bias": jnp.zeros(HIDDEN)},
+        "output": {"kernel": 0.5 * jax.random.normal(b, (HIDDEN, CLASSES)), "bias": jnp.zeros(CLASSES)},
+    }
+
+
+def _apply(params, x, key=None):
+    x = x.astype(params["hidden"]["kernel"].dtype)
+    h = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
+    return h @ params["output"]["kernel"] + params["output"]["bias"][None]
+
+
+MODEL = Model(_init, _apply, cross_entropy)
+
+
+@functools.cache
+def server(name: str, **options):
+    return SERVERS[name](**options)
+
+
+@functools.cache
+def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
+    return sgd(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
+
+
+class Case(NamedTuple):
+    """Arguments of either engine, in order."""
+
+    pieces: Pieces
+    schedule: object
+    params: object
+    key: object
+    points: object
+
+
+def case(
+    rule, timing="every", delay="exponential", *, proximal=0.0, updates=24, seed=3, every=None, epochs=2.0, steps=None,
+    sizes=SIZES,
+) -> Case:  # fmt: skip
+    """One experiment; call it inside ``jax.enable_x64`` for float64."""
+    who = data(sizes)
+    rule = server(rule) if isinstance(rule, str) else rule
+    schedule = plan(
+        timing,
+        delay,
+        num_clients=len(who.size),
+        local_steps=local_steps(who.size, batch_size=4, epochs=None if steps else epochs, steps=steps),
+        until=Until(updates=updates),
+        seed=seed,
+    )
+    points = evaluation_points(schedule, every or Every(updates=5))
+    params = MODEL.init(jax.random.key(1))
+    return Case(Pieces(rule, client(proximal), MODEL, who), schedule, params, jax.random.key(2), points)
+
+
+def close(a, b, rtol):
+    """Equal trees up to ``rtol`` relative to each leaf's largest entry."""
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))

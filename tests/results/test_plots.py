@@ -1,0 +1,161 @@
+"""Pictures: what is drawn equals the data, files are the same twice, no global state is touched."""
+
+from __future__ import annotations
+
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.results import accuracy_curve, gantt, loss_curve, plots, save_figure, staleness_histogram
+from tests.results.made_up import make_run, make_schedule
+
+TWO = {
+    "fedavg": [make_run([0.1, 0.3, 0.5]), make_run([0.1, 0.5, 0.7])],
+    "fedasync": [make_run([0.1, 0.6, 0.6]), make_run([0.1, 0.6, 0.6])],
+}
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_band_is_the_mean_and_deviation_of_step_functions():
+    seeds = [make_run([0.1, 0.4, 0.8], [0.0, 2.0, 4.0]), make_run([0.3, 0.6], [0.0, 3.0])]
+    grid, mean, std = plots.band(seeds, "time")
+    np.testing.assert_array_equal(grid, [0.0, 2.0, 3.0])
+    np.testing.assert_allclose(mean, [0.2, 0.35, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(std, np.array([0.2, 0.1, 0.2]) / np.sqrt(2), rtol=1e-5)
+
+
+def test_accuracy_curve_draws_means_in_percent_and_names_each_line():
+    axes = accuracy_curve(TWO).axes[0]
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [10, 40, 60], rtol=1e-6)
+    np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), [0, 6, 12])
+    assert texts(axes) == ["fedavg", "fedasync"]
+    assert axes.get_xlabel() == "virtual time (seconds)" and axes.get_ylabel() == "test accuracy (%)"
+
+
+@pytest.mark.parametrize(
+    "x, label",
+    [("update", "client updates applied"), ("step", "server steps"), ("bytes", "sent, both directions (kB)")],
+)
+def test_other_axes(x, label):
+    assert accuracy_curve(TWO, x).axes[0].get_xlabel() == label
+
+
+def test_long_runs_are_drawn_in_hours_and_lines_stay_apart_beyond_the_palette():
+    seeds = {f"method {i}": [make_run([0.1, 0.5], [0.0, 36_000.0])] for i in range(9)}
+    axes = accuracy_curve(seeds).axes[0]
+    assert axes.get_xlabel() == "virtual time (hours)"
+    assert axes.get_lines()[0].get_xdata()[-1] == 10.0
+    looks = {(line.get_color(), str(line.get_linestyle())) for line in axes.get_lines()[:9]}
+    assert len(looks) == 9
+    heights = sorted(text.xy[1] for text in axes.texts)
+    assert np.diff(heights).min() > 0
+
+
+def test_loss_curve_serves_targets_without_classes():
+    run = make_run([0.5, 0.25])
+    np.testing.assert_allclose(
+        loss_curve({"sgd": [run]}).axes[0].get_lines()[0].get_ydata(), -np.log([0.5, 0.25]), 1e-6
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.3))
+def test_labels_keep_their_distance_and_move_no_more_than_needed(wanted, gap):
+    wanted = np.array(wanted)
+    placed = plots.spread_out(wanted, gap, 0.0, 1.0)
+    room = min(gap, 1.0 / max(len(wanted) - 1, 1))
+    order = np.argsort(wanted, kind="stable")
+    assert np.all(np.diff(placed[order]) >= room - 1e-9)
+    assert placed.min() >= -1e-9 and placed.max() <= 1 + 1e-9
+    if len(wanted) == 1 or np.diff(np.sort(wanted)).min() >= room:
+        np.testing.assert_allclose(placed, wanted, atol=1e-9)
+
+
+def test_two_equal_labels_move_apart_evenly():
+    np.testing.assert_allclose(plots.spread_out(np.array([0.5, 0.5]), 0.2, 0.0, 1.0), [0.4, 0.6])
+
+
+def test_histogram_bars_are_the_shares_of_updates():
+    run = make_run()
+    bars = staleness_histogram(run).axes[0].patches
+    counts = np.bincount(run.updates["staleness"])
+    np.testing.assert_allclose([bar.get_height() for bar in bars], 100 * counts / counts.sum())
+    np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], np.arange(counts.size))
+
+
+def test_wide_histograms_group_whole_numbers_and_lose_nothing():
+    run = make_run()
+    wide = run._replace(updates=run.updates | {"staleness": np.arange(1001)})
+    bars = staleness_histogram(wide).axes[0].patches
+    assert len(bars) <= 60
+    np.testing.assert_allclose(sum(bar.get_height() for bar in bars), 100)
+
+
+def test_gantt_bars_lie_where_the_jobs_are():
+    schedule = make_schedule()
+    axes = gantt(schedule, clients=[2, 0], until=9.0).axes[0]
+    bars, ticks = axes.collections[0], axes.collections[1]
+    jobs = np.flatnonzero(np.isin(schedule.client, [2, 0]) & (schedule.dispatch_time < 9.0))
+    corners = [path.get_extents() for path in bars.get_paths()]
+    np.testing.assert_allclose([box.x0 for box in corners], schedule.dispatch_time[jobs])
+    np.testing.assert_allclose([box.x1 for box in corners], np.minimum(schedule.upload_time[jobs], 9.0), atol=0.02)
+    np.testing.assert_allclose(
+        [(box.y0 + box.y1) / 2 for box in corners], np.where(schedule.client[jobs] == 2, 0, 1), atol=1e-12
+    )
+    shown = sorted(segment[0][0] for segment in ticks.get_segments())
+    of_both = np.isin(schedule.client[schedule.job], [2, 0])
+    np.testing.assert_allclose(shown, schedule.time[of_both & (schedule.time <= 9.0)])
+    lost = np.setdiff1d(np.arange(schedule.client.size), schedule.job)
+    (grey,) = np.flatnonzero(np.isin(jobs, lost))
+    np.testing.assert_allclose(bars.get_facecolors()[grey][:3], [0xD9 / 255] * 3, atol=1e-6)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "0"]
+
+
+def test_gantt_shows_a_readable_window_unless_told():
+    schedule = make_schedule(num_clients=40, jobs=30)
+    axes = gantt(schedule).axes[0]
+    assert len(axes.get_yticks()) == 12
+    assert len(axes.collections[0].get_paths()) < 12 * 30
+
+
+def test_bad_input():
+    schedule = make_schedule()
+    for clients in (0, [3], []):
+        with pytest.raises(ValueError, match="clients = "):
+            gantt(schedule, clients=clients)
+    with pytest.raises(ValueError, match="until = -1"):
+        gantt(schedule, until=-1.0)
+    with pytest.raises(ValueError, match="runs = "):
+        accuracy_curve({})
+    with pytest.raises(ValueError, match="unit = 'hour'"):
+        accuracy_curve(TWO, "hour")
+    with pytest.raises(ValueError, match="at least one arrival"):
+        run = make_run()
+        staleness_histogram(run._replace(updates={name: column[:0] for name, column in run.updates.items()}))
+
+
+@pytest.mark.parametrize("ending", [".png", ".pdf", ".svg"])
+def test_the_same_picture_gives_the_same_bytes(tmp_path, ending):
+    first, second = (save_figure(accuracy_curve(TWO), tmp_path / (name + ending)).read_bytes() for name in "ab")
+    assert first == second and len(first) > 1000
+    with pytest.raises(ValueError, match=r"file ending = '\.bmp'"):
+        save_figure(accuracy_curve(TWO), tmp_path / "a.bmp")
+
+
+def test_no_global_state_is_touched(tmp_path):
+    before = dict.copy(matplotlib.rcParams)  # a plain read of the setting "backend" would already change it
+    save_figure(gantt(make_schedule()), tmp_path / "a.png")
+    assert dict.copy(matplotlib.rcParams) == before
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match=r"pip install 'fedjax-async\[plot\]'"):
+        accuracy_curve(TWO)

@@ -1,0 +1,44 @@
+"""The progress bar: what it says, and when it says nothing."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from fedjax_async.results import bar
+
+
+def test_a_forced_bar_shows_time_rate_staleness_and_accuracy():
+    stream = io.StringIO()
+    shown = bar(200, True, label="fedasync", file=stream)
+    shown.report(50, 200, time=90.0, staleness=math.nan, accuracy=math.nan)
+    shown.report(200, 200, time=4000.0, staleness=3.25, accuracy=0.712)
+    shown.close()
+    last = stream.getvalue().rstrip("\n").split("\r")[-1]
+    for part in ("fedasync", "200/200", "updates/s", "t=1h06m40s", "staleness 3.2", "accuracy 71.2%"):
+        assert part in last
+    assert "nan" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("enabled", [None, False])
+def test_no_bar_off_a_terminal_unless_forced(enabled, capsys):
+    shown = bar(10, enabled)
+    shown.report(10, 10, time=1.0, staleness=0.0, accuracy=0.5)
+    shown.close()
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_the_bar_goes_to_standard_error(capsys):
+    shown = bar(10, True)
+    shown.report(10, 10, time=1.0, staleness=0.0, accuracy=0.5)
+    shown.close()
+    captured = capsys.readouterr()
+    assert captured.out == "" and "10/10" in captured.err
+
+
+def test_the_total_must_be_a_whole_number():
+    with pytest.raises(ValueError, match=r"total_updates = -1"):
+        bar(-1)

@@ -1,0 +1,49 @@
+"""One call writes everything about a run or a comparison, the same bytes each time."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from fedjax_async.results import load, write_comparison, write_run
+from tests.results.made_up import make_run
+
+PICTURES = {"accuracy.png", "staleness.png", "gantt.png"}
+
+
+def read_all(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_with_pictures_twice(tmp_path):
+    first = write_run(make_run(), tmp_path / "a")
+    second = write_run(make_run(), tmp_path / "b")
+    assert read_all(first) == read_all(second)
+    assert set(read_all(first)) > PICTURES
+    assert write_run(make_run(), first) == first  # again into the same folder
+    assert load(first).settings["method"] == "fedasync:mixing=0.6"
+
+
+def test_a_run_without_pictures_or_without_classes(tmp_path):
+    assert not any(name.endswith(".png") for name in read_all(write_run(make_run(), tmp_path / "a", plots=False)))
+    names = set(read_all(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
+    assert "loss.png" in names and "accuracy.png" not in names
+
+
+def test_data_is_safe_where_matplotlib_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="pip install"):
+        write_run(make_run(), tmp_path / "run")
+    assert load(tmp_path / "run").settings["seed"] == 0
+
+
+def test_a_comparison(tmp_path):
+    runs = {"fedavg": [make_run([0.1, 0.4]), make_run([0.1, 0.5])], "fedasync": [make_run([0.1, 0.6])] * 2}
+    text = write_comparison(runs, tmp_path / "a")
+    assert set(read_all(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
+    assert "45.00 ± 7.07" in text and "45.00 ± 7.07" in (tmp_path / "a" / "comparison.md").read_text()
+    write_comparison(runs, tmp_path / "b", plots=False, baseline="fedasync")
+    assert "relative to fedasync" in (tmp_path / "b" / "comparison.csv").read_text()
+    assert not (tmp_path / "b" / "accuracy.png").exists()

@@ -1,0 +1,188 @@
+"""A saved run comes back bit for bit, twice the same files, and damage is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedjax_async.results import files, load, save, store, versions
+from tests.results.made_up import make_run
+
+
+def assert_same(ours, theirs):
+    assert list(ours) == list(theirs)
+    for name in ours:
+        assert ours[name].dtype == theirs[name].dtype, name
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def read_all(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_comes_back_exactly(tmp_path):
+    run = make_run()
+    back = load(save(run, tmp_path / "a" / "run"))
+    assert_same(run.evaluations, back.evaluations)
+    assert_same(run.updates, back.updates)
+    assert_same(run.per_client, back.per_client)
+    assert_same(store.flatten(run.params), store.flatten(back.params))
+    assert back.params.keys() == run.params.keys() and back.params["conv"].keys() == run.params["conv"].keys()
+    assert back.schedule.num_clients == run.schedule.num_clients
+    arrays = run.schedule._asdict()
+    del arrays["num_clients"]
+    assert_same(arrays, {name: getattr(back.schedule, name) for name in arrays})
+    assert back.settings == {"method": "fedasync:mixing=0.6", "seed": 0, "time": 12.0, "limit": None, "sizes": [8, 4]}
+    assert back.counters == {"waves": 4, "mean_width": 2.75, "ratio": None}
+
+
+def test_saving_what_was_loaded_gives_the_same_bytes(tmp_path):
+    first = save(make_run(), tmp_path / "first")
+    assert read_all(save(load(first), tmp_path / "second")) == read_all(first)
+
+
+def test_the_same_run_gives_the_same_bytes_at_any_time(tmp_path, monkeypatch):
+    first = save(make_run(), tmp_path / "first")
+    monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)
+    second = save(make_run(), tmp_path / "second")
+    assert read_all(first) == read_all(second)
+    for name in ("params.npz", "per_client.npz", "schedule.npz"):
+        with zipfile.ZipFile(first / name) as archive:
+            assert {entry.date_time for entry in archive.infolist()} == {files.EPOCH}
+
+
+def test_the_files_are_what_other_tools_read(tmp_path):
+    folder = save(make_run(), tmp_path / "run")
+    assert sorted(read_all(folder)) == sorted([*store.FILES, store.SCHEDULE, "manifest.json"])
+    lines = (folder / "evaluations.csv").read_text().splitlines()
+    assert lines[0] == "time,update,step,loss,accuracy,bytes_up,bytes_down"
+    assert lines[1].startswith("0.0,0,0,") and lines[1].endswith(",0.1,0,300")
+    assert ",nan," in (folder / "updates.csv").read_text()
+    with np.load(folder / "params.npz", allow_pickle=False) as archive:
+        assert sorted(archive.files) == ["conv/bias", "conv/kernel", "dense"]
+    assert json.loads((folder / "settings.json").read_text())["limit"] is None
+
+
+@pytest.mark.parametrize("name", [*store.FILES, store.SCHEDULE, "manifest.json"])
+def test_a_truncated_file_is_named(tmp_path, name):
+    folder = save(make_run(), tmp_path / "run")
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=name):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", [*store.FILES, store.SCHEDULE])
+def test_a_missing_file_is_named(tmp_path, name):
+    folder = save(make_run(), tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing"):
+        load(folder)
+
+
+def test_missing_and_foreign_folders(tmp_path):
+    with pytest.raises(ValueError, match="no such folder"):
+        load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match=r"no manifest\.json"):
+        load(tmp_path)
+    for content in ("[]", "{}", '{"format": "another 3"}', '{"format": "fedjax_async run 1", "sha256": {}}'):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(ValueError, match="must hold a saved run"):
+            load(tmp_path)
+
+
+def test_another_configuration_is_not_overwritten_by_accident(tmp_path):
+    folder = save(make_run(), tmp_path / "run")
+    before = read_all(folder)
+    other = make_run(method="fedbuff")
+    with pytest.raises(ValueError, match="same settings"):
+        save(other, folder)
+    assert read_all(folder) == before
+    save(make_run(accuracy=[0.1, 0.2, 0.3]), folder)  # the same settings again
+    assert load(folder).evaluations["accuracy"][-1] == np.float32(0.3)
+    save(other, folder, overwrite=True)
+    assert load(folder).settings["method"] == "fedbuff"
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match="must be empty"):
+        save(make_run(), tmp_path)
+    assert sorted(read_all(tmp_path)) == ["thesis.tex"]
+    with pytest.raises(ValueError, match="not a file"):
+        save(make_run(), tmp_path / "thesis.tex")
+    save(make_run(), tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").read_text() == "mine"
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch):
+    target = tmp_path / "a.json"
+    files.write(target, b"old")
+
+    def fail(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.write(target, b"new")
+    monkeypatch.undo()
+    assert read_all(tmp_path) == {"a.json": b"old"}
+
+
+def test_parameter_trees_of_other_shapes():
+    bare = np.arange(3.0)
+    assert store.unflatten(store.flatten(bare)) is bare
+    assert list(store.flatten([bare, {"a": (bare,)}])) == ["0", "1/a/0"]
+    assert store.unflatten(store.flatten({"params": bare})) == {"params": bare}
+    with pytest.raises(ValueError, match="parameter name = 'a/b'"):
+        store.flatten({"a/b": bare})
+
+
+def test_bfloat16_parameters_keep_their_type_and_bits():
+    values = {"w": np.asarray(jnp.array([1.0, jnp.nan, -3.14], jnp.bfloat16))}
+    back = files.npz_arrays(files.npz_bytes(values))
+    assert back["w"].dtype == jnp.bfloat16
+    assert back["w"].tobytes() == values["w"].tobytes()
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([np.float64, np.float32, np.float16, np.int32, np.int64, np.bool_]).flatmap(
+        lambda dtype: hnp.arrays(dtype, st.integers(0, 6))
+    )
+)
+def test_csv_columns_are_exact(column):
+    other = np.arange(column.size)
+    content = files.csv_bytes({"b": column, "a": other})
+    back = files.csv_columns(content, {"a": other.dtype.str, "b": column.dtype.str})
+    assert list(back) == ["b", "a"] and back["b"].dtype == column.dtype
+    np.testing.assert_array_equal(back["b"], column)
+
+
+def test_ragged_columns_are_refused():
+    with pytest.raises(ValueError, match="equally long"):
+        files.csv_bytes({"a": np.zeros(2), "b": np.zeros(3)})
+    with pytest.raises(ValueError, match="one-dimensional"):
+        files.csv_bytes({"a": np.zeros((2, 2))})
+
+
+def test_objects_in_settings_are_written_by_name_never_by_address():
+    written = json.loads(files.json_bytes({"f": make_run, "p": os.curdir, "o": object(), "x": jnp.float32(jnp.inf)}))
+    assert written["f"].endswith("made_up.make_run") and written["o"] == "builtins.object"
+    assert written["x"] is None
+
+
+def test_versions_name_packages_and_device_but_no_host():
+    found = versions()
+    assert {"python", "jax", "jaxlib", "flax", "optax", "numpy", "fedjax-async", "revision", "backend"} <= set(found)
+    assert found["numpy"] == np.__version__
+    assert os.uname().nodename not in json.dumps(found)

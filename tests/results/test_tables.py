@@ -1,0 +1,89 @@
+"""Tables: alignment, spreads, exact CSV."""
+
+from __future__ import annotations
+
+import csv
+import doctest
+import importlib
+
+import numpy as np
+import pytest
+
+from fedjax_async.results import comparison, mean_std, spread, table, write
+from tests.results.made_up import make_run
+
+ROWS = [
+    {"method": "fedavg", "accuracy": spread([0.5, 0.7]), "updates": 12},
+    {"method": "a|b", "accuracy": spread([0.25, 0.25]), "updates": None},
+]
+
+
+def test_text_and_markdown_are_aligned():
+    for style in ("text", "markdown"):
+        lines = table(ROWS, style).splitlines()
+        assert len(lines) == 4
+        assert len({len(line) for line in lines}) == 1
+        assert "0.60 ± 0.14" in lines[2] and lines[2].rstrip(" |").endswith("12")
+    assert table(ROWS, "markdown").splitlines()[1].count(":") == 2  # numbers to the right, names to the left
+
+
+def test_markdown_escapes_the_column_sign():
+    assert "a\\|b" in table(ROWS, "markdown")
+
+
+def test_csv_keeps_every_digit():
+    third = 1 / 3
+    rows = [{"name": "a,b", "x": third, "y": spread([third, 1.0])}, {"name": "c", "x": 2.0, "y": spread([1.0, 1.0])}]
+    back = list(csv.DictReader(table(rows, "csv").splitlines()))
+    assert back[0]["name"] == "a,b" and float(back[0]["x"]) == third
+    assert float(back[0]["y std"]) == spread([third, 1.0]).std
+
+
+def test_spread_is_the_sample_standard_deviation():
+    values = [1.0, 2.0, 4.0]
+    assert spread(values).std == np.std(values, ddof=1)
+    assert mean_std([75.0, 76.0]) == "75.50 ± 0.71"
+    assert mean_std([75.0], decimals=1) == "75.0"
+    assert mean_std([1.0, float("nan")]) == "-"
+    with pytest.raises(ValueError, match="at least one number"):
+        spread([])
+
+
+def test_bad_styles_endings_and_empty_tables(tmp_path):
+    with pytest.raises(ValueError, match="style = 'html'"):
+        table(ROWS, "html")
+    with pytest.raises(ValueError, match=r"file ending = '\.html'"):
+        write(ROWS, tmp_path / "t.html")
+    with pytest.raises(ValueError, match="at least one row"):
+        table([])
+
+
+def test_comparison_by_hand():
+    at = [0.0, 1.0, 4.0]
+    runs = {
+        "fedasync": [make_run([0.1, 0.6, 0.6], at), make_run([0.1, 0.6, 0.8], at)],
+        "fedavg": [make_run([0.1, 0.2, 0.6], at), make_run([0.1, 0.2, 0.6], at)],
+    }
+    first, second = comparison(runs)
+    assert list(first) == [
+        "method",
+        "final accuracy (%)",
+        "time to target (s)",
+        "relative to fedavg",
+        "updates",
+        "sent (MB)",
+    ]
+    assert first["method"] == "fedasync"
+    np.testing.assert_allclose(first["final accuracy (%)"].mean, 70.0, rtol=1e-6)
+    assert first["relative to fedavg"].mean == 0.25 and second["relative to fedavg"] == (1.0, 0.0, 2)
+    # By 4 s: 3 arrivals of client 0, 2 of client 1, 1 of client 2.
+    assert first["updates"].mean == 6.0
+    np.testing.assert_allclose(first["sent (MB)"].mean, (600 + 900) / 1e6)
+    assert "relative to fedasync" in comparison(runs, "fedasync")[0]
+    assert "relative to one" in comparison({"one": runs["fedavg"]})[0]
+
+
+@pytest.mark.parametrize("name", ["tables", "progress", "metrics"])
+def test_the_examples_in_the_documentation(name):
+    result = doctest.testmod(importlib.import_module(f"fedjax_async.results.{name}"))
+    assert result.failed == 0

@@ -1,0 +1,88 @@
+"""Random arrivals on a nested pytree, as flat NumPy vectors and as the stacked ``Arrival`` that rules take."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import tree
+from fedjax_async.types import Arrival
+from tests.server.textbook import Upload
+
+SHAPES = {"layer": {"kernel": (3, 2), "bias": (2,)}, "scale": (), "more": [(4,), (1, 2, 2)]}
+D = 17
+
+
+def shape_leaves():
+    return jax.tree.leaves(SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+def flat(params):
+    """One vector of a pytree; leading axes shared by all leaves stay."""
+    lead = params["scale"].shape
+    return np.concatenate([np.asarray(leaf).reshape((*lead, -1)) for leaf in jax.tree.leaves(params)], axis=-1)
+
+
+def unflat(vectors, dtype=None):
+    """The pytree of ``[..., D]``, with the leading axes on every leaf."""
+    leaves, low = [], 0
+    for shape in shape_leaves():
+        size = int(np.prod(shape))
+        leaves.append(jnp.asarray(vectors[..., low : low + size].reshape((*vectors.shape[:-1], *shape)), dtype))
+        low += size
+    structure = jax.tree.structure(SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    return jax.tree.unflatten(structure, leaves)
+
+
+def random_uploads(seed, count=50, *, closing=0.4, rejected=0.15, most_stale=12):
+    """Arrivals whose deltas, starts, staleness, example counts, closings and rejections are drawn."""
+    chance = np.random.default_rng(seed)
+    uploads = []
+    for _ in range(count):
+        lost = chance.random() < rejected
+        uploads.append(
+            Upload(
+                delta=chance.normal(size=D) * (not lost),
+                start=chance.normal(size=D),
+                staleness=int(chance.integers(0, most_stale)),
+                examples=0.0 if lost else float(chance.integers(1, 200)),
+                closes=bool(chance.random() < closing),
+            )
+        )
+    return uploads
+
+
+def stacked(uploads):
+    """All arrivals as one ``Arrival`` with a leading axis, in JAX's default float type."""
+    real = jnp.result_type(float)
+    count = len(uploads)
+    return Arrival(
+        upload=unflat(np.array([u.delta for u in uploads]), real),
+        start=unflat(np.array([u.start for u in uploads]), real),
+        staleness=jnp.asarray([u.staleness for u in uploads], jnp.int32),
+        weight=jnp.asarray([u.examples for u in uploads], real),
+        client=jnp.arange(count, dtype=jnp.int32) % 7,
+        time=jnp.arange(count, dtype=real),
+        closes=jnp.asarray([u.closes for u in uploads]),
+    )
+
+
+def start_params(seed=99, dtype=None):
+    return unflat(np.random.default_rng(seed).normal(size=D), dtype or jnp.result_type(float))
+
+
+def receive_all(server, params, arrivals, *, always_closes=False):
+    """Scan ``receive`` over stacked arrivals: final state, params after each arrival, recorded weights."""
+
+    def one(state, arrival):
+        arrival = arrival._replace(closes=True) if always_closes else arrival
+        state, _, info = server.receive(state, (), arrival)
+        return state, (server.params(state), info["weight"])
+
+    state, (path, weights) = jax.lax.scan(one, server.init(params)[0], arrivals)
+    return state, path, weights
+
+
+def one_of(arrivals, index):
+    return tree.take(arrivals, index)

@@ -1,0 +1,176 @@
+"""The shape of the repository: who may import whom, how long files get, what must not appear."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "fedjax_async"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
+
+BASE = {"types", "tree", "check", "registry"}
+MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
+METHODS = MATHS | {"local"}
+ENGINE = METHODS | {"server", "peers", "engine"}
+# room -> what it may import, itself aside
+ALLOWED = {
+    "types": set(),
+    "check": set(),
+    "tree": {"types"},
+    "registry": {"check"},
+    "geometry": BASE,
+    "compress": BASE,
+    "models": BASE,
+    "data": BASE,
+    "clock": BASE - {"tree"},  # tree needs JAX
+    "local": MATHS,
+    "server": METHODS,
+    "peers": METHODS,
+    "engine": ENGINE,
+    "theory": ENGINE,
+    "results": ENGINE,
+    "cli": ENGINE | {"theory", "results"},
+    "__main__": {"cli"},
+}
+TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "fedjax_async", "experiments", "notebooks", "tests"}
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full dotted names of everything a file imports, lazily or not."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_imports_point_one_way(path):
+    if path == PACKAGE / "__init__.py":  # the public names, which may come from anywhere below the command line
+        assert not [name for name in imports(path) if name.startswith("fedjax_async.cli")]
+        return
+    here = room(path)
+    assert here in ALLOWED, f"{here} is not a room of the design"
+    for name in imports(path):
+        if name.split(".")[0] == "fedjax_async":
+            there = [*name.split("."), ""][1]
+            assert there == here or there in ALLOWED[here], f"{here} must not import {name}"
+
+
+def test_the_directions_have_no_cycle():
+    placed: set[str] = set()
+    while len(placed) < len(ALLOWED):
+        free = {name for name in ALLOWED if ALLOWED[name] - {name} <= placed} - placed
+        assert free, f"cycle among {set(ALLOWED) - placed}"
+        placed |= free
+
+
+def test_the_clock_knows_no_jax():
+    for path in [*(PACKAGE / "clock").rglob("*.py"), PACKAGE / "check.py", PACKAGE / "registry.py"]:
+        assert not {"jax", "jaxlib", "flax", "optax"} & {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_only_models_knows_flax():
+    users = {room(path) for path in MODULES for name in imports(path) if name.split(".")[0] == "flax"}
+    assert users <= {"models"}
+
+
+def test_only_extras_pay_for_extras():
+    """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
+    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record"}
+    never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
+    for path in MODULES:
+        assert not never & {name.split(".")[0] for name in imports(path)}, path
+        assert not [name for name in imports(path) if name.startswith("matplotlib.pyplot")], path
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                first = [(node.module or "")] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                assert not optional & {name.split(".")[0] for name in first}, path
+
+
+def test_files_are_short():
+    assert {str(path): lines for path in MODULES if (lines := len(path.read_text().splitlines())) > 400} == {}
+
+
+def test_every_module_says_what_it_is_for():
+    assert [str(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def listed() -> list[Path]:
+    """Files that git knows or would add; outside a checkout (an unpacked archive), every file."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\0")
+    paths = [ROOT / name for name in found if name] or list(ROOT.rglob("*"))
+    return [path for path in paths if path.is_file()]
+
+
+def test_the_top_level_holds_only_what_it_should():
+    entries = {path.relative_to(ROOT).parts[0] for path in listed()}
+    extra = {name for name in entries - TOP_LEVEL if not name.startswith(".") and not name.endswith(".egg-info")}
+    assert PACKAGE.name in entries and not extra
+
+
+def test_no_file_names_a_place_on_somebodys_machine():
+    places = [f"/{name}/" for name in ("work", "tmp", "root", "home")]
+    for path in listed():
+        if path.suffix in {".py", ".md", ".toml", ".ipynb", ".csv", ""}:
+            text = path.read_text(encoding="utf-8")
+            assert not [place for place in places if place in text], path
+
+
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "breakpoint"}
+FORBIDDEN_NAMES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+
+
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=names([*MODULES, *SCRIPTS]))
+def test_nothing_unpickles_or_runs_text(path):
+    assert not FORBIDDEN_NAMES & {name.split(".")[0] for name in imports(path)}
+    for node in nodes(path):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                assert node.func.id not in FORBIDDEN_CALLS, f"line {node.lineno}: {node.func.id}"
+            for keyword in node.keywords:
+                if keyword.arg in {"shell", "allow_pickle"}:
+                    is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                    assert is_false, f"line {node.lineno}: {keyword.arg}"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *SCRIPTS], ids=names([*MODULES, *SCRIPTS]))
+def test_nothing_is_left_to_do(path):
+    for node in nodes(path):
+        assert not (isinstance(node, ast.Name) and node.id == "NotImplementedError"), f"line {node.lineno}"
+    if path != Path(__file__).resolve():
+        assert not [word for word in ("TODO", "FIXME", "XXX") if word in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
+def test_the_package_validates_with_errors_not_assert(path):
+    assert [node.lineno for node in nodes(path) if isinstance(node, ast.Assert)] == []
+
+
+def test_no_test_skips_or_expects_failure():
+    for path in SCRIPTS:
+        for node in nodes(path):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in {"skip", "skipif", "xfail", "importorskip"}, f"{path}:{node.lineno}"
