@@ -37,7 +37,7 @@ QUICKSTART = Settings(
     partition="dirichlet:alpha=0.1",
     clients=10,
     model="lenet5",
-    delay="rpi",
+    delay="rpi:profiles=slow",
     lr=0.05,
     epochs=2,
     time=12_000.0,

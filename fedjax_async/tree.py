@@ -49,13 +49,18 @@ def optimize(
     """One optax step: ``(params + factor * updates, state)``.
 
     optax itself mixes integer step counts with floats, which JAX's strict promotion refuses; the
-    exception is made here and nowhere else.
+    exception is made here and nowhere else. The state keeps its dtypes, as a loop needs it, even where
+    a traced float32 hyperparameter meets bfloat16 moments.
     """
+
+    def kept(new: Any, old: Any) -> Any:
+        return new if new.dtype == old.dtype else new.astype(old.dtype)
+
     with jax.numpy_dtype_promotion("standard"):
-        updates, state = optimizer.update(gradient, state, params)
+        updates, after = optimizer.update(gradient, state, params)
         if factor is not None:
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
-        return optax.apply_updates(params, updates), state
+        return optax.apply_updates(params, updates), jax.tree.map(kept, after, state)
 
 
 def num_bytes(params: Params) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import Slots, allocate, waves
-from fedjax_async.engine.widths import active_histogram, choose_widths
+from fedjax_async.engine.widths import active_histogram, choose_widths, ladder
 from fedjax_async.types import Schedule
 
 
@@ -49,13 +49,11 @@ def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     return found
 
 
-def make_plan(
-    schedule: Schedule, *, max_width: int, personal: bool = False, most_widths: int = 6, overhead: float = 0.25
-) -> Plan:
+def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **costs: float) -> Plan:
     """Cut the schedule into waves of at most ``max_width`` jobs and lay out rows, slots and widths.
 
     ``personal``: messages differ from client to client, so each job needs a slot of its own.
-    ``overhead``: fixed cost of one batched local step, in units of one job's local step.
+    ``costs``: of a batched step and of a compilation, see :func:`choose_widths`.
     """
     bounds = np.asarray(waves(schedule, max_width=max_width))
     steps = schedule.local_steps[schedule.job]
@@ -64,15 +62,17 @@ def make_plan(
     row = np.empty_like(order)
     row[order] = np.arange(len(order)) - bounds[wave]
     sorted_steps = steps[order]
-    histogram = active_histogram(sorted_steps, bounds)
-    widths = choose_widths(histogram, most=most_widths, overhead=overhead)
+    widths = choose_widths(active_histogram(sorted_steps, bounds), **costs)
+    # a capacity that does not depend on the schedule's details lets runs share compiled programs
+    most = min(max_width, schedule.num_clients)
+    capacity = next(w for w in ladder(max_width) if w >= max(most, widths[-1]))
     segments = [_segments(sorted_steps[a:b], widths) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
     return Plan(
         schedule=schedule,
         bounds=bounds,
         slots=allocate(schedule, bounds, personal=personal),
         widths=widths,
-        capacity=max(widths),
+        capacity=capacity,
         train_order=order,
         row=row,
         segments=segments,

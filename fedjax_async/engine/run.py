@@ -22,6 +22,9 @@ from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Param
 # How many waves the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
 AHEAD = 8
 
+# Fewer slots than this are rounded up, so that small runs of different methods share programs.
+LEAST_SLOTS = 12
+
 # Besides one training program a width: start, rows, receive, evaluate.
 OTHER_PROGRAMS = 4
 
@@ -40,11 +43,12 @@ class Pieces(NamedTuple):
 def default_width(params: Params) -> int:
     """The widest batch that pays on this backend.
 
-    On a CPU a few clients fill the cores and more only spill the caches; on an accelerator width is
-    what fills it, bounded by memory (about 2 GiB for the wave's buffers).
+    On a CPU a few clients fill the cores and more only spill the caches (measured with
+    ``experiments/benchmarks/waves.py``); on an accelerator width is what fills it, bounded by memory
+    (about 2 GiB for the wave's buffers).
     """
     if jax.default_backend() == "cpu":
-        return 16
+        return 8
     return max(1, min(1024, 2**31 // (8 * max(tree.num_bytes(params), 1))))
 
 
@@ -74,9 +78,8 @@ def run_waves(
     check.whole("max_width", top)
     memory = jax.eval_shape(lambda p: server.init(p)[1], params)
     plan = make_plan(schedule, max_width=top, personal=bool(jax.tree.leaves(memory)))
-    plan = plan._replace(capacity=min(top, next(w for w in ladder(top) if w >= plan.capacity)))
     world = make_world(plan, data, key)
-    slots = next(s for s in ladder(max(8, 2 * plan.slots.count)) if s >= max(8, plan.slots.count))
+    slots = next(s for s in ladder(2 * max(LEAST_SLOTS, plan.slots.count)) if s >= max(LEAST_SLOTS, plan.slots.count))
 
     start = programs.start(server, len(data.size), slots)
     rows_of = programs.rows(client, plan.capacity)

@@ -37,31 +37,31 @@ def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return np.bincount(rank, weights=ticks, minlength=int(counts.max(initial=0)) + 1).astype(np.int64)
 
 
-def choose_widths(histogram: np.ndarray, *, most: int = 6, overhead: float = 0.25) -> tuple[int, ...]:
+def choose_widths(
+    histogram: np.ndarray, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
+) -> tuple[int, ...]:
     """At most ``most`` widths from the ladder that minimise the cost of the histogram's ticks.
 
-    A tick with ``a`` active jobs costs ``overhead + w`` where ``w >= a`` is the next chosen width.
-    Dynamic programme over the ladder; the widest tick's width is always chosen.
+    In units of one job's local step: a tick with ``a`` active jobs costs ``overhead + w``, where
+    ``w >= a`` is the next chosen width, and each width costs ``compiling`` once. Dynamic programme
+    over the ladder; the widest tick's width is always chosen.
     """
     check.whole("most", most)
     used = np.flatnonzero(histogram)
     if len(used) == 0:
         return (1,)
     candidates = np.array(ladder(int(used[-1])))
-    below = np.concatenate([[0], np.cumsum(histogram)])
-    ticks_up_to = below[candidates + 1]  # ticks with at most `candidate` active jobs
+    ticks = np.concatenate([[0], np.cumsum(histogram)[candidates]])  # with at most so many active jobs
     cost = np.full((most + 1, len(candidates) + 1), np.inf)
     cost[:, 0] = 0.0
     cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
-    ticks = np.concatenate([[0], ticks_up_to])
     for m in range(1, most + 1):
         for i in range(1, len(candidates) + 1):
-            options = cost[m - 1, :i] + (ticks[i] - ticks[:i]) * (overhead + candidates[i - 1])
+            options = cost[m - 1, :i] + (ticks[i] - ticks[:i]) * (overhead + candidates[i - 1]) + compiling
             cut[m, i] = int(np.argmin(options))
             cost[m, i] = options[cut[m, i]]
-    widths, m, i = [], int(np.argmin(cost[:, -1])), len(candidates)
+    widths, m, i = [], most, len(candidates)
     while i > 0:
-        if ticks[i] > ticks[cut[m, i]]:
-            widths.append(int(candidates[i - 1]))
+        widths.append(int(candidates[i - 1]))
         i, m = int(cut[m, i]), m - 1
     return tuple(sorted(widths))

@@ -37,7 +37,7 @@ class World(NamedTuple):
     write_client: Array  # int32[E'']
 
 
-def padded_length(length: int, least: int = 256) -> int:
+def padded_length(length: int, least: int = 4096) -> int:
     """The next power of two, at least ``least``: few distinct shapes, so runs share programs."""
     return max(least, 1 << max(length - 1, 0).bit_length())
 

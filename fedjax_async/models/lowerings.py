@@ -1,15 +1,15 @@
 """Four ways to compute the same 2-D convolution; ``conv.py`` chooses between them.
 
-All take ``x [B, H, W, C_in]``, ``kernel [kh, kw, C_in / groups, C_out]``, ``strides`` and explicit ``padding`` pairs, and
-return ``[B, H_out, W_out, C_out]``. Under ``vmap`` over clients the kernel has a leading axis too: ``lax.conv`` then
-becomes a grouped convolution, the slowest thing a CPU can be asked for, while the others become batched matrix products.
+All take ``x [B, H, W, C_in]``, ``kernel [kh, kw, C_in / groups, C_out]``, ``strides`` and explicit ``padding`` pairs,
+and return ``[B, H_out, W_out, C_out]``. Under ``vmap`` over clients the kernel has a leading axis too: ``lax.conv``
+then becomes a grouped convolution, slow on a CPU, while the others become batched matrix products.
 
 * ``lax``     ``lax.conv_general_dilated``.
 * ``im2col``  every output position's window is copied out (``kh * kw`` copies of the input), then one product.
-* ``banded``  only rows are copied (``kh`` copies); the kernel becomes a banded matrix ``[kh * W * C_in, W_out * C_out]``.
+* ``banded``  only rows are copied (``kh`` copies); the kernel becomes a banded ``[kh * W * C_in, W_out * C_out]``.
 * ``tiled``   windows of 2 x 2 outputs are copied out (``(kh + 1)(kw + 1) / 4`` copies), batch index innermost, and the
   kernel becomes ``[4 * C_out, C_in * (kh + 1) * (kw + 1)]``. For 5 x 5 kernels that is 1.44 times the multiplications
-  of ``im2col`` at a third of its memory traffic; see ``tiles.py``.
+  of ``im2col`` at a third of its memory traffic. See ``tiles.py``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def banded_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arr
 
 
 def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
-    """Tiles of 2 x 2 outputs (1 where the output is odd), batch innermost, one matrix product."""
+    """Tiles of 2 x 2 outputs (1 where the outputs are odd in number), batch innermost, one matrix product."""
     kh, kw, _, c_out = kernel.shape
     x = to_batch_minor(pad_spatial(x, padding))
     _, height, width, batch = x.shape

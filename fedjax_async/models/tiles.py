@@ -1,13 +1,14 @@
 """Convolution as one matrix product over tiles of outputs, batch index innermost.
 
 Layout: an image batch is ``[C, H, W, B]``, so that every copy below moves runs of at least ``B`` contiguous numbers. A
-*tile* is ``th x tw`` neighbouring outputs; it reads a patch of ``PH x PW`` inputs, ``PH = (th - 1) * stride + kh``. With
-all patches as columns the convolution is
+*tile* is ``th x tw`` neighbouring outputs; it reads a patch of ``PH x PW`` inputs, ``PH = (th - 1) * stride + kh``.
+With all patches as columns the convolution is
 
     z [th * tw * C_out, tiles * B] = K [th * tw * C_out, C_in * PH * PW] @ patches [C_in * PH * PW, tiles * B]
 
-where ``K`` holds one shifted, zero-padded copy of the kernel for each output of the tile. A 2 x 2 tile is also one window
-of 2 x 2 pooling: the pool is then an elementwise maximum of the four row blocks of ``z`` (``conv_relu_pool``).
+where ``K`` holds one shifted, zero-padded copy of the kernel for each output of the tile. A 2 x 2 tile is also one
+window of 2 x 2 pooling: the pool is then an elementwise maximum of the four row blocks of ``z``
+(``conv_relu_pool``).
 
 Gradients are written out: autodiff would turn each strided slice into a dilated pad, and would transpose the patches'
 gradient. The price: reverse mode only (reverse over reverse works); for forward mode choose another lowering.

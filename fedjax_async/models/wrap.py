@@ -33,7 +33,7 @@ def from_flax(
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train`` (or ``deterministic``), it is told whether a key was given; the key is
-    its ``dropout`` generator. Modules with state besides parameters (BatchNorm) are refused at ``init``: running
+    its ``dropout`` generator. Parameters start as float32; inputs are cast to the parameters' dtype. Modules with state besides parameters (BatchNorm) are refused at ``init``: running
     averages have no owner in federated training; use GroupNorm or LayerNorm.
     """
     check_shape(input_shape)
@@ -44,14 +44,16 @@ def from_flax(
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}
 
     def init(key: Key) -> Params:
-        variables = module.init(key, jnp.zeros((1, *input_shape)), **mode_of(None))
+        variables = module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
         others = sorted(set(variables) - {"params"})
         check.require(not others, "module state", others, "empty (parameters only; use GroupNorm for BatchNorm)")
         return variables["params"]
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         rngs = None if key is None else {"dropout": key}
-        return module.apply({"params": params}, x, rngs=rngs, **mode_of(key))
+        x = x.astype(jax.tree.leaves(params)[0].dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        outputs: Any = module.apply({"params": params}, x, rngs=rngs, **mode_of(key))
+        return outputs
 
     return Model(init, apply, loss)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import tree
 from fedjax_async.types import Arrival
 from tests.server.textbook import Upload
 
-SHAPES = {"layer": {"kernel": (3, 2), "bias": (2,)}, "scale": (), "more": [(4,), (1, 2, 2)]}
-D = 17
+SHAPES = {"layer": [(3, 2), (2,)], "scale": ()}
+D = 9
+LENGTH = 50
 
 
 def shape_leaves():
@@ -35,7 +37,7 @@ def unflat(vectors, dtype=None):
     return jax.tree.unflatten(structure, leaves)
 
 
-def random_uploads(seed, count=50, *, closing=0.4, rejected=0.15, most_stale=12):
+def random_uploads(seed, count=LENGTH, *, closes=0.4, rejected=0.15, most_stale=12):
     """Arrivals whose deltas, starts, staleness, example counts, closings and rejections are drawn."""
     chance = np.random.default_rng(seed)
     uploads = []
@@ -47,10 +49,15 @@ def random_uploads(seed, count=50, *, closing=0.4, rejected=0.15, most_stale=12)
                 start=chance.normal(size=D),
                 staleness=int(chance.integers(0, most_stale)),
                 examples=0.0 if lost else float(chance.integers(1, 200)),
-                closes=bool(chance.random() < closing),
+                closes=bool(chance.random() < closes),
             )
         )
     return uploads
+
+
+def closing(uploads, at=None):
+    """The same uploads, each closing its step, or only those ``at`` these places."""
+    return [u._replace(closes=at is None or i in at) for i, u in enumerate(uploads)]
 
 
 def stacked(uploads):
@@ -84,5 +91,24 @@ def receive_all(server, params, arrivals, *, always_closes=False):
     return state, path, weights
 
 
-def one_of(arrivals, index):
-    return tree.take(arrivals, index)
+@cache
+def _compiled(factory, always_closes, fixed, traced):
+    def program(params, arrivals, *values):
+        server = factory(**dict(fixed), **dict(zip(traced, values)))
+        return receive_all(server, params, arrivals, always_closes=always_closes)
+
+    return jax.jit(program)
+
+
+def run(factory, params, uploads, *, always_closes=False, **options):
+    """Final state, params after each arrival [E, D], weights [E]; numbers among the options are traced.
+
+    Runs are filled up to one length with rejected arrivals that close nothing, so that few programs are compiled.
+    """
+    lost = Upload(np.zeros(D), np.zeros(D), 0, 0.0, False)
+    fixed = tuple((key, value) for key, value in options.items() if isinstance(value, str))
+    traced = {key: float(value) for key, value in options.items() if not isinstance(value, str)}
+    arrivals = stacked([*uploads, *[lost] * (LENGTH - len(uploads))])
+    values = [jnp.asarray(value, float) for value in traced.values()]
+    state, path, weights = _compiled(factory, always_closes, fixed, tuple(traced))(params, arrivals, *values)
+    return state, flat(path)[: len(uploads)], np.asarray(weights)[: len(uploads)]

@@ -113,13 +113,13 @@ def moments(
     return step, (m, v, 0)
 
 
-def adam(**options: float) -> tuple[Any, Any]:
-    return moments(adam_v, 0.0, 0.0, **options)
+def adam(*options: float) -> tuple[Any, Any]:
+    return moments(adam_v, 0.0, 0.0, *options)
 
 
-def yogi(**options: float) -> tuple[Any, Any]:
+def yogi(*options: float) -> tuple[Any, Any]:
     """The paper starts m at 0; optax starts both moments at 1e-6, its m in the direction of the negative mean."""
-    return moments(yogi_v, -1e-6, 1e-6, **options)
+    return moments(yogi_v, -1e-6, 1e-6, *options)
 
 
 def mixing(a: float = 0.6, s: Any = polynomial) -> Rule:

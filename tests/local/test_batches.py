@@ -1,0 +1,152 @@
+"""The minibatch shuffle: exact permutations, the right law, and epochs that miss nothing."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.local import batch, permute
+from fedjax_async.local.batches import mix, seed_of
+from tests.local import textbook
+
+LONGEST = 300
+words = st.integers(0, 2**32 - 1)
+_permute = jax.jit(permute)
+
+
+def permutation(seed, epoch, size):
+    """The whole permutation of ``size`` <= LONGEST elements, from one compiled program."""
+    position = jnp.minimum(jnp.arange(LONGEST, dtype=jnp.int32), size - 1)
+    return np.asarray(_permute(jnp.asarray(seed, jnp.uint32), jnp.int32(epoch), position, jnp.int32(size)))[:size]
+
+
+@settings(max_examples=60)
+@given(seed=st.tuples(words, words), epoch=st.integers(0, 2**31 - 1), size=st.integers(1, LONGEST))
+def test_permute_is_a_bijection_of_any_size(seed, epoch, size):
+    np.testing.assert_array_equal(np.sort(permutation(seed, epoch, size)), np.arange(size))
+
+
+def test_permute_is_a_bijection_of_a_large_shard():
+    size = 60_000
+    found = _permute(jnp.array([1, 2], jnp.uint32), jnp.int32(0), jnp.arange(size, dtype=jnp.int32), jnp.int32(size))
+    np.testing.assert_array_equal(np.sort(found), np.arange(size))
+    # Neither the identity nor close to it: the mean distance of a random permutation is a third of the size.
+    assert abs(np.abs(np.asarray(found) - np.arange(size)).mean() / size - 1 / 3) < 0.01
+
+
+@settings(max_examples=25)
+@given(seed=st.tuples(words, words), epoch=st.integers(0, 2**31 - 1), size=st.integers(1, LONGEST))
+def test_permute_equals_swap_or_not_in_python_integers(seed, epoch, size):
+    assert permutation(seed, epoch, size).tolist() == textbook.swap_or_not(seed, epoch, size)
+
+
+def test_mix_is_a_bijection_on_a_sample_and_known_values():
+    """Reference values from the pure-Python version, which follows the published constants."""
+    x = np.random.default_rng(0).integers(0, 2**32, 5000, dtype=np.uint32)
+    assert len(np.unique(np.asarray(mix(jnp.asarray(x))))) == len(np.unique(x))
+    assert [int(mix(jnp.uint32(v))) for v in (0, 1, 2**32 - 1)] == [textbook.lowbias32(v) for v in (0, 1, 2**32 - 1)]
+
+
+def test_epochs_and_seeds_shuffle_differently():
+    seen = {tuple(permutation((s, t), epoch, 50)) for s in range(4) for t in range(4) for epoch in range(4)}
+    assert len(seen) == 64
+
+
+def chi_square(counts):
+    """Pearson's statistic against equal cells, in standard deviations above its mean."""
+    expected = counts.sum() / counts.size
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    freedom = counts.size - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+DRAWS = 20_000
+
+
+def many(size, epochs=False, positions=None):
+    """Permutations [DRAWS, size]: of random seeds in epoch 0, or of one seed in successive epochs."""
+    if epochs:
+        seeds, epoch = np.full((DRAWS, 2), 12345), np.arange(DRAWS)
+    else:
+        keys = jax.random.split(jax.random.key(7), DRAWS)
+        seeds, epoch = np.asarray(jax.vmap(seed_of)(keys)), np.zeros(DRAWS)
+    position = jnp.arange(size if positions is None else positions, dtype=jnp.int32)
+    run = jax.jit(jax.vmap(permute, in_axes=(0, 0, None, None)))
+    return np.asarray(run(jnp.asarray(seeds, jnp.uint32), jnp.asarray(epoch, jnp.int32), position, jnp.int32(size)))
+
+
+@pytest.mark.parametrize("epochs", [False, True], ids=["seeds", "epochs"])
+@pytest.mark.parametrize("size", [2, 3, 4, 10])
+def test_permutations_are_uniform(size, epochs):
+    """Where each position goes, each pair of the first and last, and for small sizes each whole permutation."""
+    found = many(size, epochs)
+    for position in range(size):
+        assert chi_square(np.bincount(found[:, position], minlength=size)) < 4
+    pairs = np.bincount(found[:, 0] * size + found[:, -1], minlength=size * size).reshape(size, size)
+    assert np.all(np.diag(pairs) == 0) and chi_square(pairs[~np.eye(size, dtype=bool)]) < 4
+    if size <= 4:
+        codes = np.unique(found @ size ** np.arange(size), return_counts=True)[1]
+        assert codes.size == math.factorial(size) and chi_square(codes) < 4
+
+
+@pytest.mark.parametrize("epochs", [False, True], ids=["seeds", "epochs"])
+def test_the_first_batch_is_a_fair_sample_of_a_large_shard(epochs):
+    """Neighbours land anywhere, independently: twelfths of a shard of 60,000."""
+    first, second = (many(60_000, epochs, positions=2) // 5_000).T
+    for cells, size in ((first, 12), (second, 12), (12 * first + second, 144)):
+        assert chi_square(np.bincount(cells, minlength=size)) < 4
+
+
+@pytest.mark.parametrize("size", [2, 10])
+def test_successive_epochs_are_independent(size):
+    found = many(size, epochs=True)[:, 0]
+    pairs = found[::2][: DRAWS // 2] * size + found[1::2]
+    assert chi_square(np.bincount(pairs, minlength=size * size)) < 4
+
+
+def test_the_chi_square_test_can_fail():
+    biased = np.random.default_rng(0).choice(10, DRAWS, p=[0.11, *[0.89 / 9] * 9])
+    assert chi_square(np.bincount(biased, minlength=10)) > 4
+
+
+MOST_STEPS = 130
+
+
+def _steps(batch_size):
+    k = jnp.arange(MOST_STEPS, dtype=jnp.int32)
+    return jax.jit(lambda seed, size: jax.vmap(lambda k: batch(seed, k, size, batch_size))(k))
+
+
+STEPS = {batch_size: _steps(batch_size) for batch_size in (1, 7, 32, 200)}
+
+
+@pytest.mark.parametrize("batch_size", STEPS)
+@settings(max_examples=25)
+@given(seed=st.tuples(words, words), size=st.integers(1, 64))
+def test_every_epoch_visits_each_example_once(batch_size, seed, size):
+    position, mask = map(np.asarray, STEPS[batch_size](jnp.asarray(seed, jnp.uint32), jnp.int32(size)))
+    per_epoch = -(-size // batch_size)
+    assert position.shape == mask.shape == (MOST_STEPS, batch_size)
+    assert position.min() >= 0 and position.max() < size
+    for epoch in range(2):
+        rows = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
+        visited = position[rows][mask[rows]]
+        np.testing.assert_array_equal(np.sort(visited), np.arange(size))
+        full, rest = divmod(size, batch_size)
+        counts = mask[rows].sum(axis=1)
+        np.testing.assert_array_equal(counts, [batch_size] * full + [rest] * (rest > 0))
+        np.testing.assert_array_equal(visited, textbook.swap_or_not(seed, epoch, size))
+
+
+def test_seed_of_keeps_two_words_of_any_kind_of_key():
+    for impl in ("threefry2x32", "rbg"):
+        keys = jax.random.split(jax.random.key(3, impl=impl), 50)
+        seeds = np.asarray(jax.vmap(seed_of)(keys))
+        assert seeds.shape == (50, 2) and seeds.dtype == np.uint32
+        assert len(np.unique(seeds, axis=0)) == 50

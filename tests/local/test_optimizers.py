@@ -1,0 +1,119 @@
+"""Named optimisers and decays against their formulas."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import registry, tree
+from fedjax_async.local import DECAYS, OPTIMIZERS
+from tests.local import textbook
+
+GRADIENTS = np.random.default_rng(0).normal(size=(6, 5))
+START = np.random.default_rng(1).normal(size=5)
+
+
+def descend(optimizer):
+    params, state = {"w": jnp.asarray(START)}, optimizer.init({"w": jnp.asarray(START)})
+    step = jax.jit(lambda g, state, params: tree.optimize(optimizer, {"w": g}, state, params))
+    for g in GRADIENTS:
+        params, state = step(jnp.asarray(g), state, params)
+    return params["w"]
+
+
+def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
+    w, v = START, 0.0
+    for gradient in GRADIENTS:
+        g = gradient + weight_decay * w
+        v = momentum * v + g
+        w = w - lr * (g + momentum * v if nesterov else v)
+    return w
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("sgd", {}, momentum_sgd(0.1)),
+        ("sgd", {"momentum": 0.9}, momentum_sgd(0.1, 0.9)),
+        ("sgd", {"momentum": 0.9, "nesterov": True}, momentum_sgd(0.1, 0.9, True)),
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.2}, momentum_sgd(0.1, 0.5, weight_decay=0.2)),
+        ("adam", {}, textbook.adam(START, GRADIENTS, lr=0.1)),
+        ("adam", {"b1": 0.5, "b2": 0.9, "eps": 0.1}, textbook.adam(START, GRADIENTS, lr=0.1, b1=0.5, b2=0.9, eps=0.1)),
+        ("adamw", {}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=1e-4)),
+        ("adamw", {"weight_decay": 0.3}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=0.3)),
+    ],
+)
+def test_optimisers_are_their_formulas(name, options, expected):
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(descend(OPTIMIZERS[name](0.1, **options)), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimisers_take_the_learning_rate_first(name):
+    parameters = list(inspect.signature(OPTIMIZERS[name]).parameters.values())
+    assert parameters[0].name == "lr" and parameters[0].kind is not inspect.Parameter.KEYWORD_ONLY
+    assert len(registry.options_of(OPTIMIZERS[name])) == len(parameters) - 1
+    assert registry.summary(OPTIMIZERS[name]).endswith(".")
+    schedule = OPTIMIZERS[name](lambda count: 0.1 * 0.5**count)  # any optax schedule is a learning rate
+    assert np.all(np.isfinite(descend(schedule)))
+
+
+BELOW_1 = [-0.1, 1.0, "much"]
+BAD = [
+    *[(name, "lr", value) for name in OPTIMIZERS for value in (0, -1.0, float("nan"), "fast", None)],
+    *[("sgd", "momentum", value) for value in BELOW_1],
+    *[(name, "weight_decay", value) for name in ("sgd", "adamw") for value in (-0.1, float("inf"))],
+    *[(name, field, value) for name in ("adam", "adamw") for field in ("b1", "b2") for value in BELOW_1],
+    *[(name, "eps", value) for name in ("adam", "adamw") for value in (0, -1e-8)],
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), BAD)
+def test_bad_optimiser_options_are_refused(name, field, value):
+    with pytest.raises(ValueError, match=rf"^{field} = .*: must be "):
+        OPTIMIZERS[name](**{"lr": 0.1, field: value})
+
+
+VERSIONS = np.array([0, 1, 5, 10, 40, 1000])
+FORMULAS = {
+    "exponential": ({"rate": 0.9, "every": 4}, 0.9 ** (VERSIONS / 4)),
+    "cosine": ({"steps": 40, "floor": 0.2}, 0.2 + 0.8 * (1 + np.cos(np.pi * np.minimum(VERSIONS / 40, 1))) / 2),
+    "warmup": ({"steps": 10}, np.minimum(1.0, (VERSIONS + 1) / 10)),
+}
+
+
+def test_constant_is_no_decay_and_every_other_has_its_formula():
+    assert DECAYS["constant"]() is None
+    assert set(DECAYS) == {"constant", *FORMULAS}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_decays_are_their_formulas(name):
+    """Of a version that is an int32 tracer, or a plain int as in ``Message``'s default."""
+    options, expected = FORMULAS[name]
+    with jax.enable_x64(True):
+        decay = DECAYS[name](**options)
+        found = jax.jit(jax.vmap(decay))(jnp.asarray(VERSIONS, jnp.int32))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(decay(5), expected[2], rtol=1e-12)
+    assert DECAYS[name]()(jnp.int32(3)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("exponential", {"rate": 0}, "rate = 0: must be a finite number > 0"),
+        ("exponential", {"every": 0}, "every = 0: must be a whole number >= 1"),
+        ("cosine", {"steps": 0}, "steps = 0: must be a whole number >= 1"),
+        ("cosine", {"floor": 1.5}, "floor = 1.5: must be between 0.0 and 1.0"),
+        ("warmup", {"steps": 0.5}, "steps = 0.5: must be a whole number >= 1"),
+    ],
+)
+def test_bad_decays_are_refused(name, options, message):
+    with pytest.raises(ValueError) as error:
+        DECAYS[name](**options)
+    assert str(error.value) == message

@@ -1,0 +1,255 @@
+"""The local trainer against float64 NumPy, and what a job keeps, forgets and promises."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import tree
+from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, run_job, run_steps, sgd
+from fedjax_async.local.batches import seed_of
+from fedjax_async.types import Message, Model
+from tests.local import textbook
+from tests.local.made_up import (
+    SIZES,
+    client_data,
+    message,
+    pool,
+    rows_of,
+    softmax_regression,
+    start_arrays,
+    start_params,
+)
+
+MODEL = softmax_regression()
+
+
+def plain(lr=0.3, **options):
+    return sgd(MODEL, optimizer=optax.sgd(lr), **options)
+
+
+def groups(key, client, batch_size, steps, size=None):
+    """Pool rows of each minibatch of a job."""
+    rows = rows_of(client, size)
+    seed = tuple(int(word) for word in seed_of(key))
+    return [rows[positions] for positions in textbook.batches(seed, len(rows), batch_size, steps)]
+
+
+def flat(params):
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(params)])
+
+
+def job(algorithm, key, steps, *, client=0, message_=None, size=None):
+    return run_job(algorithm, key, message_ or message(), (), client_data(client, size=size), steps)
+
+
+@pytest.mark.parametrize(
+    ("client", "steps", "options", "version"),
+    [
+        (0, 6, {}, 0),  # 23 examples in batches of 8: two epochs with a partial last batch
+        (0, 8, {"momentum": 0.9}, 0),
+        (0, 7, {"momentum": 0.8, "nesterov": True}, 0),
+        (2, 7, {"weight_decay": 0.1}, 0),  # 32 examples: no partial batch
+        (2, 7, {"weight_decay": 0.1, "momentum": 0.5, "proximal": 0.7}, 0),
+        (0, 6, {"proximal": 1.5}, 0),
+        (0, 6, {"momentum": 0.9, "proximal": 0.2}, 5),  # scaled by 1/(1 + version)
+        (1, 5, {"momentum": 0.9}, 0),  # 5 examples: each batch is all of them
+    ],
+)
+def test_training_is_the_textbooks(client, steps, options, version):
+    key, batch_size, lr = jax.random.key(3), 8, 0.4
+    proximal = options.get("proximal", 0.0)
+    local = {name: value for name, value in options.items() if name != "proximal"}
+    with jax.enable_x64(True):
+        algorithm = sgd(
+            MODEL,
+            optimizer=OPTIMIZERS["sgd"](lr, **local),
+            batch_size=batch_size,
+            proximal=proximal,
+            scale=(lambda v: 1.0 / (1.0 + v.astype(float))) if version else None,
+        )
+        upload, state = job(algorithm, key, steps, client=client, message_=message(version))
+        (w, b), (x, y, _) = start_arrays(), pool()
+        minibatches = groups(key, client, batch_size, steps)
+        expected = textbook.train(w, b, x, y, minibatches, lr=lr, scale=1 / (1 + version), **options)
+        assert state == ()
+        np.testing.assert_allclose(upload["w"], expected[0] - w, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(upload["b"], expected[1] - b, rtol=1e-9, atol=1e-12)
+    assert np.abs(expected[0] - w).max() > 0.05
+
+
+def test_a_full_batch_is_gradient_descent_in_any_order():
+    with jax.enable_x64(True):
+        (w, b), (x, y, _) = start_arrays(), pool()
+        expected = textbook.train(w, b, x, y, [rows_of(0)] * 4, lr=0.5)
+        for key in range(2):
+            upload, _ = job(plain(0.5, batch_size=23), jax.random.key(key), 4)
+            np.testing.assert_allclose(upload["w"] + w, expected[0], rtol=1e-9)
+            larger, _ = job(plain(0.5, batch_size=40), jax.random.key(key), 4)
+            np.testing.assert_allclose(larger["w"], upload["w"], rtol=1e-9, atol=1e-12)
+
+
+def test_the_batches_of_an_epoch_are_unbiased_together():
+    """Weighted by their sizes, the gradients of an epoch at one point average to the full gradient."""
+    with jax.enable_x64(True):
+        algorithm, data, sent = plain(1.0, batch_size=8), client_data(0), message()
+        step = jax.jit(algorithm.step)
+        work = algorithm.begin(jax.random.key(0), sent, (), data)
+        gradients = [sent.params["w"] - step(work, jnp.int32(k), sent, data).params["w"] for k in range(3)]
+        (w, b), (x, y, _) = start_arrays(), pool()
+        full, _ = textbook.gradient(w, b, x[rows_of(0)], y[rows_of(0)])
+        np.testing.assert_allclose(np.average(gradients, axis=0, weights=[8, 8, 7]), full, rtol=1e-9, atol=1e-12)
+
+
+def test_upload_is_trained_minus_start_and_finish_may_be_called_again():
+    algorithm, data, sent = plain(batch_size=8), client_data(), message()
+    work = run_steps(algorithm, jax.random.key(1), sent, (), data, 5)
+    uploads = [algorithm.finish(work, sent, ())[0] for _ in range(2)]
+    np.testing.assert_array_equal(flat(uploads[0]), flat(work.params) - flat(sent.params))
+    np.testing.assert_array_equal(flat(uploads[0]), flat(uploads[1]))
+    whole, _ = run_job(algorithm, jax.random.key(1), sent, (), data, 5)
+    np.testing.assert_array_equal(flat(whole), flat(uploads[0]))
+
+
+def test_a_job_is_its_steps_one_after_the_other():
+    algorithm, data, sent = sgd(MODEL, optimizer=optax.adam(0.1), batch_size=8), client_data(), message()
+    step = jax.jit(algorithm.step)
+    work = algorithm.begin(jax.random.key(1), sent, (), data)
+    for k in range(5):
+        work = step(work, jnp.int32(k), sent, data)
+    upload, _ = run_job(algorithm, jax.random.key(1), sent, (), data, 5)
+    np.testing.assert_allclose(flat(algorithm.finish(work, sent, ())[0]), flat(upload), rtol=1e-5, atol=1e-7)
+
+
+def test_no_steps_upload_zeros():
+    upload, _ = job(plain(), jax.random.key(0), 0)
+    np.testing.assert_array_equal(flat(upload), 0.0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimiser_state_does_not_outlive_a_job(name):
+    algorithm = sgd(MODEL, optimizer=OPTIMIZERS[name](0.1), batch_size=8)
+    if name == "sgd":
+        algorithm = sgd(MODEL, optimizer=OPTIMIZERS[name](0.1, momentum=0.9), batch_size=8)
+    data, sent = client_data(), message()
+    assert algorithm.init(sent.params) == ()
+    run = jax.jit(lambda key, state: run_steps(algorithm, key, sent, state, data, 4))
+    first = run(jax.random.key(0), ())
+    _, state = algorithm.finish(first, sent, ())
+    fresh = algorithm.begin(jax.random.key(0), sent, state, data)
+    moved = [np.any(a != b) for a, b in zip(jax.tree.leaves(first.optimizer), jax.tree.leaves(fresh.optimizer))]
+    assert len(moved) > 0 and all(moved)
+    np.testing.assert_array_equal(flat(run(jax.random.key(0), state).params), flat(first.params))
+
+
+def test_the_same_job_trains_the_same_and_another_number_or_client_otherwise():
+    root, algorithm, data, sent = jax.random.key(8), plain(batch_size=8), client_data(), message()
+    keys = {(i, n): job_key(root, jnp.int32(i), jnp.int32(n)) for i in range(3) for n in range(3)}
+    run = jax.jit(lambda key: run_job(algorithm, key, sent, (), data, 2)[0]["w"])
+    uploads = {where: np.asarray(run(key)) for where, key in keys.items()}
+    np.testing.assert_array_equal(uploads[1, 2], run(job_key(root, 1, 2)))
+    assert len({upload.tobytes() for upload in uploads.values()}) == 9
+    assert not np.array_equal(uploads[1, 2], run(job_key(jax.random.key(9), 1, 2)))
+
+
+def test_traced_step_counts_share_one_program():
+    algorithm, data, sent = plain(batch_size=8), client_data(), message()
+    traces = []
+
+    @jax.jit
+    def run(steps):
+        traces.append(steps)
+        return run_job(algorithm, jax.random.key(2), sent, (), data, steps)[0]
+
+    uploads = [flat(run(jnp.int32(steps))) for steps in (1, 2, 9)]
+    assert len(traces) == 1
+    for steps, upload in zip((1, 2, 9), uploads):
+        np.testing.assert_allclose(upload, flat(job(algorithm, jax.random.key(2), steps)[0]), rtol=1e-5, atol=1e-6)
+    assert np.abs(uploads[2]).sum() > np.abs(uploads[0]).sum()
+
+
+def test_clients_of_unequal_size_vmapped_equal_one_by_one():
+    algorithm = sgd(MODEL, optimizer=optax.sgd(0.2, momentum=0.9), batch_size=8, proximal=0.1)
+    data = client_data()
+    keys = jax.random.split(jax.random.key(4), 3)
+    each = [client_data(client) for client in range(3)]
+    steps = jnp.array([3, 1, 6], jnp.int32)
+    starts = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), start_params())
+
+    def one(key, params, offset, size, steps):
+        return run_job(algorithm, key, Message(params), (), data._replace(offset=offset, size=size), steps)[0]
+
+    offsets, sizes = jnp.stack([d.offset for d in each]), jnp.stack([d.size for d in each])
+    together = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes, steps)
+    assert sizes.tolist() == SIZES
+    alone = jax.jit(one)
+    for i in range(3):
+        expected = alone(keys[i], tree.take(starts, i), offsets[i], sizes[i], steps[i])
+        np.testing.assert_allclose(flat(tree.take(together, i)), flat(expected), rtol=1e-4, atol=1e-6)
+
+
+def noise_model():
+    """Its gradient is the noise that the key gives, so that training reveals the keys."""
+
+    def apply(params, x, key=None):
+        return params["w"] * jax.random.normal(key, ()) * jnp.ones(x.shape[0])
+
+    return Model(lambda key: {"w": jnp.zeros(())}, apply, lambda outputs, y: outputs)
+
+
+def test_the_dropout_key_is_new_in_every_step_and_follows_from_the_jobs():
+    algorithm, key, data = sgd(noise_model(), optimizer=optax.sgd(1.0), batch_size=8), jax.random.key(6), client_data()
+    run = jax.jit(lambda steps: run_job(algorithm, key, Message({"w": jnp.zeros(())}), (), data, steps)[0]["w"])
+    noise = -np.diff([float(run(steps)) for steps in range(6)])
+    expected = [float(jax.random.normal(jax.random.fold_in(key, k), ())) for k in range(5)]
+    np.testing.assert_allclose(noise, expected, rtol=1e-4, atol=1e-6)
+    assert len(set(expected)) == 5
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_params_keep_their_dtype(name):
+    """In bfloat16 too, and with a learning rate and a decay that are traced in float32."""
+    data = client_data()
+    data = data._replace(x=data.x.astype(jnp.bfloat16))
+    sent = message(3, jnp.bfloat16)
+
+    def run(lr, mu):
+        algorithm = sgd(
+            MODEL, optimizer=OPTIMIZERS[name](lr), batch_size=8, proximal=mu, scale=DECAYS["exponential"](rate=0.5)
+        )
+        return run_job(algorithm, jax.random.key(0), sent, (), data, 3)[0]
+
+    upload = jax.jit(run)(jnp.float32(0.1), jnp.float32(0.1))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(upload)} == {"bfloat16"}
+    assert np.abs(np.asarray(upload["w"], np.float32)).max() > 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_hyperparameters_may_be_traced(name):
+    data, sent = client_data(), message()
+
+    def run(lr, mu):
+        algorithm = sgd(MODEL, optimizer=OPTIMIZERS[name](lr), batch_size=8, proximal=mu)
+        return run_job(algorithm, jax.random.key(0), sent, (), data, 4)[0]["w"]
+
+    swept = jax.jit(jax.vmap(run))(jnp.array([0.1, 0.01]), jnp.array([0.0, 0.5]))
+    for i, (lr, mu) in enumerate([(0.1, 0.0), (0.01, 0.5)]):
+        np.testing.assert_allclose(swept[i], jax.jit(lambda lr=lr, mu=mu: run(lr, mu))(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message_"),
+    [
+        ({"batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
+        ({"batch_size": 2.5}, "batch_size = 2.5: must be a whole number >= 1"),
+        ({"proximal": -0.1}, "proximal = -0.1: must be a finite number >= 0"),
+        ({"proximal": "strong"}, "proximal = 'strong': must be a finite number >= 0"),
+    ],
+)
+def test_bad_options_are_refused(options, message_):
+    with pytest.raises(ValueError) as error:
+        plain(**options)
+    assert str(error.value) == message_

@@ -1,0 +1,67 @@
+"""Local steps of a job, by hand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async.local import local_steps
+
+SIZE = np.array([100, 96, 10, 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"epochs": 1}, [4, 3, 1, 1]),
+        ({"epochs": 2}, [8, 6, 2, 2]),
+        ({"epochs": 1.5}, [6, 5, 2, 2]),
+        ({"epochs": 0.25}, [1, 1, 1, 1]),
+        ({"epochs": 0.5}, [2, 2, 1, 1]),
+        ({"epochs": 1e-9}, [1, 1, 1, 1]),
+        ({"steps": 7}, [7, 7, 7, 7]),
+    ],
+)
+def test_steps_by_hand(options, expected):
+    found = local_steps(SIZE, batch_size=32, **options)
+    assert found.tolist() == expected and found.dtype == np.int32
+
+
+@given(
+    size=st.lists(st.integers(1, 70_000), min_size=1, max_size=5),
+    batch_size=st.integers(1, 300),
+    hundredths=st.integers(1, 2000),
+)
+def test_steps_are_exact_for_decimal_epochs(size, batch_size, hundredths):
+    """Also where binary floats are not: 0.07 of 100 batches are 7 steps."""
+    found = local_steps(np.array(size), batch_size=batch_size, epochs=hundredths / 100)
+    whole, part = divmod(Fraction(hundredths, 100), 1)
+    for n, steps in zip(size, found):
+        per_epoch = -(-n // batch_size)
+        assert steps == whole * per_epoch + math.ceil(part * per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "epochs = None, steps = None: give exactly one"),
+        ({"epochs": 1, "steps": 1}, "epochs = 1, steps = 1: give exactly one"),
+        ({"epochs": 0}, "epochs = 0: must be a finite number > 0"),
+        ({"epochs": -1.0}, "epochs = -1.0: must be"),
+        ({"epochs": float("nan")}, "epochs = nan: must be"),
+        ({"epochs": float("inf")}, "epochs = inf: must be"),
+        ({"epochs": "two"}, "epochs = 'two': must be"),
+        ({"steps": 0}, "steps = 0: must be a whole number >= 1"),
+        ({"steps": 1.5}, "steps = 1.5: must be a whole number >= 1"),
+        ({"epochs": 1, "batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
+    ],
+)
+def test_bad_steps_are_refused(options, message):
+    with pytest.raises(ValueError) as error:
+        local_steps(SIZE, **{"batch_size": 32, **options})
+    assert str(error.value).startswith(message)

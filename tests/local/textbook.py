@@ -1,0 +1,73 @@
+"""Local training once more: the shuffle in pure Python integers, the trainer in float64 NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+WORD = 2**32
+ROUNDS = 24
+
+
+def lowbias32(x: int) -> int:
+    x ^= x >> 16
+    x = x * 0x7FEB352D % WORD
+    x ^= x >> 15
+    x = x * 0x846CA68B % WORD
+    return x ^ (x >> 16)
+
+
+def swap_or_not(seed: tuple[int, int], epoch: int, size: int) -> list[int]:
+    """The whole permutation: in round r, x and its mirror image ``pivot - x`` swap places or do not."""
+    base = lowbias32(seed[0] ^ lowbias32((seed[1] + epoch * 0x9E3779B9) % WORD))
+    word = [lowbias32((base + i * 0x9E3779B9) % WORD) for i in range(3 * ROUNDS)]
+    result = []
+    for position in range(size):
+        x = position
+        for a, b, pivot in zip(word[:ROUNDS], word[ROUNDS:], word[2 * ROUNDS :]):
+            mirror = (pivot - x) % size
+            if (a * max(x, mirror) + b) % WORD >= WORD // 2:
+                x = mirror
+        result.append(x)
+    return result
+
+
+def batches(seed: tuple[int, int], size: int, batch_size: int, steps: int) -> list[list[int]]:
+    """The first ``steps`` minibatches: epoch after epoch, each cut into runs of ``batch_size``."""
+    found: list[list[int]] = []
+    epoch = 0
+    while len(found) < steps:
+        order = swap_or_not(seed, epoch, size)
+        found += [order[low : low + batch_size] for low in range(0, size, batch_size)]
+        epoch += 1
+    return found[:steps]
+
+
+def gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the mean cross-entropy of softmax regression, ``softmax(x w + b)``."""
+    scores = x @ w + b
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return x.T @ p / len(y), p.mean(axis=0)
+
+
+def train(w, b, x, y, groups, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, proximal=0.0, scale=1.0):
+    """SGD over the given minibatches (lists of row numbers); the trained ``w, b``."""
+    start, now, velocity = (w, b), [w, b], [np.zeros_like(w), np.zeros_like(b)]
+    for rows in groups:
+        grads = gradient(*now, x[rows], y[rows])
+        for i in range(2):
+            g = grads[i] + proximal * (now[i] - start[i]) + weight_decay * now[i]
+            velocity[i] = momentum * velocity[i] + g
+            direction = g + momentum * velocity[i] if nesterov else velocity[i]
+            now[i] = now[i] - scale * lr * direction
+    return now
+
+
+def adam(w, gradients, *, lr, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0):
+    """Adam along given gradients; with ``weight_decay``, AdamW."""
+    m = v = np.zeros_like(w)
+    for t, g in enumerate(gradients, start=1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        w = w - lr * (m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps) + weight_decay * w)
+    return w

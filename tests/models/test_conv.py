@@ -1,0 +1,207 @@
+"""Every lowering equals ``flax.linen.Conv`` (float64, 1e-10), alone and with a client axis on parameters and data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.models import LOWERINGS, Conv, ConvPool, default_lowering
+from fedjax_async.models.tiles import fold, tile_kernel, unfold, untile_kernel
+
+
+def brute_force(x, kernel, strides, padding):
+    """The definition, position by position."""
+    x = np.pad(x, ((0, 0), *padding, (0, 0)))
+    kh, kw, _, c_out = kernel.shape
+    oh, ow = (x.shape[1] - kh) // strides[0] + 1, (x.shape[2] - kw) // strides[1] + 1
+    out = np.zeros((x.shape[0], oh, ow, c_out))
+    for i in range(oh):
+        for j in range(ow):
+            window = x[:, i * strides[0] : i * strides[0] + kh, j * strides[1] : j * strides[1] + kw]
+            out[:, i, j] = np.einsum("bhwc,hwco->bo", window, kernel)
+    return out
+
+
+def value_and_gradients(apply, params, x):
+    """Outputs, and the gradients of an unequally weighted sum of them with respect to parameters and input."""
+
+    def total(params, x):
+        out = apply({"params": params}, x)
+        return (out * jnp.sin(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)).sum(), out
+
+    gradients, out = jax.grad(total, argnums=(0, 1), has_aux=True)(params, x)
+    return out, gradients
+
+
+compiled = jax.jit(value_and_gradients, static_argnums=0)
+
+
+def agree(a, b, tolerance=1e-10):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
+
+
+sizes = st.integers(1, 5)
+
+
+@settings(max_examples=12)
+@given(
+    kernel=st.tuples(sizes, sizes),
+    extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.sampled_from(["SAME", "VALID", 1, ((0, 2), (1, 0))]),
+    use_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_equals_flax_in_values_and_gradients(kernel, extra, strides, channels, padding, use_bias, seed):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        x = jnp.asarray(rng.normal(size=(2, kernel[0] + extra[0], kernel[1] + extra[1], channels[0])))
+        theirs = nn.Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
+        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+        expected = compiled(theirs.apply, params, x)
+        for name in LOWERINGS:
+            ours = Conv(channels[1], kernel, strides, padding=padding, use_bias=use_bias, lowering=name)
+            mine = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
+            assert jax.tree.map(jnp.shape, mine) == jax.tree.map(jnp.shape, params)
+            agree(compiled(ours.apply, params, x), expected)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("strides", [(1, 1), (2, 1)])
+def test_equals_the_definition(lowering, strides):
+    rng = np.random.default_rng(1)
+    x, kernel = rng.normal(size=(2, 7, 6, 3)), rng.normal(size=(3, 2, 3, 4))
+    padding = ((1, 0), (2, 1))
+    with jax.enable_x64(True):
+        out = LOWERINGS[lowering](jnp.asarray(x), jnp.asarray(kernel), strides, padding)
+    np.testing.assert_allclose(out, brute_force(x, kernel, strides, padding), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_clients_with_their_own_kernels(lowering):
+    """vmap over parameters and data = one client after the other."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(2)
+        conv = Conv(4, 5, lowering=lowering)
+        x = jnp.asarray(rng.normal(size=(3, 2, 8, 8, 2)))
+        params = {"kernel": jnp.asarray(rng.normal(size=(3, 5, 5, 2, 4))), "bias": jnp.asarray(rng.normal(size=(3, 4)))}
+        together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
+        plain = nn.Conv(4, (5, 5), param_dtype=jnp.float64)
+        for i in range(3):
+            row = jax.tree.map(lambda leaf, i=i: leaf[i], (params, x))
+            agree(jax.tree.map(lambda leaf, i=i: leaf[i], together), compiled(plain.apply, *row))
+
+
+@settings(max_examples=8)
+@given(
+    size=st.tuples(st.integers(6, 11), st.integers(6, 11)),
+    kernel=st.tuples(sizes, sizes),
+    pool=st.sampled_from(["max", "avg"]),
+    padding=st.sampled_from(["SAME", "VALID"]),
+    use_bias=st.booleans(),
+    blank=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, use_bias, blank, seed):
+    """Also on images with blank regions, where all entries of a pooling window are equal."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(2, *size, 2))
+        x[:, : size[0] // 2] = 0.5 if blank else x[:, : size[0] // 2]
+        # multiples of 1/64: sums are then exact, so that equal windows are equal in every lowering
+        x, draw = jnp.asarray(np.round(x * 8) / 8), lambda p: jnp.asarray(np.round(rng.normal(size=p.shape) * 8) / 8)
+        conv = nn.Conv(3, kernel, padding=padding, use_bias=use_bias, param_dtype=jnp.float64)
+        flax_pool = {"max": nn.max_pool, "avg": nn.avg_pool}[pool]
+        params = jax.tree.map(draw, jax.eval_shape(conv.init, jax.random.key(0), x)["params"])
+
+        def plain(variables, x):
+            return flax_pool(nn.relu(conv.apply(variables, x)), (2, 2), (2, 2))
+
+        expected = compiled(plain, params, x)
+        for name in LOWERINGS:
+            ours = ConvPool(3, kernel, padding, pool, use_bias, name)
+            agree(compiled(ours.apply, params, x), expected)
+
+
+@given(
+    size=st.tuples(st.integers(5, 9), st.integers(5, 9)),
+    kernel=st.tuples(sizes, sizes),
+    tile=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+@settings(max_examples=12)
+def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
+    """<unfold(x), p> = <x, fold(p)> and <tile(k), q> = <k, untile(q)>."""
+    for n, k, t, s in zip(size, kernel, tile, strides):
+        if ((n - k) // s + 1) % t:
+            return
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(3)
+        x, k = jnp.asarray(rng.normal(size=(2, *size, 3))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
+        patches, big = unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)
+        p, q = jnp.asarray(rng.normal(size=patches.shape)), jnp.asarray(rng.normal(size=big.shape))
+        back = fold(p, *size, (tile[0] * strides[0], tile[1] * strides[1]))
+        np.testing.assert_allclose((patches * p).sum(), (x * back).sum(), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose((big * q).sum(), (k * untile_kernel(q, k.shape, tile, strides)).sum(), rtol=1e-10)
+
+
+def test_grouped_convolution_equals_flax():
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, 6, 4)), jnp.float32)
+    ours, theirs = Conv(8, 3, feature_group_count=2), nn.Conv(8, (3, 3), feature_group_count=2)
+    params = theirs.init(jax.random.key(1), x)
+    np.testing.assert_allclose(ours.apply(params, x), theirs.apply(params, x), rtol=1e-6, atol=1e-6)
+
+
+def test_the_choice_of_lowering():
+    assert default_lowering((5, 5, 1, 6), backend="cpu") == "tiled"
+    assert default_lowering((3, 3, 32, 64), backend="cpu") == "im2col"
+    assert default_lowering((5, 5, 1, 6), backend="gpu") in LOWERINGS
+    assert default_lowering((5, 5, 1, 6), groups=2) == "lax"
+
+
+def test_same_start_as_flax():
+    """Same initialiser, same key, same parameters."""
+    x = jnp.zeros((1, 8, 8, 3))
+    ours, theirs = Conv(4, 3).init(jax.random.key(5), x), nn.Conv(4, (3, 3)).init(jax.random.key(5), x)
+    agree(ours, theirs, 0.0)
+
+
+def test_second_derivatives_reverse_over_reverse():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(6)
+        x, v = jnp.asarray(rng.normal(size=(2, 6, 6, 1))), jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
+        k = jnp.asarray(rng.normal(size=(3, 3, 1, 2)))
+
+        def product(lowering):
+            def f(k):
+                return (LOWERINGS[lowering](x, k, (1, 1), ((1, 1), (1, 1))) ** 3).sum()
+
+            return jax.grad(lambda k: (jax.grad(f)(k) * v).sum())(k)
+
+        np.testing.assert_allclose(product("tiled"), product("lax"), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (Conv(4, 3, lowering="im2coll"), "did you mean 'im2col'"),
+        (Conv(4, 3, padding="FULL"), "padding = 'FULL'"),
+        (Conv(4, 9, padding="VALID"), "input size"),
+        (Conv(4, 3, feature_group_count=3), "feature_group_count = 3"),
+        (Conv(4, 3, feature_group_count=2, lowering="tiled"), "lowering = 'tiled'"),
+        (ConvPool(4, 3, pool="median"), "pool = 'median'"),
+        (ConvPool(4, 6, "VALID"), "input size"),
+    ],
+)
+def test_bad_settings_are_named(module, named):
+    with pytest.raises(ValueError, match=named):
+        module.init(jax.random.key(0), jnp.zeros((1, 6, 6, 2)))

@@ -1,0 +1,207 @@
+"""The registry: sizes, gradients, dropout, losses, and that every model learns."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from fedjax_async import tree
+from fedjax_async.models import LOWERINGS, MODELS, cross_entropy, decoded, from_flax, in_dtype, make
+
+SIZES = {
+    "logistic": 7_850,
+    "mlp": 50_890,
+    "lenet5": 61_706,
+    "lenet5_orthofl": 44_190,
+    "lenet5_cifar": 256_830,
+    "cnn": 1_626_442,
+}
+SMALL = {"lenet5_cifar": (16, 16, 3), "cnn": (10, 10, 3)}
+
+
+def small(name, **options):
+    """The model on images small enough for a quick test."""
+    shape = SMALL.get(name, (16, 16, 1))
+    return MODELS[name](input_shape=shape, **options), shape
+
+
+@cache
+def batch(shape, size=8):
+    """Two classes that differ in brightness of one half."""
+    rng = np.random.default_rng(0)
+    y = np.arange(size) % 2
+    x = rng.normal(size=(size, *shape)) * 0.3
+    x[:, : shape[0] // 2] += np.where(y == 1, 1.0, -1.0).reshape(-1, 1, 1, 1)
+    return jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_number_of_parameters(name):
+    params = jax.eval_shape(MODELS[name]().init, jax.random.key(0))
+    assert tree.num_scalars(params) == SIZES[name]
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+
+
+def test_number_of_parameters_on_other_shapes():
+    sizes = {spec: make(spec, num_classes=62, input_shape=(28, 28, 1)) for spec in ("cnn", "mlp:hidden=200x100")}
+    found = {s: tree.num_scalars(jax.eval_shape(m.init, jax.random.key(0))) for s, m in sizes.items()}
+    assert found == {"cnn": 1_199_882 + 52 * 129, "mlp:hidden=200x100": 785 * 200 + 201 * 100 + 101 * 62}
+    two = tree.num_scalars(jax.eval_shape(make("mlp:hidden=32,layers=2").init, jax.random.key(0)))
+    assert two == 785 * 32 + 33 * 32 + 33 * 10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_few_steps_reduce_the_loss(name):
+    model, shape = small(name)
+    x, y = batch(shape)
+
+    def loss(params):
+        return model.loss(model.apply(params, x), y).mean()
+
+    step = jax.jit(lambda p: jax.tree.map(lambda a, g: a - 0.05 * g, p, jax.grad(loss)(p)))
+    params = model.init(jax.random.key(0))
+    assert type(params) is dict
+    before = float(loss(params))
+    for _ in range(10):
+        params = step(params)
+    assert float(loss(params)) < 0.8 * before
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_vmap_over_clients_equals_one_at_a_time(name):
+    """Every client has its own weights and its own data."""
+    model, shape = small(name)
+    x, y = batch(shape)
+    params = jax.vmap(model.init)(jax.random.split(jax.random.key(1), 2))
+    xs, ys = jnp.stack([x, -x]), jnp.stack([y, 1 - y])
+    gradient = jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean())
+    together = jax.jit(jax.vmap(gradient))(params, xs, ys)
+    for i in range(2):
+        alone = gradient(tree.take(params, i), xs[i], ys[i])
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "lenet5_orthofl", "lenet5_cifar", "cnn"])
+def test_every_lowering_gives_the_same_network(name):
+    reference, shape = small(name, lowering="lax")
+    x, y = batch(shape)
+    params = reference.init(jax.random.key(2))
+
+    def run(lowering):
+        model, _ = small(name, lowering=lowering)
+        return jax.jit(jax.value_and_grad(lambda p: model.loss(model.apply(p, x), y).mean()))(params)
+
+    expected = run("lax")
+    for lowering in [*LOWERINGS, None]:
+        got = run(lowering)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), got, expected)
+
+
+def test_only_the_cnn_has_dropout_and_only_with_a_key():
+    for name in MODELS:
+        model, shape = small(name)
+        x, _ = batch(shape)
+        params = model.init(jax.random.key(3))
+        params = jax.tree.map(lambda p: p + 0.01, params)
+        plain, again = model.apply(params, x), model.apply(params, x)
+        np.testing.assert_array_equal(plain, again)
+        one, same, other = (model.apply(params, x, jax.random.key(n)) for n in (4, 4, 5))
+        np.testing.assert_array_equal(one, same)
+        changed = not np.array_equal(one, plain) and not np.array_equal(one, other)
+        assert changed == (name == "cnn")
+
+
+def test_dropout_keeps_the_mean():
+    """Inverted dropout at 0.25 and 0.5: kept entries are scaled up, so that the expectation stays."""
+    model = from_flax(Dropped(), input_shape=(64,))
+    out = model.apply(model.init(jax.random.key(0)), jnp.ones((1000, 64)), jax.random.key(1))
+    assert set(np.unique(out)) == {0.0, 2.0}
+    assert abs(float(out.mean()) - 1) < 0.02
+
+
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic: bool = True):
+        self.param("unused", nn.initializers.zeros_init(), ())
+        return nn.Dropout(0.5, deterministic=deterministic)(x)
+
+
+def test_loss_is_cross_entropy_of_each_example():
+    rng = np.random.default_rng(7)
+    logits, y = rng.normal(size=(5, 4)) * 3, rng.integers(0, 4, 5).astype(np.int32)
+    probability = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    with jax.enable_x64(True):
+        ours = cross_entropy(jnp.asarray(logits), jnp.asarray(y))
+        np.testing.assert_allclose(ours, -np.log(probability[np.arange(5), y]), rtol=1e-12)
+        gradient = jax.grad(lambda z: cross_entropy(z, jnp.asarray(y)).sum())(jnp.asarray(logits))
+        np.testing.assert_allclose(gradient, probability - np.eye(4)[y], atol=1e-12)
+    his = optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(logits, jnp.float32), jnp.asarray(y))
+    np.testing.assert_allclose(ours, his, rtol=1e-5)
+
+
+def test_logistic_starts_at_the_uniform_guess():
+    model, shape = small("logistic")
+    x, y = batch(shape)
+    np.testing.assert_allclose(model.loss(model.apply(model.init(jax.random.key(0)), x), y), np.log(10), rtol=1e-6)
+
+
+def test_decoded_takes_raw_rows():
+    model, shape = small("lenet5")
+    raw = jnp.asarray(np.random.default_rng(8).integers(0, 256, (3, *shape)), jnp.uint8)
+    params = model.init(jax.random.key(0))
+
+    def decode(rows):
+        return rows.astype(jnp.float32) / 255
+
+    np.testing.assert_array_equal(decoded(model, decode).apply(params, raw), model.apply(params, decode(raw)))
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn"])
+def test_bfloat16_computes_near_float32_and_keeps_float32_parameters(name):
+    model, shape = small(name)
+    x, y = batch(shape)
+    params = model.init(jax.random.key(0))
+    low = in_dtype(model, jnp.bfloat16)
+    out, full = low.apply(params, x), model.apply(params, x)
+    assert out.dtype == jnp.float32
+    assert not np.array_equal(out, full)
+    np.testing.assert_allclose(out, full, atol=0.05 * float(jnp.abs(full).max()))
+    gradient = jax.grad(lambda p: low.loss(low.apply(p, x), y).mean())(params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        ("lenet", "did you mean 'lenet5'"),
+        ("mlp:hiden=3", "did you mean 'hidden'"),
+        ("mlp:hidden=0", "hidden = 0"),
+        ("mlp:hidden=20xx", "hidden = '20xx'"),
+        ("mlp:hidden=20x10,layers=3", "layers = 3"),
+        ("lenet5:lowering=winograd", "lowering = 'winograd'"),
+        ("lenet5:num_classes=1", "num_classes = 1"),
+        ("cnn:input_shape=28", "input_shape = 28"),
+    ],
+)
+def test_bad_specs_are_named(spec, named):
+    with pytest.raises(ValueError, match=named):
+        make(spec)
+
+
+def test_images_too_small_and_hidden_state_are_refused():
+    with pytest.raises(ValueError, match=r"input_shape = \(10, 10, 1\)"):
+        make("lenet5", input_shape=(10, 10, 1))
+
+    class Normed(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            return nn.BatchNorm(use_running_average=not train)(x)
+
+    with pytest.raises(ValueError, match=r"module state = \['batch_stats'\]"):
+        from_flax(Normed(), input_shape=(4,)).init(jax.random.key(0))

@@ -1,0 +1,58 @@
+"""Pools equal flax's in values and gradients, ties included."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.models import avg_pool, max_pool
+
+PAIRS = {"max": (max_pool, nn.max_pool), "avg": (avg_pool, nn.avg_pool)}
+
+
+@settings(max_examples=12)
+@given(
+    size=st.tuples(st.integers(3, 9), st.integers(3, 9)),
+    window=st.sampled_from([(2, 2), (3, 3), (2, 3)]),
+    strides=st.sampled_from([None, (2, 2), (1, 2)]),
+    padding=st.sampled_from(["VALID", "SAME"]),
+    seed=st.integers(0, 99),
+)
+@pytest.mark.parametrize("name", PAIRS)
+def test_equals_flax(name, size, window, strides, padding, seed):
+    """Whole numbers 0, 1, 2: most windows have ties."""
+    ours, theirs = PAIRS[name]
+    rng = np.random.default_rng(seed)
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.integers(0, 3, (2, *size, 3)).astype(np.float64))
+        out = theirs(x, window, strides or window, padding)
+        weight = jnp.asarray(rng.normal(size=out.shape))
+        np.testing.assert_allclose(ours(x, window, strides, padding), out, rtol=1e-14)
+        mine = jax.grad(lambda x: (ours(x, window, strides, padding) * weight).sum())(x)
+        his = jax.grad(lambda x: (theirs(x, window, strides or window, padding) * weight).sum())(x)
+        np.testing.assert_allclose(mine, his, rtol=1e-12, atol=1e-14)
+
+
+def test_ties_go_to_the_first_entry():
+    x = jnp.ones((1, 2, 2, 1))
+    gradient = jax.grad(lambda x: max_pool(x).sum())(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[1, 0], [0, 0]])
+
+
+def test_forward_mode_agrees_with_reverse_mode():
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, v = jnp.asarray(rng.normal(size=(2, 1, 4, 4, 2)))
+        _, along = jax.jvp(lambda x: (max_pool(x) ** 2).sum(), (x,), (v,))
+        np.testing.assert_allclose(along, (jax.grad(lambda x: (max_pool(x) ** 2).sum())(x) * v).sum(), rtol=1e-12)
+
+
+def test_a_nan_is_not_lost():
+    x = jnp.ones((1, 2, 2, 1)).at[0, 1, 0, 0].set(jnp.nan)
+    assert jnp.isnan(max_pool(x)).all()
+    assert jnp.isnan(avg_pool(x)).all()

@@ -1,0 +1,150 @@
+"""What every entry of ``SERVERS`` promises, whatever its rule."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import registry, tree
+from fedjax_async.server import SERVERS, STALENESS, rule, staleness_weight
+from tests.server.made_up import closing, flat, random_uploads, stacked, start_params
+
+RECEIVE = {name: jax.jit(factory().receive) for name, factory in SERVERS.items()}
+
+
+def mixed(params):
+    """One leaf in bfloat16, the others in float32."""
+    kernel, bias = params["layer"]
+    return {**params, "layer": [kernel.astype(jnp.bfloat16), bias]}
+
+
+def arrivals_for(uploads):
+    arrivals = stacked(uploads)
+    return arrivals._replace(upload=mixed(arrivals.upload), start=mixed(arrivals.start))
+
+
+def types(value):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), jax.eval_shape(lambda: value))
+
+
+@pytest.mark.parametrize("factory", [*SERVERS.values(), *STALENESS.values()])
+def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
+    parameters = inspect.signature(factory).parameters
+    assert registry.options_of(factory) == dict(parameters)
+    assert all(p.default is not inspect.Parameter.empty for p in parameters.values())
+    assert registry.summary(factory).endswith(".")
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
+    """The types include weakness: equal types in and out are why the second call is not traced again."""
+    server, params = SERVERS[name](), mixed(start_params())
+    arrivals = arrivals_for(closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
+    state, memory = server.init(params)
+    first = types(state)
+    before = RECEIVE[name]._cache_size()
+    for i, moved in enumerate([False, True, True]):
+        last = server.params(state)
+        state, memory, info = RECEIVE[name](state, memory, tree.take(arrivals, i))
+        message, after = server.dispatch(state, memory)
+        assert types(state) == first and types(message.params) == types(params)
+        assert memory == after == ()
+        assert info["weight"] > 0 and {(value.shape, str(value.dtype)) for value in info.values()} == {((), "float32")}
+        jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
+        assert np.any(flat(message.params) != flat(last)) == moved
+    assert RECEIVE[name]._cache_size() == before + 1
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_state_keeps_its_types_where_every_arrival_closes(name):
+    server, arrival = SERVERS[name](), tree.take(arrivals_for(random_uploads(0, 1)), 0)
+    state = jax.eval_shape(lambda: server.init(mixed(start_params()))[0])
+    after = jax.eval_shape(lambda state: server.receive(state, (), arrival._replace(closes=True))[0], state)
+    assert after == state
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_traced_hyperparameters_leave_the_types_alone(name):
+    """A float32 learning rate, momentum ... of a sweep does not turn bfloat16 state into float32."""
+    options = {k: p.default for k, p in registry.options_of(SERVERS[name]).items() if isinstance(p.default, float)}
+    arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
+
+    def before_and_after(options):
+        server = SERVERS[name](**options)
+        state = server.init(mixed(start_params()))[0]
+        return state, server.receive(state, (), arrival)[0]
+
+    before, after = jax.eval_shape(before_and_after, {key: jnp.float32(value) for key, value in options.items()})
+    assert options and jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(
+        lambda s: (s.shape, s.dtype), before
+    )
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_compiled_or_not_is_the_same(name):
+    server, params = SERVERS[name](), mixed(start_params())
+    arrivals = arrivals_for(closing(random_uploads(1, 3), at=[0, 2]))
+
+    def ending(receive):
+        state, _ = server.init(params)
+        for i in range(3):
+            state, _, info = receive(state, (), tree.take(arrivals, i))
+        return state, info
+
+    def same(a, b):
+        tolerance = {"rtol": 2e-2, "atol": 1e-2} if a.dtype == jnp.bfloat16 else {"rtol": 1e-5, "atol": 1e-7}
+        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), **tolerance)
+
+    with jax.disable_jit():
+        plain = ending(server.receive)
+    jax.tree.map(same, ending(RECEIVE[name]), plain)
+
+
+ANY, AT_LEAST_0, BELOW_1 = [0, -1.0, float("nan"), float("inf"), "fast", None, True], [-0.1, float("nan")], [-0.1, 1.0]
+BAD = [
+    *[(name, "server_lr", value) for name in SERVERS if name != "fedasync" for value in ANY],
+    *[("fedasync", "mixing", value) for value in [*ANY, 1.5]],
+    *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],
+    *[(name, field, value) for name in ("fedadam", "fedyogi") for field in ("b1", "b2") for value in BELOW_1],
+    *[(name, "eps", value) for name in ("fedadagrad", "fedadam", "fedyogi") for value in ANY],
+    *[("fedadagrad", "initial", value) for value in AT_LEAST_0],
+    *[(name, "exponent", value) for name in ("fedasync", "fedbuff") for value in [*AT_LEAST_0, "half"]],
+    *[(name, "weighting", "size") for name in SERVERS if name.startswith("fedav") or name.startswith("fedad")],
+]
+
+
+@pytest.mark.parametrize(("name", "field", "value"), BAD, ids=[f"{n}-{f}-{v}" for n, f, v in BAD])
+def test_bad_hyperparameters_are_refused_by_name(name, field, value):
+    with pytest.raises(ValueError, match=rf"^{field} = .*: must be ") as error:
+        SERVERS[name](**{field: value})
+    assert repr(value) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("polinomial", {}, "staleness = 'polinomial': unknown; did you mean 'polynomial'?"),
+        ("constant", {"exponent": 1.0}, "exponent = 1.0: must be left out: staleness weight 'constant'"),
+        ("polynomial", {"slope": 1.0}, "slope = 1.0: must be left out"),
+        ("hinge", {"exponent": 1.0}, "exponent = 1.0: must be left out"),
+        ("hinge", {"slope": 0}, "slope = 0: must be a finite number > 0"),
+        ("hinge", {"threshold": -1}, "threshold = -1: must be a finite number >= 0"),
+    ],
+)
+def test_bad_staleness_weights_are_refused(name, options, message):
+    for factory in (SERVERS["fedasync"], SERVERS["fedbuff"]):
+        with pytest.raises(ValueError) as error:
+            factory(staleness=name, **options)
+        assert str(error.value).startswith(message)
+    with pytest.raises(ValueError):
+        staleness_weight(name, **options)
+
+
+@pytest.mark.parametrize("value", [0, -3, "n", float("inf")])
+def test_a_bad_divisor_is_refused(value):
+    with pytest.raises(ValueError, match=r"^divisor = "):
+        rule(optimizer=None, divisor=value)
