@@ -73,7 +73,11 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
 def _settings(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
     """``base`` changed by the flags that were given; a budget flag replaces the base's budgets."""
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
-    for rivals in (("time", "updates", "server_steps"), ("eval_time", "eval_updates", "eval_steps"), ("epochs", "steps")):
+    for rivals in (
+        ("time", "updates", "server_steps"),
+        ("eval_time", "eval_updates", "eval_steps"),
+        ("epochs", "steps"),
+    ):
         if any(name in given for name in rivals):
             base = {name: value for name, value in base.items() if name not in rivals}
     return Settings(**(base | given))
@@ -178,7 +182,9 @@ def _data_verify(arguments: argparse.Namespace) -> None:
     for name in arguments.names:
         for item in verify(name, arguments.data_dir):
             failed += not item.ok
-            print(f"{name}: {item.what}: {'ok' if item.ok else f'WRONG (expected {item.expected}, found {item.found})'}")
+            print(
+                f"{name}: {item.what}: {'ok' if item.ok else f'WRONG (expected {item.expected}, found {item.found})'}"
+            )
     if failed:
         raise ValueError(f"{failed} hashes differ: fetch the data again with `fedjax-async data fetch NAME`")
 
@@ -221,7 +227,9 @@ def parser() -> argparse.ArgumentParser:
     _outputs(one, None)
 
     several = command("compare", "the same experiment with several methods and seeds", _compare)
-    several.add_argument("methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5")
+    several.add_argument(
+        "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
+    )
     several.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
     several.add_argument("--baseline", metavar="METHOD", help="whose time is 1 [fedavg, else the first]")
     _add_settings(several, base=RUN_BASE, without=("method",))

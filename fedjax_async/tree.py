@@ -12,7 +12,7 @@ from fedjax_async.types import Array, Params
 
 
 def take(tree: Any, index: Any) -> Any:
-    """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]`` for an index array, ``[...]`` for a scalar (unchecked)."""
+    """Row(s) ``index`` (in range, unchecked) of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 

@@ -44,11 +44,10 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
     total = len(schedule.job)
     end = float(horizon if horizon is not None else (schedule.time[-1] if total else 0.0))
     if every.updates is not None or every.steps is not None:
-        check.whole("evaluate every", every.updates or every.steps)
-        if every.updates is not None:
-            position = np.arange(every.updates, total + 1, every.updates)
-        else:
-            position = (np.flatnonzero(schedule.closes) + 1)[every.steps - 1 :: every.steps]
+        gap = every.updates if every.updates is not None else every.steps
+        check.whole("evaluate every", gap)
+        after = np.arange(1, total + 1) if every.updates is not None else np.flatnonzero(schedule.closes) + 1
+        position = after[int(gap or 1) - 1 :: int(gap or 1)]
         position = np.unique(np.concatenate([[0], position, [total]]))
         time = np.concatenate([[0.0], schedule.time])[position]
         return Points(position, time)
@@ -59,8 +58,9 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
     else:
         if every.time is not None:
             check.positive("evaluate every", every.time)
-        gap = every.time if every.time is not None else end / 50
-        inner = gap * np.arange(1, int(np.floor(end / gap * (1 + 1e-12))) + 1) if end > 0 else np.zeros(0)
+        interval = every.time if every.time is not None else end / 50
+        count = int(np.floor(end / interval * (1 + 1e-12))) if end > 0 else 0
+        inner = interval * np.arange(1, count + 1)
     inner = inner[(inner > 0) & (inner < end * (1 - 1e-12))]
     time = np.concatenate([[0.0], inner, [end]])
     position = np.searchsorted(schedule.time, time, side="right")
@@ -99,7 +99,7 @@ def make_evaluate(
     place[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
-    def evaluate(state: Any, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
+    def evaluate(state: Any, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
         params = params_of(state)
 
         def one(start: Array) -> tuple[Array, Array]:

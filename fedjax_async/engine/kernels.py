@@ -45,9 +45,7 @@ def write_messages(server: ServerAlgorithm, world: World, live: Live, position: 
         client, slot = world.write_client[i], world.write_slot[i]
         message, memory = server.dispatch(live.server, tree.take(live.memory, client))
         message = message._replace(version=live.slots.version[slot])
-        return live._replace(
-            memory=tree.put(live.memory, client, memory), slots=tree.put(live.slots, slot, message)
-        )
+        return live._replace(memory=tree.put(live.memory, client, memory), slots=tree.put(live.slots, slot, message))
 
     return jax.lax.fori_loop(world.write_bounds[position], world.write_bounds[position + 1], send, live)
 
@@ -102,7 +100,9 @@ def _advance(client: ClientAlgorithm, data: ClientData) -> Any:
     return jax.vmap(advance, in_axes=(0, None, 0, 0, 0, 0))
 
 
-def finished(client: ClientAlgorithm, work: State, message: Message, state: State) -> tuple[Params, State, Array, Array]:
+def finished(
+    client: ClientAlgorithm, work: State, message: Message, state: State
+) -> tuple[Params, State, Array, Array]:
     """End one job: ``(upload, client state, norm of the upload, accepted)``.
 
     An upload whose Euclidean norm is not finite is rejected: replaced by zeros, with norm 0, and
@@ -128,7 +128,7 @@ def make_train(client: ClientAlgorithm, width: int) -> Any:
         who = world.client[event]
         steps = jnp.where(index < count, world.steps[event], 0)
         data = client_data(world, who)
-        lanes = ClientData(None, None, None, 0, 0)
+        lanes = ClientData._make((None, None, None, 0, 0))
 
         def fresh() -> tuple[Message, State, State]:
             message = tree.take(slots, world.slot[event])._replace(version=world.version[event])
@@ -147,7 +147,9 @@ def make_train(client: ClientAlgorithm, width: int) -> Any:
         upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, state)
         target = jnp.where(index < count, who, world.size.shape[0])
         done = Rows(message, state, work, upload, norm, accepted)
-        return tree.put_some(clients, target, after), jax.tree.map(lambda all_, new: all_.at[:width].set(new), rows, done)
+        return tree.put_some(clients, target, after), jax.tree.map(
+            lambda all_, new: all_.at[:width].set(new), rows, done
+        )
 
     return train
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     return found
 
 
-def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **costs: float) -> Plan:
+def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **costs: Any) -> Plan:
     """Cut the schedule into waves of at most ``max_width`` jobs and lay out rows, slots and widths.
 
     ``personal``: messages differ from client to client, so each job needs a slot of its own.
@@ -66,7 +67,7 @@ def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **c
     # a capacity that does not depend on the schedule's details lets runs share compiled programs
     most = min(max_width, schedule.num_clients)
     capacity = next(w for w in ladder(max_width) if w >= max(most, widths[-1]))
-    segments = [_segments(sorted_steps[a:b], widths) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    segments = [_segments(sorted_steps[a:b], widths) for a, b in itertools.pairwise(bounds)]
     return Plan(
         schedule=schedule,
         bounds=bounds,

@@ -40,4 +40,3 @@ def receive(server: ServerAlgorithm, always_closes: bool) -> Any:
 def evaluate(model: Model, server: ServerAlgorithm, total: int, labels: bool, num_clients: int | None) -> Any:
     """Jitted :func:`make_evaluate`."""
     return jax.jit(make_evaluate(model, server.params, total=total, labels=labels, num_clients=num_clients))
-

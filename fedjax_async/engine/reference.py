@@ -15,9 +15,9 @@ import numpy as np
 
 from fedjax_async.engine import programs
 from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.kernels import finished
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.run import Pieces, Progress, Scores, refuse
-from fedjax_async.engine.kernels import finished
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.types import Arrival, ClientAlgorithm, ClientData, Key, Params, Schedule, ServerAlgorithm
 
@@ -85,10 +85,10 @@ def run_reference(
         arrival = Arrival(
             upload=upload,
             start=message.params,
-            staleness=np.int32(schedule.staleness[e]),
-            weight=np.asarray(data.size[who] if accepted else 0, real),
+            staleness=jnp.int32(schedule.staleness[e]),
+            weight=jnp.asarray(data.size[who] if accepted else 0, real),
             client=who,
-            time=np.asarray(schedule.time[e], real),
+            time=jnp.asarray(schedule.time[e], real),
             closes=schedule.closes[e],
         )
         state, after, info = receive(state, memory[who], arrival)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -138,7 +139,7 @@ class Scores:
         """Split the arrivals ``low .. high-1`` so that every evaluation falls between two pieces."""
         inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
         edges = [low, *inner.tolist(), high]
-        return list(zip(edges[:-1], edges[1:], strict=True))
+        return list(itertools.pairwise(edges))
 
     def take(self, position: int, evaluate: Callable[[], dict[str, Any]]) -> None:
         """Evaluate, if one is due after ``position`` arrivals."""

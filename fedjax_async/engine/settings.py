@@ -17,7 +17,9 @@ class Settings:
     """One run. Names with options are specs, ``NAME:key=value,key=value``; see ``fedjax-async list``."""
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
-    timing: str | None = _field(None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method")
+    timing: str | None = _field(
+        None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method"
+    )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
     dataset: str = _field("fashion_mnist_6k", "data set", "data")

@@ -58,9 +58,7 @@ def _ready(model: Model, decode: Any, compute: str) -> Model:
 
 
 @lru_cache(maxsize=64)
-def _client(
-    model: Model, optimizer: str, lr: float, decay: str, batch_size: int, proximal: float
-) -> ClientAlgorithm:
+def _client(model: Model, optimizer: str, lr: float, decay: str, batch_size: int, proximal: float) -> ClientAlgorithm:
     transformation = registry.bind("optimizer", OPTIMIZERS, optimizer)(lr)
     scale = registry.bind("decay", DECAYS, decay)()
     return sgd(model, optimizer=transformation, batch_size=batch_size, proximal=proximal, scale=scale)
@@ -179,4 +177,3 @@ def simulate(
     for name in unknown:
         registry.find("setting", Settings.__dataclass_fields__, name)
     return execute(prepare(Settings(**(base | changes)), **given), progress=progress)
-

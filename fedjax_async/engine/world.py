@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.engine.plan import Plan
@@ -54,34 +55,33 @@ def make_world(plan: Plan, data: FederatedData, key: Key) -> World:
     length = padded_length(len(schedule.job) + plan.capacity)
     writes = padded_length(len(slots.write_slot))
     job = schedule.job
-    time_dtype = np.float64 if jax.config.jax_enable_x64 else np.float32
+    time_dtype = jnp.result_type(float)
 
     def arrivals(values: np.ndarray, dtype: Any = np.int32) -> np.ndarray:
         return _padded(values, length, dtype)
 
     bounds = _padded(slots.write_bounds, length + 2, np.int32, fill=slots.write_bounds[-1])
-    tables = World(
-        key=key,
-        x=data.x,
-        y=data.y,
-        order=data.order,
-        offset=data.offset,
-        size=data.size,
-        client=arrivals(schedule.client[job]),
-        number=arrivals(schedule.number[job]),
-        steps=arrivals(schedule.local_steps[job]),
-        slot=arrivals(slots.start_slot[job]),
-        version=arrivals(schedule.version[job]),
-        staleness=arrivals(schedule.staleness),
-        time=arrivals(schedule.time, time_dtype),
-        closes=arrivals(schedule.closes, np.bool_),
-        train_order=arrivals(plan.train_order),
-        row=arrivals(plan.row),
-        write_bounds=bounds,
-        write_slot=_padded(slots.write_slot, writes, np.int32),
-        write_client=_padded(slots.write_client, writes, np.int32),
-    )
-    return jax.device_put(tables)
+    tables = {
+        "x": data.x,
+        "y": data.y,
+        "order": data.order,
+        "offset": data.offset,
+        "size": data.size,
+        "client": arrivals(schedule.client[job]),
+        "number": arrivals(schedule.number[job]),
+        "steps": arrivals(schedule.local_steps[job]),
+        "slot": arrivals(slots.start_slot[job]),
+        "version": arrivals(schedule.version[job]),
+        "staleness": arrivals(schedule.staleness),
+        "time": arrivals(schedule.time, time_dtype),
+        "closes": arrivals(schedule.closes, np.bool_),
+        "train_order": arrivals(plan.train_order),
+        "row": arrivals(plan.row),
+        "write_bounds": bounds,
+        "write_slot": _padded(slots.write_slot, writes, np.int32),
+        "write_client": _padded(slots.write_client, writes, np.int32),
+    }
+    return World(key=key, **jax.device_put(tables))
 
 
 def client_data(world: World, client: Array) -> ClientData:

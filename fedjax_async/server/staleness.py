@@ -48,6 +48,6 @@ def staleness_weight(name: str, **options: Any) -> Weight:
     given = {k: v for k, v in options.items() if v is not None}
     factory = registry.find("staleness", STALENESS, name)
     known = registry.options_of(factory)
-    for key in given:
-        check.require(key in known, key, given[key], f"left out: staleness weight {name!r} does not take it")
+    for key, value in given.items():
+        check.require(key in known, key, value, f"left out: staleness weight {name!r} does not take it")
     return factory(**given)

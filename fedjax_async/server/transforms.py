@@ -35,9 +35,7 @@ def stateless(
     function: Callable[[Params, Params, Arrival], Params], weight: Callable[[Arrival], Array] = unweighted
 ) -> Transform:
     """A transform without state from ``function(direction, params, arrival) -> direction``."""
-    return Transform(
-        lambda params: (), lambda d, state, params, arrival: (function(d, params, arrival), state), weight
-    )
+    return Transform(lambda params: (), lambda d, state, params, arrival: (function(d, params, arrival), state), weight)
 
 
 def scale_by(weight: Callable[[Arrival], Array]) -> Transform:
@@ -53,9 +51,9 @@ def chain(*transforms: Transform) -> Transform:
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State]:
         states = []
-        for transform, s in zip(transforms, state, strict=True):
-            direction, s = transform.update(direction, s, params, arrival)
-            states.append(s)
+        for transform, before in zip(transforms, state, strict=True):
+            direction, after = transform.update(direction, before, params, arrival)
+            states.append(after)
         return direction, tuple(states)
 
     def weight(arrival: Arrival) -> Array:
