@@ -7,10 +7,11 @@ import dataclasses
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import __version__, registry
+from fedjax_async import registry
 from fedjax_async.clock import DELAYS, SUCCESSORS, TIMINGS, delay_statistics, wave_statistics
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
 from fedjax_async.engine import METHODS, Settings, execute, prepare
@@ -207,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"fedjax-async {__version__}")
+    top.add_argument("--version", action="version", version=f"fedjax-async {metadata.version('fedjax-async')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, about: str, action: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:

@@ -96,7 +96,7 @@ def run_reference(
         records.append(info | {"upload_norm": norm, "accepted": accepted})
         refuse(int(not accepted), on_bad)
         send(e + 1)
-        scores.take(e + 1, lambda: evaluate(state, *tests))
+        scores.take(e + 1, lambda: evaluate(state, *tests))  # noqa: B023 (called at once)
         if progress is not None:
             status = {"time": float(schedule.time[e]), "staleness": float(schedule.staleness[e])}
             progress(e + 1, len(schedule.job), **status, accuracy=scores.latest())
