@@ -37,7 +37,7 @@ def plan(
     >>> schedule.client[schedule.job].tolist(), schedule.time.tolist()
     ([0, 1, 2, 0, 1, 2], [10.0, 10.0, 10.0, 20.0, 20.0, 20.0])
     >>> schedule.staleness.tolist()
-    [0, 1, 2, 2, 2, 2]
+    [0, 1, 2, 0, 1, 2]
     """
     _check_until(until)
     check.whole("num_clients", num_clients)

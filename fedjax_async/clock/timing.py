@@ -52,8 +52,9 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
     """Every `size` arrivals are a server step; clients leave with the current model at once (C in flight).
 
     ``sampling`` says who leaves when a client returns: ``same``, ``uniform`` (over the idle clients) or
-    ``round_robin``. Simultaneous uploads are applied in the order of clients, each followed at once by
-    its dispatch. A last buffer that the budget leaves unfinished is listed, and closes nothing.
+    ``round_robin``. Simultaneous uploads are all applied, in the order of clients, before any of the
+    clients leaves again: equal delays make rounds, and a buffer of all N clients is then FedAvg. A last
+    buffer that the budget leaves unfinished is listed, and closes nothing.
     """
     check.whole("size", size)
     inputs.optional_whole("concurrency", concurrency)
@@ -66,13 +67,18 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
         queue = EventQueue(world)
         successor = _start(queue, world, concurrency, sampling)
         take, apply, dispatch, horizon = queue.take, queue.apply, queue.dispatch, queue.horizon
-        filled = 0
-        while (upload := take(horizon)) is not None:
-            time, client, job = upload
-            filled = (filled + 1) % size
-            if not apply(job, time, filled == 0):
-                break
-            dispatch(successor(client), time)
+        filled, funded = 0, True
+        while funded and (upload := take(horizon)) is not None:
+            now, returned = upload[0], []
+            while funded and upload is not None:
+                _, client, job = upload
+                filled = (filled + 1) % size
+                funded = apply(job, now, filled == 0)
+                returned.append(client)
+                upload = take(now) if funded else None
+            if funded:
+                for client in returned:
+                    dispatch(successor(client), now)
         return queue.schedule(world)
 
     return timing

@@ -65,13 +65,14 @@ def longest_chain(schedule: Schedule) -> int:
 def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> WaveStatistics:
     """Widths of the waves (``bounds``, by default the widest possible) against the jobs in flight.
 
-    Jobs in flight are counted just before each application, jobs that a cohort calls off left out.
+    Jobs in flight are counted at each application, just before anything is applied at that moment;
+    jobs that a cohort calls off are left out.
     """
     bounds = waves(schedule) if bounds is None else bounds
     widths = np.diff(bounds)
     arrivals = len(schedule.job)
-    kept = schedule.dispatched_after[np.isfinite(schedule.upload_time)]
-    in_flight = np.searchsorted(kept, np.arange(arrivals), side="right") - np.arange(arrivals)
+    kept = schedule.dispatch_time[np.isfinite(schedule.upload_time)]
+    in_flight = np.searchsorted(kept, schedule.time) - np.searchsorted(schedule.time, schedule.time)
     mean_width = arrivals / max(len(widths), 1)
     mean_in_flight = float(in_flight.mean()) if arrivals else 0.0
     return WaveStatistics(

@@ -41,7 +41,8 @@ class Conv(nn.Module):
     """2-D convolution of ``[B, H, W, C_in]``, equal to ``flax.linen.Conv`` in parameters, values and gradients.
 
     Parameters ``kernel [kh, kw, C_in / groups, C_out]`` and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS``,
-    or ``None`` for ``default_lowering``. Computes in the parameters' dtype. ``kernel_size`` and ``strides`` may be one integer for both axes.
+    or ``None`` for ``default_lowering``. ``kernel_size`` and ``strides`` may be one integer for both axes. Computes in
+    the parameters' dtype.
     """
 
     features: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flax import linen as nn
+from jax import lax
 
 from fedjax_async.models.tiles import max_of_four
 from fedjax_async.types import Array
@@ -38,7 +39,9 @@ def avg_pool(x: Array, window: Pair = (2, 2), strides: Pair | None = None, paddi
     if _is_two(window, strides, padding):
         four = _four(x)
         return ((four[0] + four[1]) + (four[2] + four[3])) / 4
-    return nn.avg_pool(x, window, strides or window, padding)
+    # not nn.avg_pool, which divides by a NumPy integer: an error under strict dtype promotion
+    total = nn.pooling.pool(x, 0.0, lax.add, window, strides or window, padding)
+    return total / (window[0] * window[1])
 
 
 POOLS = {"max": max_pool, "avg": avg_pool}

@@ -33,8 +33,9 @@ def from_flax(
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train`` (or ``deterministic``), it is told whether a key was given; the key is
-    its ``dropout`` generator. Parameters start as float32; inputs are cast to the parameters' dtype. Modules with state besides parameters (BatchNorm) are refused at ``init``: running
-    averages have no owner in federated training; use GroupNorm or LayerNorm.
+    its ``dropout`` generator. Parameters start as float32; inputs are cast to the parameters' dtype.
+    Modules with state besides parameters (BatchNorm) are refused at ``init``: running averages have no owner in
+    federated training; use GroupNorm or LayerNorm.
     """
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters

@@ -58,7 +58,7 @@ def test_the_delay_of_a_participant_is_its_staleness(timing):
 def test_synchronous_training_is_not_delayed_and_a_cycle_of_n_is():
     s = plan("cohort:size=8", "exponential", num_clients=8, local_steps=1, until=Until(steps=9))
     assert delay_statistics(s)[1:] == (0, 0, 0, 0, 0)
-    s = plan("every", "constant", num_clients=5, local_steps=1, until=Until(updates=5000))
+    s = plan("every", "constant:heterogeneity=1e-9", num_clients=5, local_steps=1, until=Until(updates=5000))
     late = delay_statistics(s)
     assert late.tau_max == 4
     assert abs(late.tau_avg0 - 2) < 0.01

@@ -123,10 +123,15 @@ def test_equal_delays_run_in_client_order_round_after_round():
     s = make("every", "constant:mean=10", updates=4 * N)
     np.testing.assert_array_equal(s.client[s.job], np.tile(np.arange(N), 4))
     np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0, 40.0], N))
-    np.testing.assert_array_equal(s.staleness[:N], np.arange(N))
-    np.testing.assert_array_equal(s.staleness[N:], N - 1)
-    # each client leaves right after its own arrival, before the others of that moment are applied
-    np.testing.assert_array_equal(s.dispatched_after[N:], np.arange(1, 3 * N + N))
+    # all uploads of a moment are applied before any client leaves again
+    np.testing.assert_array_equal(s.staleness, np.tile(np.arange(N), 4))
+    np.testing.assert_array_equal(s.dispatched_after, np.repeat(np.arange(4) * N, N))
+
+
+def test_equal_delays_and_a_full_buffer_are_synchronous_rounds():
+    s = make(f"buffer:size={N}", "constant:mean=10", updates=4 * N)
+    assert (s.staleness == 0).all()
+    np.testing.assert_array_equal(s.step, np.repeat(np.arange(4), N))
 
 
 def test_ties_at_a_timer_uploads_come_before_the_end_of_the_window():
@@ -152,9 +157,9 @@ def test_staleness_is_read_before_the_version_moves():
 
 def test_two_clients_one_three_times_as_slow():
     s = make("every", table_of([10], [30]), num_clients=2, until=Until(time=60))
-    # at 30 and 60 client 0 goes first: same time, lower number
+    # at 30 and 60 client 0 goes first (same time, lower number), and both leave with the model after both
     np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 0, 0, 1])
-    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 3, 1, 0, 0, 3])
+    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 3, 0, 0, 0, 3])
 
 
 def test_a_buffer_counts_arrivals_and_clients_leave_with_the_current_model():
@@ -209,7 +214,7 @@ def test_same_trains_only_the_first_clients():
 def test_round_robin_sends_the_client_that_was_idle_longest(delays):
     s = make("every:concurrency=3,sampling=round_robin", delays, num_clients=10)
     idle_since = {client: client - 10 for client in range(3, 10)}
-    for e, job in enumerate(s.job[:-1]):
+    for e, job in enumerate(s.job[: len(s.client) - 3]):
         idle_since[int(s.client[job])] = e
         chosen = min(idle_since, key=lambda client: idle_since[client])
         assert s.client[3 + e] == chosen
@@ -220,7 +225,7 @@ def test_uniform_sampling_is_uniform_and_of_the_seed():
     s = make("every:concurrency=2", "constant", num_clients=10, updates=20_000)
     dispatched, _ = client_counts(s)
     assert abs(dispatched / 2000 - 1).max() < 0.12
-    again = s.client[s.job[:-1]] == s.client[2:]  # nine are idle, the returning client among them
+    again = s.client[s.job[: len(s.client) - 2]] == s.client[2:]  # nine are idle, the returning client among them
     assert abs(again.mean() - 1 / 9) < 0.01
     other = make("every:concurrency=2", "constant", num_clients=10, updates=20_000, seed=1)
     assert (s.client != other.client).any()

@@ -28,13 +28,16 @@ def buffered_asynchrony(delays, num_clients, size, updates):
     rows = []
     while len(rows) < updates:
         finish = [sent[i][0] + float(delays.durations(i, jobs[i])) for i in range(num_clients)]
-        client = min(range(num_clients), key=lambda i: (finish[i], i))
-        now = finish[client]
-        rows.append((client, now, sent[client][1], version))
-        if len(rows) % size == 0:
-            version += 1
-        jobs[client] += 1
-        sent[client] = (now, version)
+        now = min(finish)
+        together = [i for i in range(num_clients) if finish[i] == now]
+        for client in together:
+            rows.append((client, now, sent[client][1], version))
+            if len(rows) % size == 0:
+                version += 1
+            jobs[client] += 1
+        for client in together:
+            sent[client] = (now, version)
+    rows = rows[:updates]
     return rows
 
 

@@ -19,9 +19,11 @@ START = np.random.default_rng(1).normal(size=5)
 
 def descend(optimizer):
     params, state = {"w": jnp.asarray(START)}, optimizer.init({"w": jnp.asarray(START)})
-    step = jax.jit(lambda g, state, params: tree.optimize(optimizer, {"w": g}, state, params))
-    for g in GRADIENTS:
-        params, state = step(jnp.asarray(g), state, params)
+
+    def step(carry, g):
+        return tree.optimize(optimizer, {"w": g}, carry[1], carry[0]), None
+
+    (params, _), _ = jax.lax.scan(step, (params, state), jnp.asarray(GRADIENTS))
     return params["w"]
 
 
@@ -50,6 +52,26 @@ def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
 def test_optimisers_are_their_formulas(name, options, expected):
     with jax.enable_x64(True):
         np.testing.assert_allclose(descend(OPTIMIZERS[name](0.1, **options)), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.2}, momentum_sgd(0.1, 0.5, weight_decay=0.2)),
+        ("adam", {"b1": 0.5, "b2": 0.9, "eps": 0.1}, textbook.adam(START, GRADIENTS, lr=0.1, b1=0.5, b2=0.9, eps=0.1)),
+        ("adamw", {"weight_decay": 0.3}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=0.3)),
+    ],
+)
+def test_hyperparameters_may_be_traced(name, options, expected):
+    with jax.enable_x64(True):
+
+        def end(values):
+            return descend(OPTIMIZERS[name](**values))
+
+        values = {key: jnp.asarray([value, value / 2]) for key, value in {"lr": 0.1, **options}.items()}
+        found = jax.jit(jax.vmap(end))(values)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-9)
+        assert np.abs(found[1] - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedjax_async.local import local_steps
@@ -37,6 +37,8 @@ def test_steps_by_hand(options, expected):
     batch_size=st.integers(1, 300),
     hundredths=st.integers(1, 2000),
 )
+@example(size=[100, 3200], batch_size=1, hundredths=7)
+@example(size=[10, 20, 100], batch_size=1, hundredths=110)
 def test_steps_are_exact_for_decimal_epochs(size, batch_size, hundredths):
     """Also where binary floats are not: 0.07 of 100 batches are 7 steps."""
     found = local_steps(np.array(size), batch_size=batch_size, epochs=hundredths / 100)

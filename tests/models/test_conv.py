@@ -50,7 +50,7 @@ def agree(a, b, tolerance=1e-10):
 sizes = st.integers(1, 5)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     kernel=st.tuples(sizes, sizes),
     extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
@@ -101,7 +101,7 @@ def test_clients_with_their_own_kernels(lowering):
             agree(jax.tree.map(lambda leaf, i=i: leaf[i], together), compiled(plain.apply, *row))
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     size=st.tuples(st.integers(6, 11), st.integers(6, 11)),
     kernel=st.tuples(sizes, sizes),
@@ -126,7 +126,8 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
         def plain(variables, x):
             return flax_pool(nn.relu(conv.apply(variables, x)), (2, 2), (2, 2))
 
-        expected = compiled(plain, params, x)
+        with jax.numpy_dtype_promotion("standard"):  # flax's avg_pool divides by a NumPy integer
+            expected = compiled(plain, params, x)
         for name in LOWERINGS:
             ours = ConvPool(3, kernel, padding, pool, use_bias, name)
             agree(compiled(ours.apply, params, x), expected)
@@ -138,7 +139,7 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
     tile=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
     """<unfold(x), p> = <x, fold(p)> and <tile(k), q> = <k, untile(q)>."""
     for n, k, t, s in zip(size, kernel, tile, strides):
@@ -147,11 +148,13 @@ def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
     with jax.enable_x64(True):
         rng = np.random.default_rng(3)
         x, k = jnp.asarray(rng.normal(size=(2, *size, 3))), jnp.asarray(rng.normal(size=(*kernel, 2, 3)))
-        patches, big = unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)
-        p, q = jnp.asarray(rng.normal(size=patches.shape)), jnp.asarray(rng.normal(size=big.shape))
-        back = fold(p, *size, (tile[0] * strides[0], tile[1] * strides[1]))
-        np.testing.assert_allclose((patches * p).sum(), (x * back).sum(), rtol=1e-10, atol=1e-10)
-        np.testing.assert_allclose((big * q).sum(), (k * untile_kernel(q, k.shape, tile, strides)).sum(), rtol=1e-10)
+        forward = jax.jit(lambda x, k: (unfold(x, k.shape, tile, strides), tile_kernel(k, tile, strides)))
+        step = (tile[0] * strides[0], tile[1] * strides[1])
+        adjoint = jax.jit(lambda p, q: (fold(p, *size, step), untile_kernel(q, k.shape, tile, strides)))
+        out = forward(x, k)
+        other = [rng.normal(size=leaf.shape) for leaf in out]
+        for leaf, dual, start, back in zip(out, other, (x, k), adjoint(*map(jnp.asarray, other))):
+            np.testing.assert_allclose(np.vdot(leaf, dual), np.vdot(start, back), rtol=1e-10, atol=1e-10)
 
 
 def test_grouped_convolution_equals_flax():

@@ -61,6 +61,7 @@ def test_a_few_steps_reduce_the_loss(name):
     model, shape = small(name)
     x, y = batch(shape)
 
+    @jax.jit
     def loss(params):
         return model.loss(model.apply(params, x), y).mean()
 
@@ -73,21 +74,21 @@ def test_a_few_steps_reduce_the_loss(name):
     assert float(loss(params)) < 0.8 * before
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["logistic", "mlp", "lenet5_orthofl", "cnn"])
 def test_vmap_over_clients_equals_one_at_a_time(name):
     """Every client has its own weights and its own data."""
     model, shape = small(name)
     x, y = batch(shape)
     params = jax.vmap(model.init)(jax.random.split(jax.random.key(1), 2))
     xs, ys = jnp.stack([x, -x]), jnp.stack([y, 1 - y])
-    gradient = jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean())
-    together = jax.jit(jax.vmap(gradient))(params, xs, ys)
+    gradient = jax.jit(jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean()))
+    together = jax.vmap(gradient)(params, xs, ys)
     for i in range(2):
         alone = gradient(tree.take(params, i), xs[i], ys[i])
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "lenet5_orthofl", "lenet5_cifar", "cnn"])
+@pytest.mark.parametrize("name", ["lenet5", "cnn"])
 def test_every_lowering_gives_the_same_network(name):
     reference, shape = small(name, lowering="lax")
     x, y = batch(shape)
@@ -98,7 +99,7 @@ def test_every_lowering_gives_the_same_network(name):
         return jax.jit(jax.value_and_grad(lambda p: model.loss(model.apply(p, x), y).mean()))(params)
 
     expected = run("lax")
-    for lowering in [*LOWERINGS, None]:
+    for lowering in [name for name in LOWERINGS if name != "lax"]:
         got = run(lowering)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), got, expected)
 
@@ -109,9 +110,10 @@ def test_only_the_cnn_has_dropout_and_only_with_a_key():
         x, _ = batch(shape)
         params = model.init(jax.random.key(3))
         params = jax.tree.map(lambda p: p + 0.01, params)
-        plain, again = model.apply(params, x), model.apply(params, x)
+        apply = jax.jit(model.apply)
+        plain, again = apply(params, x), apply(params, x)
         np.testing.assert_array_equal(plain, again)
-        one, same, other = (model.apply(params, x, jax.random.key(n)) for n in (4, 4, 5))
+        one, same, other = (apply(params, x, jax.random.key(n)) for n in (4, 4, 5))
         np.testing.assert_array_equal(one, same)
         changed = not np.array_equal(one, plain) and not np.array_equal(one, other)
         assert changed == (name == "cnn")
@@ -168,11 +170,11 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters(name):
     x, y = batch(shape)
     params = model.init(jax.random.key(0))
     low = in_dtype(model, jnp.bfloat16)
-    out, full = low.apply(params, x), model.apply(params, x)
+    out, full = jax.jit(low.apply)(params, x), jax.jit(model.apply)(params, x)
     assert out.dtype == jnp.float32
     assert not np.array_equal(out, full)
     np.testing.assert_allclose(out, full, atol=0.05 * float(jnp.abs(full).max()))
-    gradient = jax.grad(lambda p: low.loss(low.apply(p, x), y).mean())(params)
+    gradient = jax.eval_shape(jax.grad(lambda p: low.loss(low.apply(p, x), y).mean()), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 

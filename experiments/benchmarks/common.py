@@ -1,0 +1,69 @@
+"""What every benchmark needs: the hardware's name, interleaved timing, a printed table that is also a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def hardware() -> str:
+    """Device and host, for example ``"Intel(R) Xeon(R) Processor, 2 cores"``; an accelerator's kind comes first."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        cpu = models[0] if models else cpu
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    host = f"{cpu}, {cores} cores"
+    device = jax.devices()[0]
+    return host if device.platform == "cpu" else f"{device.device_kind}; {host}"
+
+
+def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, list[float]]:
+    """Seconds of each call in each round; every round calls all of them, in an order that rotates.
+
+    Compare medians, or the same round of two calls: a disturbance of the machine then hits all alike. The first call of
+    each compiles and is not timed. Results are waited for (``jax.block_until_ready``).
+    """
+    names = list(calls)
+    for name in names:
+        jax.block_until_ready(calls[name]())
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        shift = turn % max(len(names), 1)
+        for name in names[shift:] + names[:shift]:
+            start = time.perf_counter()
+            jax.block_until_ready(calls[name]())
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Print rows as an aligned table and write them as CSV, with a column naming the hardware.
+
+    Columns are those of the first row; floats are printed with four significant digits and written in full. The file
+    appears under its name only when complete.
+    """
+    if not rows:
+        raise ValueError("rows = []: must be at least one row")
+    columns = list(rows[0])
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    widths = [max(len(line[i]) for line in [columns, *cells]) for i in range(len(columns))]
+    for line in [columns, *cells]:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(target.suffix + ".part")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*columns, "hardware", "jax"])
+        writer.writeheader()
+        writer.writerows({**row, "hardware": hardware(), "jax": jax.__version__} for row in rows)
+    part.replace(target)
+    print(f"\n{hardware()}, jax {jax.__version__}; written to {target}")

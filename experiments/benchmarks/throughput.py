@@ -1,0 +1,199 @@
+"""Client updates per second: the engine beside its bare kernel, the reference engine and a lean PyTorch loop.
+
+    python experiments/benchmarks/throughput.py                     # everything, about two hours on 2 cores
+    python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
+    python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
+
+A job is 10 local SGD steps of batch 32. Inputs are random images (speed does not depend on their
+values): 28 x 28 x 1, for the CNN 32 x 32 x 3; 96 examples a client, so that every batch is full.
+Everything of one model and number of clients is timed in turn, round after round, in one process;
+a ratio is the median over rounds of the ratio within a round, since the machine drifts.
+
+* engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
+  server steps, records, two evaluations.
+* bare: nothing but one vmapped loop of gather, decode, gradient, SGD step, at the engine's width and at
+  all clients at once; the ratio is to the faster of the two.
+* reference: the plain event loop of ``engine/reference.py``.
+* torch: ``torch_loop.py`` (extra ``bench``), where PyTorch is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common import hardware, interleave, write_table
+
+from fedjax_async import Settings
+from fedjax_async.data import Dataset, federate
+from fedjax_async.engine import default_width, execute, prepare
+from fedjax_async.engine.simulate import Experiment
+from fedjax_async.results import table
+
+STEPS, BATCH, SHARD = 10, 32, 96
+SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
+DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
+TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort"}
+SECONDS = 1.5  # how long one timed call should last
+
+
+def decode(x: jax.Array) -> jax.Array:
+    """uint8 -> [-0.5, 0.5]."""
+    return x.astype(jnp.float32) / 255.0 - 0.5
+
+
+def make_data(model: str, clients: int) -> Any:
+    """Random images, ``SHARD`` a client."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (clients * SHARD, *SHAPES[model]), np.uint8)
+    y = rng.integers(0, 10, clients * SHARD).astype(np.int32)
+    data = federate(Dataset("random", x, y, x[:100], y[:100], decode, 10), "iid", clients, seed=0)
+    assert (data.size == SHARD).all(), "every batch must be full"
+    return data
+
+
+def experiment(model: str, data: Any, delay: str, method: str, updates: int, engine: str = "waves") -> Experiment:
+    """A run of ``updates`` jobs, planned and ready."""
+    timing = TIMINGS[method] + (f":size={len(data.size)}" if method == "fedavg" else "")
+    settings = Settings(
+        method=f"{method}@{timing}",
+        delay=DELAYS[delay],
+        model=model,
+        steps=STEPS,
+        batch_size=BATCH,
+        updates=updates,
+        eval_updates=updates,
+        engine=engine,
+    )
+    return prepare(settings, data=data)
+
+
+def bare(base: Experiment, width: int, jobs: int) -> Any:
+    """The arithmetic alone: ``jobs`` jobs in batches of ``width``, minibatches drawn beforehand."""
+    model, data = base.pieces.model, base.pieces.data
+    x, y, order = jax.device_put((data.x, data.y, data.order))
+
+    def job(params: Any, positions: jax.Array, offset: jax.Array) -> Any:
+        def step(k: jax.Array, params: Any) -> Any:
+            index = order[offset + positions[k]]
+
+            def objective(params: Any) -> jax.Array:
+                return jnp.mean(model.loss(model.apply(params, x[index], jax.random.key(0)), y[index]))
+
+            return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(objective)(params))
+
+        return jax.lax.fori_loop(0, STEPS, step, params)
+
+    train = jax.jit(jax.vmap(job, in_axes=(None, 0, 0)))
+    positions = np.random.default_rng(0).integers(0, SHARD, (width, STEPS, BATCH), np.int32)
+    offsets = np.arange(width, dtype=np.int32) % len(data.size) * SHARD
+
+    def run() -> None:
+        for _ in range(jobs // width):
+            out = train(base.params, positions, offsets)
+        jax.block_until_ready(out)
+
+    return run
+
+
+def torch_loop(model: str, data: Any, jobs: int) -> Any:
+    """The PyTorch loop over the same number of jobs, or ``None`` without PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from torch_loop import Loop
+
+    shards = [data.order[a : a + n] for a, n in zip(data.offset, data.size)]
+    loop = Loop(model, data.x, data.y, shards, BATCH, STEPS)
+    clients = np.random.default_rng(0).integers(0, len(shards), jobs)
+    return lambda: loop.run(clients)
+
+
+def calibrated(make: Any, clients: int) -> int:
+    """How many jobs last about ``SECONDS``: a multiple of the number of clients."""
+    run = make(clients)
+    run()
+    began = time.perf_counter()
+    run()
+    return max(1, round(SECONDS / (time.perf_counter() - began))) * clients
+
+
+def measure(model: str, clients: int, delays: list[str], methods: list[str], rounds: int) -> list[dict[str, Any]]:
+    """All contenders of one model and number of clients, interleaved; one row a (delay, method)."""
+    data = make_data(model, clients)
+    base = experiment(model, data, "constant", "fedasync", clients)
+    width = min(clients, default_width(base.params))
+    jobs = calibrated(lambda n: bare(base, width, max(n, width)), clients)
+    contenders: dict[Any, Any] = {}
+    counts: dict[Any, int] = {}
+
+    def add(name: Any, run: Any, count: int) -> None:
+        if run is not None:
+            contenders[name], counts[name] = run, count
+
+    add("bare", bare(base, width, jobs), jobs // width * width)
+    add("bare wide", bare(base, clients, jobs), jobs)
+    slow = max(1, jobs // 4)
+    add("torch", torch_loop(model, data, slow), slow)
+    for delay in delays:
+        few = experiment(model, data, delay, "fedasync", max(slow, 2), engine="reference")
+        add(("reference", delay), lambda e=few: execute(e), max(slow, 2))
+        for method in methods:
+            one = experiment(model, data, delay, method, jobs)
+            add((delay, method), lambda e=one: execute(e), jobs)
+    seconds = interleave(contenders, rounds)
+    rate = {name: counts[name] / np.asarray(times) for name, times in seconds.items()}
+    fastest = np.maximum(rate["bare"], rate["bare wide"])
+
+    def ratio(top: np.ndarray, bottom: np.ndarray | None) -> float:
+        return float("nan") if bottom is None else float(np.median(top / bottom))
+
+    return [
+        {
+            "model": model,
+            "clients": clients,
+            "delays": delay,
+            "method": method,
+            "engine (1/s)": float(np.median(rate[delay, method])),
+            "bare (1/s)": float(np.median(fastest)),
+            "reference (1/s)": float(np.median(rate["reference", delay])),
+            "torch (1/s)": float(np.median(rate["torch"])) if "torch" in rate else float("nan"),
+            "engine / bare": ratio(rate[delay, method], fastest),
+            "engine / reference": ratio(rate[delay, method], rate["reference", delay]),
+            "engine / torch": ratio(rate[delay, method], rate.get("torch")),
+        }
+        for delay in delays
+        for method in methods
+    ]
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
+    parser.add_argument("--delays", nargs="+", choices=DELAYS, default=list(DELAYS))
+    parser.add_argument("--methods", nargs="+", choices=TIMINGS, default=list(TIMINGS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "throughput.csv")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
+    a = parser.parse_args()
+    if a.smoke:
+        a.models, a.clients, a.delays, a.methods, a.rounds = ["logistic"], [10], ["exponential"], ["fedbuff"], 1
+    rows: list[dict[str, Any]] = []
+    for model in a.models:
+        for clients in a.clients:
+            rows += measure(model, clients, a.delays, a.methods, a.rounds)
+            print(table(rows[-len(a.delays) * len(a.methods) :]), flush=True)
+            if not a.smoke or a.out != parser.get_default("out"):
+                write_table(rows, a.out)
+    print(hardware())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""A lean sequential PyTorch loop: what a careful researcher would write by hand, one client after the other.
+
+No framework, no DataLoader: tensors are indexed, gradients come from autograd, and parameters are
+updated in place. The models have the layers and sizes of ours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Lenet5(nn.Module):
+    """Classic LeNet-5 with ReLU and max-pooling, 61,706 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.dense = nn.Sequential(
+            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[B, 1, 28, 28] -> [B, 10]``."""
+        x = functional.max_pool2d(functional.relu(self.conv1(x)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        return self.dense(x.flatten(1))
+
+
+class Cnn(nn.Module):
+    """conv3x3x32, conv3x3x64, max-pool, dropout, dense 128, dropout, dense 10; 1,626,442 parameters on 32x32x3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3)
+        self.dense1, self.dense2 = nn.Linear(12544, 128), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[B, 3, 32, 32] -> [B, 10]``."""
+        x = functional.max_pool2d(functional.relu(self.conv2(functional.relu(self.conv1(x)))), 2)
+        x = functional.dropout(x.flatten(1), 0.25)
+        return self.dense2(functional.dropout(functional.relu(self.dense1(x)), 0.5))
+
+
+MODELS = {
+    "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)),
+    "lenet5": Lenet5,
+    "cnn": Cnn,
+}
+
+
+class Loop:
+    """FedAsync over the given clients, one local training after the other."""
+
+    def __init__(self, model: str, x: np.ndarray, y: np.ndarray, shards: list[np.ndarray], batch: int, steps: int):
+        torch.manual_seed(0)
+        self.x = (torch.from_numpy(x).float() / 255.0 - 0.5).permute(0, 3, 1, 2).contiguous()
+        self.y = torch.from_numpy(y).long()
+        self.shards = [torch.from_numpy(np.asarray(shard, np.int64)) for shard in shards]
+        self.model, self.batch, self.steps = MODELS[model](), batch, steps
+        self.params = list(self.model.parameters())
+        self.server = [p.detach().clone() for p in self.params]
+
+    def parameters(self) -> int:
+        """Number of scalars."""
+        return sum(p.numel() for p in self.params)
+
+    def update(self, client: int, lr: float = 0.01, mixing: float = 0.6) -> None:
+        """Train one client from the server's model and mix the result in."""
+        with torch.no_grad():
+            for p, s in zip(self.params, self.server, strict=True):
+                p.copy_(s)
+        shard, done = self.shards[client], 0
+        while done < self.steps:
+            order = shard[torch.randperm(len(shard))]
+            for rows in order.split(self.batch)[: self.steps - done]:
+                loss = functional.cross_entropy(self.model(self.x[rows]), self.y[rows])
+                gradients = torch.autograd.grad(loss, self.params)
+                with torch.no_grad():
+                    for p, g in zip(self.params, gradients, strict=True):
+                        p.sub_(g, alpha=lr)
+                done += 1
+        with torch.no_grad():
+            for p, s in zip(self.params, self.server, strict=True):
+                s.lerp_(p, mixing)
+
+    def run(self, clients: np.ndarray) -> None:
+        """One update for each listed client."""
+        for client in clients:
+            self.update(int(client))

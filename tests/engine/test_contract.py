@@ -1,0 +1,135 @@
+"""Algorithms with memory, personal messages and client state; rejected uploads; compiled programs."""
+
+from __future__ import annotations
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import tree
+from fedjax_async.engine import run_reference, run_waves
+from fedjax_async.server import fedasync, fedbuff
+from fedjax_async.types import ClientAlgorithm, Message, ServerAlgorithm
+from tests.engine.problem import case, client, close, data
+
+TIMINGS = ["every", "every:concurrency=3", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
+
+
+def remembering() -> ServerAlgorithm:
+    """A server with a memory row a client and personal messages: half of what the client sent last."""
+
+    def init(params):
+        return {"x": params, "count": jnp.int32(0)}, jax.tree.map(jnp.zeros_like, params)
+
+    def receive(state, memory, arrival):
+        x = jax.tree.map(lambda x, d, h: x + 0.3 * (d - 0.5 * h), state["x"], arrival.upload, memory)
+        return {"x": x, "count": state["count"] + 1}, arrival.upload, {"count": state["count"]}
+
+    def dispatch(state, memory):
+        sent = jax.tree.map(lambda x, h: x + 0.25 * h, state["x"], memory)
+        return Message(sent, extra=tree.norm(memory)), jax.tree.map(lambda h: 0.9 * h, memory)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state["x"])
+
+
+def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
+    """A client whose state survives between jobs: it adds half of its last upload and counts its jobs."""
+
+    def init(params):
+        return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
+
+    def begin(key, message, state, data):
+        return base.begin(key, message, (), data)
+
+    def finish(work, message, state):
+        upload, _ = base.finish(work, message, ())
+        upload = jax.tree.map(lambda u, e: u + 0.5 * e, upload, state[0])
+        return upload, (upload, state[1] + 1)
+
+    return ClientAlgorithm(init, begin, base.step, finish)
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_memory_personal_messages_and_client_state_equal_the_oracle(timing):
+    with jax.enable_x64(True):
+        given = case(remembering(), timing, "exponential:mean=1")
+        given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+        want = run_reference(*given)
+        for width in (1, 2, None):
+            have = run_waves(*given, max_width=width)
+            close(have.params, want.params, 1e-10)
+            np.testing.assert_array_equal(have.records["count"], want.records["count"])
+
+
+def poisoned(who, bad):
+    """The data with NaN inputs for the clients ``bad``."""
+    x = who.x.copy()
+    for i in bad:
+        x[who.order[who.offset[i] : who.offset[i] + who.size[i]]] = np.nan
+    return who._replace(x=x)
+
+
+@pytest.mark.parametrize("run", [run_waves, run_reference])
+@pytest.mark.parametrize(
+    ("rule", "timing"), [("fedasync", "every"), ("fedbuff", "buffer:size=3"), ("fedadam", "cohort:size=4")]
+)
+def test_diverged_clients_are_rejected_and_the_run_goes_on(run, rule, timing):
+    given = case(rule, timing)
+    given = given._replace(pieces=given.pieces._replace(data=poisoned(data(), [1, 2])))
+    out = run(*given)
+    from_bad = np.isin(given.schedule.client[given.schedule.job], [1, 2])
+    assert from_bad.any()
+    np.testing.assert_array_equal(out.records["accepted"], ~from_bad)
+    np.testing.assert_array_equal(out.records["weight"] > 0, ~from_bad)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out.params))
+    assert np.isfinite(out.scores["loss"]).all()
+    with pytest.raises(ValueError, match="rejected so far"):
+        run(*given, on_bad="raise")
+
+
+def test_a_run_of_rejected_uploads_only_changes_nothing():
+    given = case("fedbuff", "buffer:size=3")
+    given = given._replace(pieces=given.pieces._replace(data=poisoned(data(), range(5))))
+    close(run_waves(*given).params, given.params, 0)
+
+
+def test_rejected_clients_keep_their_state():
+    with jax.enable_x64(True):
+        given = case(remembering(), "every")
+        pieces = given.pieces._replace(client=carrying(client()), data=poisoned(data(), [0]))
+        given = given._replace(pieces=pieces)
+        close(run_waves(*given).params, run_reference(*given).params, 1e-10)
+
+
+@pytest.fixture
+def compilations():
+    """Names of the programs compiled since, as JAX itself reports them."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **details) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(str(details.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(("rule", "timing", "delay"), [
+    (fedasync, "every", "exponential"), (fedbuff, "buffer:size=3", "lognormal:sigma=1"), (fedbuff, "cohort:size=5", "constant"),
+])  # fmt: skip
+def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay):
+    given = case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2)))
+    given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+    jax.block_until_ready(given.params)
+    compilations.clear()
+    out = run_waves(*given)
+    assert 0 < len(compilations) <= 12, compilations
+    assert out.counters["programs"] <= 12
+    compilations.clear()
+    again = run_waves(*given)
+    assert compilations == []
+    for a, b in zip(jax.tree.leaves(out.params), jax.tree.leaves(again.params)):
+        np.testing.assert_array_equal(a, b)

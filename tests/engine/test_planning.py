@@ -1,0 +1,121 @@
+"""Widths, segments, rows and evaluation points: host-side planning."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock import Until, plan
+from fedjax_async.engine import Every, evaluation_points, make_plan
+from fedjax_async.engine.widths import active_histogram, choose_widths, ladder
+
+histograms = st.lists(st.integers(0, 50), min_size=2, max_size=14).map(lambda h: np.array([0, *h]))
+
+
+def cost(histogram, widths, overhead, compiling):
+    total = compiling * len(widths)
+    for active, ticks in enumerate(histogram):
+        if active and ticks:
+            total += ticks * (overhead + min(w for w in widths if w >= active))
+    return total
+
+
+@given(histograms, st.integers(1, 4), st.sampled_from([0.0, 0.35, 10.0]), st.sampled_from([0.0, 30.0]))
+@settings(max_examples=80)
+def test_widths_are_the_cheapest_choice(histogram, most, overhead, compiling):
+    widths = choose_widths(histogram, most=most, overhead=overhead, compiling=compiling)
+    assert 1 <= len(widths) <= most and list(widths) == sorted(set(widths))
+    top = int(np.flatnonzero(histogram)[-1]) if histogram.any() else 1
+    assert widths[-1] == top
+    *lower, last = ladder(top)
+    choices = [(*c, last) for n in range(most) for c in itertools.combinations(lower, n)]
+    best = min(cost(histogram, c, overhead, compiling) for c in choices)
+    if histogram.any():
+        assert cost(histogram, widths, overhead, compiling) == pytest.approx(best)
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=6))
+def test_histogram_counts_active_jobs(waves):
+    ordered = [sorted(w, reverse=True) for w in waves]
+    bounds = np.cumsum([0] + [len(w) for w in waves])
+    want = np.zeros(max(map(len, waves)) + 1, int)
+    for wave in waves:
+        for tick in range(max(wave)):
+            want[sum(s > tick for s in wave)] += 1
+    np.testing.assert_array_equal(active_histogram(np.concatenate(ordered), bounds), want)
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=2, max_size=12),
+    st.sampled_from(["every", "buffer:size=2", "cohort:size=2", "window:length=1"]),
+    st.integers(1, 12),
+    st.integers(0, 5),
+    st.sampled_from([0.0, 500.0]),
+)
+@settings(max_examples=60)
+def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, seed, compiling):
+    schedule = plan(
+        timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
+    )
+    made = make_plan(schedule, max_width=max_width, compiling=compiling)
+    assert np.diff(made.bounds).max() <= max_width
+    done = np.zeros(len(schedule.job), int)
+    for v, segments in enumerate(made.segments):
+        low, high = made.bounds[v], made.bounds[v + 1]
+        order = made.train_order[low:high]
+        assert sorted(order) == list(range(low, high))
+        np.testing.assert_array_equal(made.row[order], np.arange(high - low))
+        clock = 0
+        for width, first, last in segments:
+            assert first == clock and last > first and width in made.widths and width <= made.capacity
+            clock = last
+            for row in range(min(width, high - low)):
+                job_steps = schedule.local_steps[schedule.job[order[row]]]
+                done[order[row]] += max(0, min(last, job_steps) - first)
+    np.testing.assert_array_equal(done, schedule.local_steps[schedule.job])
+    assert made.useful_steps == done.sum() <= made.executed_steps
+
+
+@pytest.mark.parametrize("delay", ["constant", "lognormal:sigma=0.5", "exponential", "rpi"])
+def test_most_executed_steps_are_useful(delay):
+    """The design asks for 0.8; unequal shards, a run long enough for compilation not to matter."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(2, 50, 100)
+    schedule = plan("every", delay, num_clients=100, local_steps=steps, until=Until(updates=5000))
+    made = make_plan(schedule, max_width=8)
+    assert made.useful_steps / made.executed_steps > 0.8
+
+
+def schedule(**until):
+    return plan("buffer:size=2", "constant:mean=10", num_clients=3, local_steps=1, until=Until(**until))
+
+
+def test_points_in_time_see_every_arrival_up_to_then():
+    points = evaluation_points(schedule(time=35), Every(time=10), horizon=35)
+    np.testing.assert_allclose(points.time, [0, 10, 20, 30, 35])
+    np.testing.assert_array_equal(points.position, [0, 3, 6, 9, 9])
+
+
+def test_points_in_updates_and_steps_include_both_ends():
+    updates = evaluation_points(schedule(updates=7), Every(updates=3))
+    np.testing.assert_array_equal(updates.position, [0, 3, 6, 7])
+    steps = evaluation_points(schedule(updates=7), Every(steps=2))
+    np.testing.assert_array_equal(steps.position, [0, 4, 7])
+    chosen = evaluation_points(schedule(time=30), Every(at=[12.5, 30.0]), horizon=30)
+    np.testing.assert_allclose(chosen.time, [0, 12.5, 30])
+
+
+def test_default_is_about_fifty_points():
+    assert len(evaluation_points(schedule(time=1000), Every(), horizon=1000).time) == 51
+
+
+@pytest.mark.parametrize(
+    "every", [Every(time=1, updates=2), Every(updates=0), Every(time=-1), Every(steps=1.5), Every(at=[-1.0])]
+)
+def test_impossible_points(every):
+    with pytest.raises(ValueError, match="evaluate"):
+        evaluation_points(schedule(updates=7), every)

@@ -1,0 +1,150 @@
+"""Specs: how a name with options is read, bound, and refused."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async import registry
+
+
+def square(*, side=1.0, colour="red"):
+    """A square. With a colour.
+
+    More.
+    """
+    return ("square", side, colour)
+
+
+def circle(scale, *, radius, centre_x=0, filled=False):
+    """A circle."""
+    return ("circle", scale, radius, centre_x, filled)
+
+
+SHAPES = {"square": square, "circle": circle, "none": lambda: None}
+
+
+def test_find():
+    assert registry.find("shape", SHAPES, "circle") is circle
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sqare", "shape = 'sqare': unknown; did you mean 'square'? (known: square, circle, none)"),
+        ("Circle", "shape = 'Circle': unknown; did you mean 'circle'? (known: square, circle, none)"),
+        ("zzz", "shape = 'zzz': unknown (known: square, circle, none)"),
+        ("", "shape = '': unknown (known: square, circle, none)"),
+    ],
+)
+def test_an_unknown_name_gets_the_nearest_match(name, message):
+    for attempt in (lambda: registry.find("shape", SHAPES, name), lambda: registry.bind("shape", SHAPES, name)):
+        with pytest.raises(ValueError) as error:
+            attempt()
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-3", -3),
+        ("0.5", 0.5),
+        ("1e-3", 1e-3),
+        ("3.0", 3.0),
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("inf", float("inf")),
+        ("red", "red"),
+        ("a.csv", "a.csv"),
+        ("", ""),
+        ("__import__('os')", "__import__('os')"),
+    ],
+)
+def test_values_are_read_by_their_looks(text, value):
+    found = registry.parse_value(text)
+    assert found == value and type(found) is type(value)
+
+
+@given(value=st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.none()))
+def test_plain_values_survive_being_written_and_read(value):
+    found = registry.parse_value(str(value))
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "options"),
+    [
+        ("buffer", "buffer", {}),
+        ("buffer:", "buffer", {}),
+        ("buffer:size=10", "buffer", {"size": 10}),
+        ("buffer:size=10,rule=fifo,", "buffer", {"size": 10, "rule": "fifo"}),
+        ("buffer: sample-rate = 0.1 , size = 2", "buffer", {"sample_rate": 0.1, "size": 2}),
+        ("csv:path=a:b=c.csv", "csv", {"path": "a:b=c.csv"}),
+    ],
+)
+def test_specs_are_read(spec, name, options):
+    assert registry.parse_spec("timing", spec) == (name, options)
+
+
+names = st.text("abcdefgh_", min_size=1)
+values = st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans(), st.none())
+
+
+@given(name=names, options=st.dictionaries(names, values, max_size=4))
+def test_written_specs_are_read_back(name, options):
+    spec = f"{name}:" + ",".join(f"{key}={value}" for key, value in options.items())
+    assert registry.parse_spec("thing", spec) == (name, options)
+
+
+@pytest.mark.parametrize("spec", ["square:3", "square:side", "square:=3", "square:side=1,2"])
+def test_options_without_a_name_are_refused(spec):
+    with pytest.raises(ValueError) as error:
+        registry.parse_spec("shape", spec)
+    assert str(error.value) == f"shape = {spec!r}: options are written key=value, comma-separated"
+
+
+def test_bind_joins_spec_defaults_and_arguments():
+    assert registry.bind("shape", SHAPES, "square")() == ("square", 1.0, "red")
+    assert registry.bind("shape", SHAPES, "square:side=2,colour=blue")() == ("square", 2, "blue")
+    assert registry.bind("shape", SHAPES, "circle:radius=3,centre-x=1,filled=true")(7) == ("circle", 7, 3, 1, True)
+    assert registry.bind("shape", SHAPES, "none")() is None
+
+
+def test_defaults_yield_to_the_spec_and_go_only_where_they_are_taken():
+    bound = registry.bind("shape", SHAPES, "square:side=2", side=5, colour="blue", radius=9)
+    assert bound() == ("square", 2, "blue")
+    assert registry.bind("shape", SHAPES, "circle", side=5, radius=9)(1) == ("circle", 1, 9, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            "square:sidee=2",
+            "shape = 'square:sidee=2': square has no option 'sidee'; did you mean 'side'? (options: side, colour)",
+        ),
+        ("square:q=2", "shape = 'square:q=2': square has no option 'q' (options: side, colour)"),
+        (
+            "circle:radius=1,scale=2",
+            "shape = 'circle:radius=1,scale=2': circle has no option 'scale' (options: radius, centre_x, filled)",
+        ),
+        ("none:a=1", "shape = 'none:a=1': none has no option 'a' (options: none)"),
+        ("circle:filled=true", "shape = 'circle:filled=true': circle needs the option radius, as in circle:radius=..."),
+    ],
+)
+def test_unknown_and_missing_options_are_refused_before_anything_runs(spec, message):
+    with pytest.raises(ValueError) as error:
+        registry.bind("shape", SHAPES, spec)
+    assert str(error.value) == message
+
+
+def test_options_and_summary():
+    assert list(registry.options_of(circle)) == ["radius", "centre_x", "filled"]
+    assert registry.options_of(circle)["radius"].default is inspect.Parameter.empty
+    assert registry.summary(square) == "A square. With a colour."
+    assert registry.summary(lambda: None) == ""

@@ -1,0 +1,137 @@
+"""Pytree helpers against NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async import tree
+
+
+def table(rows=5):
+    """Rows of a nested tree: float32, a column of ints, random keys, and no leaf at all."""
+    return {
+        "w": jnp.arange(rows * 6, dtype=jnp.float32).reshape(rows, 2, 3),
+        "n": jnp.arange(rows, dtype=jnp.int32),
+        "key": jax.random.split(jax.random.key(0), rows),
+        "none": (),
+    }
+
+
+def plain(value):
+    """NumPy leaves, keys by their data."""
+
+    def leaf(x):
+        return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+    return jax.tree.map(leaf, value)
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, plain(a), plain(b))
+
+
+@pytest.mark.parametrize("index", [3, np.array([4, 0, 0]), np.array([2])])
+def test_take_picks_rows(index):
+    same(tree.take(table(), jnp.asarray(index)), jax.tree.map(lambda leaf: leaf[index], table()))
+
+
+def test_put_replaces_rows_and_leaves_the_others():
+    row = tree.take(table(), jnp.int32(0))
+    changed = jax.jit(tree.put)(table(), jnp.int32(3), row)
+    same(tree.take(changed, jnp.array([0, 1, 2, 4])), tree.take(table(), jnp.array([0, 1, 2, 4])))
+    same(tree.take(changed, jnp.int32(3)), row)
+    swapped = tree.put(table(), jnp.array([1, 4]), tree.take(table(), jnp.array([4, 1])))
+    same(swapped, tree.take(table(), jnp.array([0, 4, 2, 3, 1])))
+
+
+def test_put_some_drops_what_is_out_of_range():
+    rows = tree.take(table(), jnp.array([4, 3, 2]))
+    changed = jax.jit(tree.put_some)(table(), jnp.array([0, 5, 1000]), rows)
+    same(tree.take(changed, jnp.int32(0)), tree.take(table(), jnp.int32(4)))
+    same(tree.take(changed, jnp.arange(1, 5)), tree.take(table(), jnp.arange(1, 5)))
+
+
+def test_where_chooses_whole_trees():
+    yes, no = table(), jax.tree.map(lambda leaf: leaf[::-1], table())
+    same(tree.where(jnp.bool_(True), yes, no), yes)
+    same(jax.jit(tree.where)(jnp.bool_(False), yes, no), no)
+
+
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=7, max_size=7))
+def test_norm_is_numpys_over_all_leaves(values):
+    with jax.enable_x64(True):
+        value = {"a": jnp.asarray(values[:6]).reshape(2, 3), "b": [jnp.asarray(values[6])]}
+        np.testing.assert_allclose(tree.norm(value), np.linalg.norm(values), rtol=1e-12)
+
+
+def test_norm_sums_in_the_default_float_type():
+    """1,600 ones in bfloat16: summed in bfloat16 itself they stop growing at 256."""
+    value = {"w": jnp.ones((40, 40), jnp.bfloat16), "n": jnp.full((), 3, jnp.int32)}
+    assert tree.norm(value).dtype == jnp.float32
+    np.testing.assert_allclose(tree.norm(value), np.sqrt(1609), rtol=1e-6)
+    assert tree.norm(()) == 0.0
+    assert not np.isfinite(tree.norm({"a": jnp.array([1.0, np.nan])}))
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_stack_zeros_makes_rows_of_every_type_keys_included(impl):
+    one = {
+        "w": jnp.ones((2, 3), jnp.bfloat16),
+        "n": jnp.int32(4),
+        "flag": jnp.bool_(True),
+        "key": jax.random.key(1, impl=impl),
+        "keys": jax.random.split(jax.random.key(1, impl=impl), 2),
+    }
+    for value in (one, jax.eval_shape(lambda: one)):
+        rows = tree.stack_zeros(value, 4)
+        shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), rows)
+        assert shapes == jax.tree.map(lambda leaf: ((4, *leaf.shape), leaf.dtype), one)
+        assert all(not leaf.any() for leaf in jax.tree.leaves(plain(rows)))
+        same(tree.take(tree.put(rows, jnp.int32(2), one), jnp.int32(2)), one)
+
+
+def test_optimize_steps_scales_and_keeps_dtypes():
+    params = {"w": jnp.array([1.0, 2.0]), "h": jnp.ones(3, jnp.bfloat16)}
+    gradient = jax.tree.map(jnp.ones_like, params)
+    optimizer = optax.sgd(0.5, momentum=0.9)
+    after, state = tree.optimize(optimizer, gradient, optimizer.init(params), params)
+    np.testing.assert_allclose(after["w"], [0.5, 1.5])
+    after, state = tree.optimize(optimizer, gradient, state, after, jnp.float32(0.1))
+    np.testing.assert_allclose(after["w"], [0.5 - 0.1 * 0.95, 1.5 - 0.1 * 0.95], rtol=1e-6)
+    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, params)
+
+
+@pytest.mark.parametrize("make", [optax.adam, optax.adagrad, lambda lr: optax.sgd(lr, momentum=lr), optax.yogi])
+def test_optimize_keeps_the_states_dtypes_with_traced_hyperparameters(make):
+    params = {"h": jnp.ones(3, jnp.bfloat16)}
+
+    def states(lr):
+        state = make(lr).init(params)
+        return state, tree.optimize(make(lr), params, state, params)[1]
+
+    before, after = jax.eval_shape(states, jnp.float32(0.1))
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == [leaf.dtype for leaf in jax.tree.leaves(before)]
+
+
+def test_optimize_works_with_state_that_holds_a_key():
+    optimizer = optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(1.0))
+    params = {"w": jnp.zeros(4)}
+    after, state = tree.optimize(optimizer, params, optimizer.init(params), params)
+    assert np.abs(after["w"]).min() > 0
+    again, _ = tree.optimize(optimizer, params, state, params)
+    assert np.all(again["w"] != after["w"])
+
+
+def test_sizes():
+    value = {"w": jnp.zeros((2, 3)), "h": jnp.zeros(5, jnp.bfloat16), "n": jnp.int32(0), "none": ()}
+    assert tree.num_scalars(value) == 12
+    assert tree.num_bytes(value) == 24 + 10 + 4
+    assert tree.num_bytes(jax.eval_shape(lambda: value)) == 38
+    assert tree.num_scalars(()) == tree.num_bytes(()) == 0
