@@ -1,6 +1,6 @@
 """Lowerings of the convolution: time per client of forward + backward, layer by layer and for a whole training step.
 
-    python experiments/benchmarks/conv.py                # about 5 minutes on 2 cores
+    python experiments/benchmarks/conv.py                # some minutes on 2 idle cores
     python experiments/benchmarks/conv.py --smoke        # seconds
 
 Layers: value and gradients with respect to kernel and bias, and to the input except in first layers, for one client and
@@ -151,7 +151,7 @@ def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--out", default="conv.csv", help="CSV file (default conv.csv)")
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds; medians are reported")
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds; medians are reported")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=10, help="local steps in one fori_loop")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8], help="clients in the table of layers")

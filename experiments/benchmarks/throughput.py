@@ -40,7 +40,7 @@ STEPS, BATCH, SHARD = 10, 32, 96
 SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort"}
-SECONDS = 1.5  # how long one timed call should last
+SECONDS = 1.0  # how long one timed call should last
 
 
 def decode(x: jax.Array) -> jax.Array:
@@ -138,7 +138,7 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
 
     add("bare", bare(base, width, jobs), jobs // width * width)
     add("bare wide", bare(base, clients, jobs), jobs)
-    slow = max(1, jobs // 4)
+    slow = max(1, jobs // 10)
     add("torch", torch_loop(model, data, slow), slow)
     for delay in delays:
         few = experiment(model, data, delay, "fedasync", max(slow, 2), engine="reference")
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--delays", nargs="+", choices=DELAYS, default=list(DELAYS))
     parser.add_argument("--methods", nargs="+", choices=TIMINGS, default=list(TIMINGS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "throughput.csv")
+    parser.add_argument("--out", type=Path, default=None, help="CSV [results/throughput.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
@@ -190,8 +190,8 @@ def main() -> None:
         for clients in a.clients:
             rows += measure(model, clients, a.delays, a.methods, a.rounds)
             print(table(rows[-len(a.delays) * len(a.methods) :]), flush=True)
-            if not a.smoke or a.out != parser.get_default("out"):
-                write_table(rows, a.out)
+            if a.out is not None or not a.smoke:
+                write_table(rows, a.out or Path(__file__).parent / "results" / "throughput.csv")
     print(hardware())
 
 

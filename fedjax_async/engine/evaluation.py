@@ -95,8 +95,8 @@ def make_evaluate(
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
     # the last batch is moved back to fit: its rows are taken for the end of the test set
-    place = np.arange(total)
-    place[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size)
+    place = np.arange(total, dtype=np.int32)
+    place[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
     def evaluate(state: Any, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:

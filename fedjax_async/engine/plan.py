@@ -8,8 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.clock import Slots, allocate, waves
-from fedjax_async.engine.widths import active_histogram, choose_widths, ladder
+from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 from fedjax_async.types import Schedule
+
+
+# Fewer useful local steps per executed one than this, and the run compiles more widths.
+LEAST_USEFUL = 0.8
 
 
 class Segment(NamedTuple):
@@ -63,7 +67,10 @@ def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **c
     row = np.empty_like(order)
     row[order] = np.arange(len(order)) - bounds[wave]
     sorted_steps = steps[order]
-    widths = choose_widths(active_histogram(sorted_steps, bounds), **costs)
+    histogram = active_histogram(sorted_steps, bounds)
+    widths = choose_widths(histogram, max_width, **costs)
+    if useful_share(histogram, widths) < LEAST_USEFUL:  # a short run: save steps rather than compilations
+        widths = choose_widths(histogram, max_width, **(costs | {"compiling": 0.0}))
     # a capacity that does not depend on the schedule's details lets runs share compiled programs
     most = min(max_width, schedule.num_clients)
     capacity = next(w for w in ladder(max_width) if w >= max(most, widths[-1]))

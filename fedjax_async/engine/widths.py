@@ -38,20 +38,22 @@ def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def choose_widths(
-    histogram: np.ndarray, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
+    histogram: np.ndarray, limit: int, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
 ) -> tuple[int, ...]:
-    """At most ``most`` widths from the ladder that minimise the cost of the histogram's ticks.
+    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of the histogram's ticks.
 
     In units of one job's local step: a tick with ``a`` active jobs costs ``overhead + w``, where
     ``w >= a`` is the next chosen width, and each width costs ``compiling`` once. Dynamic programme
-    over the ladder; the widest tick's width is always chosen.
+    over the ladder; a width that holds the widest tick is always chosen. ``limit`` is at least that.
     """
     check.whole("most", most)
     used = np.flatnonzero(histogram)
     if len(used) == 0:
         return (1,)
-    candidates = np.array(ladder(int(used[-1])))
-    ticks = np.concatenate([[0], np.cumsum(histogram)[candidates]])  # with at most so many active jobs
+    steps = ladder(limit)
+    candidates = np.array([w for w, below in zip(steps, [0, *steps]) if below < used[-1]])
+    counts = np.cumsum(histogram)
+    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])  # at most so many active
     cost = np.full((most + 1, len(candidates) + 1), np.inf)
     cost[:, 0] = 0.0
     cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
@@ -65,3 +67,12 @@ def choose_widths(
         widths.append(int(candidates[i - 1]))
         i, m = int(cut[m, i]), m - 1
     return tuple(sorted(widths))
+
+
+def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
+    """Useful local steps over executed ones if every tick runs at the next of ``widths``."""
+    histogram = np.trim_zeros(histogram, "b")
+    active = np.arange(len(histogram))
+    padded = np.asarray(widths)[np.searchsorted(widths, active)]
+    executed = int((histogram * padded)[1:].sum())
+    return int((histogram * active).sum()) / executed if executed else 1.0

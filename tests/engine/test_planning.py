@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Every, evaluation_points, make_plan
-from fedjax_async.engine.widths import active_histogram, choose_widths, ladder
+from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 
 histograms = st.lists(st.integers(0, 50), min_size=2, max_size=14).map(lambda h: np.array([0, *h]))
 
@@ -24,17 +24,25 @@ def cost(histogram, widths, overhead, compiling):
     return total
 
 
-@given(histograms, st.integers(1, 4), st.sampled_from([0.0, 0.35, 10.0]), st.sampled_from([0.0, 30.0]))
+@given(
+    histograms,
+    st.sampled_from([14, 16, 20]),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.35, 10.0]),
+    st.sampled_from([0.0, 30.0]),
+)
 @settings(max_examples=80)
-def test_widths_are_the_cheapest_choice(histogram, most, overhead, compiling):
-    widths = choose_widths(histogram, most=most, overhead=overhead, compiling=compiling)
+def test_widths_are_the_cheapest_choice(histogram, limit, most, overhead, compiling):
+    widths = choose_widths(histogram, limit, most=most, overhead=overhead, compiling=compiling)
     assert 1 <= len(widths) <= most and list(widths) == sorted(set(widths))
     top = int(np.flatnonzero(histogram)[-1]) if histogram.any() else 1
-    assert widths[-1] == top
-    *lower, last = ladder(top)
+    assert widths[-1] == min(w for w in ladder(limit) if w >= top)
+    *lower, last = (w for w in ladder(limit) if w <= widths[-1])
     choices = [(*c, last) for n in range(most) for c in itertools.combinations(lower, n)]
     best = min(cost(histogram, c, overhead, compiling) for c in choices)
     if histogram.any():
+        share = sum(a * t for a, t in enumerate(histogram)) / cost(histogram, widths, 0, 0)
+        assert useful_share(histogram, widths) == pytest.approx(share)
         assert cost(histogram, widths, overhead, compiling) == pytest.approx(best)
 
 
