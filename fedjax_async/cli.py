@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fedjax_async import registry
+import jax
+
+from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, SUCCESSORS, TIMINGS, delay_statistics, wave_statistics
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
 from fedjax_async.engine import METHODS, Settings, execute, prepare
@@ -19,6 +23,8 @@ from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 from fedjax_async.results import bar, gantt, save_figure, table, write_comparison, write_run
 from fedjax_async.results.compare import compare
+from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.store import require_room
 from fedjax_async.server import STALENESS
 
 EPILOG = """examples:
@@ -87,6 +93,9 @@ def _settings(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
 def _run(arguments: argparse.Namespace) -> None:
     began = time.perf_counter()
     experiment = prepare(_settings(arguments, RUN_BASE))
+    if arguments.out:
+        require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
+        require_matplotlib()
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
         run = execute(experiment, progress=meter.report)
@@ -110,6 +119,9 @@ def _run(arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) -> None:
     began = time.perf_counter()
     settings = _settings(arguments, RUN_BASE if base is None else base)
+    if arguments.baseline is not None:
+        check.one_of("baseline", arguments.baseline, arguments.methods)
+    require_matplotlib()
     runs = compare(
         arguments.methods,
         settings,
@@ -157,13 +169,17 @@ REGISTRIES: dict[str, dict[str, Any]] = {
 def _list(arguments: argparse.Namespace) -> None:
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
+        entries = registry.find("what", REGISTRIES, kind)
         print(f"{kind}:")
-        for name, entry in registry.find("what", REGISTRIES, kind).items():
+        for name, entry in entries.items():
             about = getattr(entry, "about", None) or registry.summary(entry)
             print(f"  {name:<20} {about}")
             options = registry.options_of(entry) if callable(entry) else {}
             if arguments.options and options:
-                shown = ", ".join(f"{key}={parameter.default}" for key, parameter in options.items())
+                shown = ", ".join(
+                    f"{key}={'...' if parameter.default is parameter.empty else parameter.default}"
+                    for key, parameter in options.items()
+                )
                 print(f"  {'':<20}   options: {shown}")
         print()
 
@@ -265,9 +281,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point: 0, or 2 with one line on standard error for input that cannot be used."""
     arguments = parser().parse_args(argv)
     try:
-        arguments.action(arguments)
-    except ValueError as error:
-        print(f"fedjax-async: error: {error}", file=sys.stderr)
+        with jax.enable_x64(True) if getattr(arguments, "compute", None) == "float64" else nullcontext():
+            arguments.action(arguments)
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
         return 2
     return 0
 

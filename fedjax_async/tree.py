@@ -21,11 +21,6 @@ def put(tree: Any, index: Any, rows: Any) -> Any:
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
 
 
-def put_some(tree: Any, index: Any, rows: Any) -> Any:
-    """Like :func:`put` for an array of indices; those out of range write nothing."""
-    return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="drop"), tree, rows)
-
-
 def where(condition: Array, yes: Any, no: Any) -> Any:
     """Leafwise ``jnp.where`` with one scalar condition for the whole tree."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

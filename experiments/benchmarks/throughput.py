@@ -13,6 +13,8 @@ a ratio is the median over rounds of the ratio within a round, since the machine
   server steps, records, two evaluations.
 * bare: nothing but one vmapped loop of gather, decode, gradient, SGD step, at the engine's width and at
   all clients at once; the ratio is to the faster of the two.
+* bare in lanes: the same at the engine's width, from as many host threads as the engine uses: what the
+  engine itself costs.
 * reference: the plain event loop of ``engine/reference.py``.
 * torch: ``torch_loop.py`` (extra ``bench``), where PyTorch is installed.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,7 @@ from common import hardware, interleave, write_table
 
 from fedjax_async import Settings
 from fedjax_async.data import Dataset, federate
-from fedjax_async.engine import default_width, execute, prepare
+from fedjax_async.engine import default_lanes, default_width, execute, prepare
 from fedjax_async.engine.simulate import Experiment
 from fedjax_async.results import table
 
@@ -102,6 +105,18 @@ def bare(base: Experiment, width: int, jobs: int) -> Any:
     return run
 
 
+def bare_in_lanes(base: Experiment, width: int, jobs: int) -> Any:
+    """:func:`bare` split over ``default_lanes()`` host threads."""
+    lanes = default_lanes()
+    run = bare(base, width, max(width, jobs // lanes))
+
+    def together() -> None:
+        with ThreadPoolExecutor(lanes) as pool:
+            list(pool.map(lambda _: run(), range(lanes)))
+
+    return together
+
+
 def torch_loop(model: str, data: Any, jobs: int) -> Any:
     """The PyTorch loop over the same number of jobs, or ``None`` without PyTorch."""
     if importlib.util.find_spec("torch") is None:
@@ -138,6 +153,8 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
 
     add("bare", bare(base, width, jobs), jobs // width * width)
     add("bare wide", bare(base, clients, jobs), jobs)
+    in_lanes = max(width, jobs // default_lanes()) // width * width * default_lanes()
+    add("bare in lanes", bare_in_lanes(base, width, jobs), in_lanes)
     slow = max(1, jobs // 10)
     add("torch", torch_loop(model, data, slow), slow)
     for delay in delays:
@@ -164,6 +181,7 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
             "reference (1/s)": float(np.median(rate["reference", delay])),
             "torch (1/s)": float(np.median(rate["torch"])) if "torch" in rate else float("nan"),
             "engine / bare": ratio(rate[delay, method], fastest),
+            "engine / bare in lanes": ratio(rate[delay, method], rate["bare in lanes"]),
             "engine / reference": ratio(rate[delay, method], rate["reference", delay]),
             "engine / torch": ratio(rate[delay, method], rate.get("torch")),
         }

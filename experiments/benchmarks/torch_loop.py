@@ -18,9 +18,7 @@ class Lenet5(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
-        self.dense = nn.Sequential(
-            nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
-        )
+        self.dense = nn.Sequential(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[B, 1, 28, 28] -> [B, 10]``."""

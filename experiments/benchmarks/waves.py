@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--updates", type=int, default=50, help="updates a client")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max-width", type=int, default=8, help="cap for the padded widths")
+    parser.add_argument("--max-width", type=int, default=4, help="cap for the padded widths")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/waves.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()

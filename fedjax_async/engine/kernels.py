@@ -22,18 +22,20 @@ class Live(NamedTuple):
 
     server: State
     memory: State  # [N, ...] rows, or ()
+    clients: State  # the clients' own rows, [N, ...], or ()
     slots: Message  # start models, [S, ...]
     records: dict[str, Array]  # one column an info, [E']
     rejected: Array  # int32[], uploads refused so far
 
 
 class Rows(NamedTuple):
-    """Buffers of one wave, C rows each (donated from call to call)."""
+    """Buffers of one batch of jobs, C rows each (donated from call to call)."""
 
     message: Message
-    state: State  # the clients' rows as they were before the job
+    before: State  # the clients' rows as they were before the job
     work: State
     upload: Params
+    after: State  # the clients' rows as the job leaves them
     norm: Array  # float[C]
     accepted: Array  # bool[C]
 
@@ -50,8 +52,11 @@ def write_messages(server: ServerAlgorithm, world: World, live: Live, position: 
     return jax.lax.fori_loop(world.write_bounds[position], world.write_bounds[position + 1], send, live)
 
 
-def make_start(server: ServerAlgorithm, num_clients: int, slots: int) -> Any:
-    """``start(world, params) -> live``: server state, memory rows, and the first messages."""
+def make_start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: int, slots: int) -> Any:
+    """``start(world, params) -> live``: server state, memory and client rows, and the first messages."""
+
+    def rows_of(one: State) -> State:
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
 
     def info_of(server_state: State, memory: State, params: Params) -> Any:
         one = jnp.ones(())
@@ -66,24 +71,24 @@ def make_start(server: ServerAlgorithm, num_clients: int, slots: int) -> Any:
         length = world.client.shape[0]
         records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in info.items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
-        rows = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), memory)
-        live = Live(state, rows, tree.stack_zeros(message, slots), records, jnp.int32(0))
+        own = rows_of(client.init(params))
+        live = Live(state, rows_of(memory), own, tree.stack_zeros(message, slots), records, jnp.int32(0))
         return write_messages(server, world, live, jnp.int32(0))
 
     return start
 
 
 def make_rows(client: ClientAlgorithm, capacity: int) -> Any:
-    """``rows(world, slots, clients) -> rows``: empty buffers of the right shapes."""
+    """``rows(world, live) -> rows``: empty buffers of the right shapes."""
 
-    def rows(world: World, slots: Message, clients: State) -> Rows:
-        def one(world: World, slots: Message, clients: State) -> Rows:
-            message, state = tree.take(slots, 0), tree.take(clients, 0)
-            work = client.begin(world.key, message, state, client_data(world, jnp.int32(0)))
-            upload, _ = client.finish(work, message, state)
-            return Rows(message, state, work, upload, jnp.zeros(()), jnp.bool_(False))
+    def rows(world: World, live: Live) -> Rows:
+        def one(world: World, live: Live) -> Rows:
+            message, before = tree.take(live.slots, 0), tree.take(live.clients, 0)
+            work = client.begin(world.key, message, before, client_data(world, jnp.int32(0)))
+            upload, after = client.finish(work, message, before)
+            return Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False))
 
-        shapes = jax.eval_shape(one, world, slots, clients)
+        shapes = jax.eval_shape(one, world, live)
         return tree.stack_zeros(shapes, capacity)
 
     return rows
@@ -116,12 +121,12 @@ def finished(
 
 
 def make_train(client: ClientAlgorithm, width: int) -> Any:
-    """``train(world, slots, clients, rows, span) -> (clients, rows)`` for the leading ``width`` rows.
+    """``train(world, slots, clients, rows, span) -> rows`` for the leading ``width`` rows of a batch.
 
-    ``span`` = (first arrival of the wave, jobs in the wave, first local step, end of the steps).
+    ``span`` = (first arrival of the batch, jobs in it, first local step, end of the steps).
     """
 
-    def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> tuple[State, Rows]:
+    def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
         low, count, first, last = span
         index = jnp.arange(width, dtype=jnp.int32)
         event = world.train_order[low + index]
@@ -132,24 +137,21 @@ def make_train(client: ClientAlgorithm, width: int) -> Any:
 
         def fresh() -> tuple[Message, State, State]:
             message = tree.take(slots, world.slot[event])._replace(version=world.version[event])
-            state = tree.take(clients, who)
+            before = tree.take(clients, who)
             keys = jax.vmap(job_key, in_axes=(None, 0, 0))(world.key, who, world.number[event])
-            return message, state, jax.vmap(client.begin, in_axes=(0, 0, 0, lanes))(keys, message, state, data)
+            return message, before, jax.vmap(client.begin, in_axes=(0, 0, 0, lanes))(keys, message, before, data)
 
         def resumed() -> tuple[Message, State, State]:
-            return jax.tree.map(lambda leaf: leaf[:width], (rows.message, rows.state, rows.work))
+            return jax.tree.map(lambda leaf: leaf[:width], (rows.message, rows.before, rows.work))
 
-        message, state, work = jax.lax.cond(first == 0, fresh, resumed)
+        message, before, work = jax.lax.cond(first == 0, fresh, resumed)
         advance = _advance(client, data)
         work = jax.lax.fori_loop(
             first, last, lambda k, work: advance(work, k, steps, message, data.offset, data.size), work
         )
-        upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, state)
-        target = jnp.where(index < count, who, world.size.shape[0])
-        done = Rows(message, state, work, upload, norm, accepted)
-        return tree.put_some(clients, target, after), jax.tree.map(
-            lambda all_, new: all_.at[:width].set(new), rows, done
-        )
+        upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, before)
+        done = Rows(message, before, work, upload, after, norm, accepted)
+        return jax.tree.map(lambda buffer, new: buffer.at[:width].set(new), rows, done)
 
     return train
 
@@ -179,6 +181,7 @@ def make_receive(server: ServerAlgorithm, always_closes: bool) -> Any:
         live = live._replace(
             server=state,
             memory=tree.put(live.memory, client, tree.where(accepted, memory, before)),
+            clients=tree.put(live.clients, client, tree.take(rows.after, row)),
             records={name: live.records[name].at[e].set(value) for name, value in info.items()},
             rejected=live.rejected + jnp.logical_not(accepted).astype(jnp.int32),
         )

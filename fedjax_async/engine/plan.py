@@ -11,7 +11,6 @@ from fedjax_async.clock import Slots, allocate, waves
 from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 from fedjax_async.types import Schedule
 
-
 # Fewer useful local steps per executed one than this, and the run compiles more widths.
 LEAST_USEFUL = 0.8
 
@@ -25,18 +24,45 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the device will do. Wave ``v`` trains the arrivals ``bounds[v] .. bounds[v+1]-1``."""
+    """What the device will do.
+
+    A *wave* is all jobs that may be trained together; it is cut into *batches*, consecutive arrivals
+    that one compiled call trains: batch ``b`` holds the arrivals ``bounds[b] .. bounds[b+1]-1``.
+    Batches of one group belong to the same wave and may run at the same time, one a lane.
+    """
 
     schedule: Schedule
-    bounds: np.ndarray  # int64[V + 1]
+    waves: np.ndarray  # int64[V + 1], arrivals
+    bounds: np.ndarray  # int64[b + 1], arrivals
+    groups: list[range]  # of batches
     slots: Slots
     widths: tuple[int, ...]
-    capacity: int  # rows of the wave buffers
-    train_order: np.ndarray  # int32[E]  arrivals, longest job first within each wave
+    capacity: int  # rows of a batch's buffers
+    train_order: np.ndarray  # int32[E]  arrivals, longest job first within each batch
     row: np.ndarray  # int32[E]  buffer row of each arrival
-    segments: list[list[Segment]]  # one list a wave
+    segments: list[list[Segment]]  # one list a batch
     useful_steps: int
     executed_steps: int
+
+
+def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
+    """Cut one wave into batches of at most ``max_width`` jobs, the work spread over the lanes.
+
+    ``steps``: local steps of the wave's jobs in order of arrival, int[W]. Returns the boundaries,
+    int[batches + 1]. A wave that fits into one round of lanes is cut by local steps, a longer one by
+    number of jobs.
+    """
+    jobs = len(steps)
+    fewest = -(-jobs // max_width)
+    batches = min(jobs, -(-fewest // lanes) * lanes)
+    even = np.round(np.linspace(0, jobs, batches + 1)).astype(np.int64)
+    if batches > lanes:
+        return even
+    done = np.concatenate([[0], np.cumsum(steps, dtype=np.int64)])
+    share = np.searchsorted(done, np.linspace(0, done[-1], batches + 1)[1:-1] - 0.5 * steps.mean())
+    cuts = np.concatenate([[0], share, [jobs]])
+    fits = (np.diff(cuts) > 0).all() and (np.diff(cuts) <= max_width).all()
+    return cuts if fits else even
 
 
 def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
@@ -54,18 +80,39 @@ def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     return found
 
 
-def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **costs: Any) -> Plan:
-    """Cut the schedule into waves of at most ``max_width`` jobs and lay out rows, slots and widths.
+def make_plan(schedule: Schedule, *, max_width: int, lanes: int = 1, personal: bool = False, **costs: Any) -> Plan:
+    """Cut the schedule into waves and batches of at most ``max_width`` jobs; lay out rows, slots and widths.
 
-    ``personal``: messages differ from client to client, so each job needs a slot of its own.
-    ``costs``: of a batched step and of a compilation, see :func:`choose_widths`.
+    ``lanes``: batches that may run at the same time. ``personal``: messages differ from client to
+    client, so each job needs a slot of its own. ``costs``: see :func:`choose_widths`.
     """
-    bounds = np.asarray(waves(schedule, max_width=max_width))
+    edges = np.asarray(waves(schedule))
     steps = schedule.local_steps[schedule.job]
-    wave = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    order = np.lexsort((-steps, wave)).astype(np.int32)
+    bounds, groups, first = [np.zeros(1, np.int64)], [], 0
+    for low, high in itertools.pairwise(edges.tolist()):
+        cuts = low + cut_wave(steps[low:high], max_width, lanes)[1:]
+        after = first + len(cuts)
+        groups += [range(b, min(b + lanes, after)) for b in range(first, after, lanes)]
+        bounds.append(cuts)
+        first = after
+    return _laid_out(schedule, edges, np.concatenate(bounds), groups, steps, max_width, personal, costs)
+
+
+def _laid_out(
+    schedule: Schedule,
+    edges: np.ndarray,
+    bounds: np.ndarray,
+    groups: list[range],
+    steps: np.ndarray,
+    max_width: int,
+    personal: bool,
+    costs: dict[str, Any],
+) -> Plan:
+    """Rows, widths, segments and slots of batches that are already cut."""
+    batch = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    order = np.lexsort((-steps, batch)).astype(np.int32)
     row = np.empty_like(order)
-    row[order] = np.arange(len(order)) - bounds[wave]
+    row[order] = np.arange(len(order)) - bounds[batch]
     sorted_steps = steps[order]
     histogram = active_histogram(sorted_steps, bounds)
     widths = choose_widths(histogram, max_width, **costs)
@@ -77,7 +124,9 @@ def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **c
     segments = [_segments(sorted_steps[a:b], widths) for a, b in itertools.pairwise(bounds)]
     return Plan(
         schedule=schedule,
+        waves=edges,
         bounds=bounds,
+        groups=groups,
         slots=allocate(schedule, bounds, personal=personal),
         widths=widths,
         capacity=capacity,
@@ -85,5 +134,5 @@ def make_plan(schedule: Schedule, *, max_width: int, personal: bool = False, **c
         row=row,
         segments=segments,
         useful_steps=int(steps.sum()),
-        executed_steps=sum(s.width * (s.last - s.first) for wave_segments in segments for s in wave_segments),
+        executed_steps=sum(s.width * (s.last - s.first) for stretch in segments for s in stretch),
     )

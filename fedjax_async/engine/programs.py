@@ -13,9 +13,9 @@ from fedjax_async.types import ClientAlgorithm, Model, ServerAlgorithm
 
 
 @lru_cache(maxsize=64)
-def start(server: ServerAlgorithm, num_clients: int, slots: int) -> Any:
+def start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: int, slots: int) -> Any:
     """Jitted :func:`kernels.make_start`."""
-    return jax.jit(kernels.make_start(server, num_clients, slots))
+    return jax.jit(kernels.make_start(server, client, num_clients, slots))
 
 
 @lru_cache(maxsize=64)
@@ -26,14 +26,14 @@ def rows(client: ClientAlgorithm, capacity: int) -> Any:
 
 @lru_cache(maxsize=256)
 def train(client: ClientAlgorithm, width: int) -> Any:
-    """Jitted :func:`kernels.make_train`; donates the clients' rows and the wave's buffers."""
-    return jax.jit(kernels.make_train(client, width), donate_argnums=(2, 3))
+    """Jitted :func:`kernels.make_train`; donates the batch's buffers."""
+    return jax.jit(kernels.make_train(client, width), donate_argnums=3)
 
 
 @lru_cache(maxsize=64)
 def receive(server: ServerAlgorithm, always_closes: bool) -> Any:
     """Jitted :func:`kernels.make_receive`; donates what the server changes."""
-    return jax.jit(kernels.make_receive(server, always_closes), donate_argnums=(1,))
+    return jax.jit(kernels.make_receive(server, always_closes), donate_argnums=1)
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.plan import Plan, make_plan
 from fedjax_async.engine.record import Outcome
+from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.widths import ladder
 from fedjax_async.engine.world import make_world
 from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Schedule, ServerAlgorithm
@@ -44,18 +46,25 @@ class Pieces(NamedTuple):
 def default_width(params: Params) -> int:
     """The widest batch that pays on this backend.
 
-    On a CPU a few clients fill the cores and more only spill the caches (measured with
-    ``experiments/benchmarks/waves.py``); on an accelerator width is what fills it, bounded by memory
-    (about 2 GiB for the wave's buffers).
+    On a CPU a few clients amortise the cost of a step and more only spill the caches: of 1, 4 and 8,
+    with two lanes, LeNet-5 ran fastest at 1 to 4, an MLP at 4 to 8, logistic regression at 8. On an
+    accelerator width is what fills it, bounded by memory (about 2 GiB for a batch's buffers).
     """
     if jax.default_backend() == "cpu":
-        return 8
+        return 4
     return max(1, min(1024, 2**31 // (8 * max(tree.num_bytes(params), 1))))
 
 
-def initial_clients(client: ClientAlgorithm, params: Params, num_clients: int) -> Any:
-    """The client-state rows before any job, [N, ...]; ``()`` for an algorithm without state."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_clients, *leaf.shape)), client.init(params))
+def default_lanes() -> int:
+    """How many batches are trained at the same time: one a core on a CPU, one on an accelerator.
+
+    XLA runs the programs that one host thread starts one after the other, and a client's matrices are
+    too small to keep several cores busy; independent batches, started by threads of their own, are not.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, usable)
 
 
 def run_waves(
@@ -66,6 +75,7 @@ def run_waves(
     points: Points,
     *,
     max_width: int | None = None,
+    lanes: int | None = None,
     per_client: bool = False,
     on_bad: str = "reject",
     progress: Progress | None = None,
@@ -76,39 +86,34 @@ def run_waves(
     """
     server, client, model, data = pieces
     top = default_width(params) if max_width is None else max_width
+    lanes = default_lanes() if lanes is None else lanes
     check.whole("max_width", top)
+    check.whole("lanes", lanes)
     memory = jax.eval_shape(lambda p: server.init(p)[1], params)
-    plan = make_plan(schedule, max_width=top, personal=bool(jax.tree.leaves(memory)))
+    plan = make_plan(schedule, max_width=top, lanes=lanes, personal=bool(jax.tree.leaves(memory)))
     world = make_world(plan, data, key)
     slots = next(s for s in ladder(2 * max(LEAST_SLOTS, plan.slots.count)) if s >= max(LEAST_SLOTS, plan.slots.count))
-
-    start = programs.start(server, len(data.size), slots)
-    rows_of = programs.rows(client, plan.capacity)
-    trains = {width: programs.train(client, width) for width in plan.widths}
     receive = programs.receive(server, bool(np.all(schedule.closes)))
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
     evaluate = programs.evaluate(model, server, len(data.test_y), labels, len(data.size) if per_client else None)
     tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))
 
-    live = start(world, params)
-    clients = jax.device_put(initial_clients(client, params, len(data.size)))
-    rows = rows_of(world, live.slots, clients)
+    live = programs.start(server, client, len(data.size), slots)(world, params)
     scores = Scores(points)
     scores.take(0, lambda: evaluate(live.server, *tests))
     tokens: deque[Any] = deque()
-    for v, segments in enumerate(plan.segments):
-        low, high = int(plan.bounds[v]), int(plan.bounds[v + 1])
-        for segment in segments:
-            span = np.array([low, high - low, segment.first, segment.last], np.int32)
-            clients, rows = trains[segment.width](world, live.slots, clients, rows, span)
-        for a, b in scores.cuts(low, high):
-            live, rejected = receive(world, live, rows, np.array([a, b], np.int32))
-            scores.take(b, lambda: evaluate(live.server, *tests))  # noqa: B023 (called at once)
-        tokens.append(rejected)
-        if len(tokens) > AHEAD:
-            refuse(int(tokens.popleft()), on_bad)
-        if progress is not None:
-            progress(high, len(schedule.job), **_status(schedule, low, high), accuracy=scores.latest())
+    with Trainers(plan, world, client, live, lanes) as trainers:
+        for group in plan.groups:
+            for b, rows in zip(group, trainers.train(group, live), strict=True):
+                for low, high in scores.cuts(int(plan.bounds[b]), int(plan.bounds[b + 1])):
+                    live, rejected = receive(world, live, rows, np.array([low, high], np.int32))
+                    scores.take(high, lambda: evaluate(live.server, *tests))  # noqa: B023 (called at once)
+            tokens.append(rejected)
+            if len(tokens) > AHEAD:
+                refuse(int(tokens.popleft()), on_bad)
+            if progress is not None:
+                low, high = int(plan.bounds[group[0]]), int(plan.bounds[group[-1] + 1])
+                progress(high, len(schedule.job), **_status(schedule, low, high), accuracy=scores.latest())
     refuse(int(live.rejected), on_bad)
     return _outcome(plan, live, scores, server)
 
@@ -163,14 +168,15 @@ class Scores:
 
 def _outcome(plan: Plan, live: Live, scores: Scores, server: ServerAlgorithm) -> Outcome:
     total = len(plan.schedule.job)
-    widths = np.diff(plan.bounds)
+    waves = np.diff(plan.waves)
     return Outcome(
         params=jax.device_get(server.params(live.server)),
         scores=scores.columns(),
         records={name: np.asarray(column)[:total] for name, column in jax.device_get(live.records).items()},
         counters={
-            "waves": len(widths),
-            "mean_width": float(widths.mean()) if len(widths) else 0.0,
+            "waves": len(waves),
+            "mean_width": float(waves.mean()) if len(waves) else 0.0,
+            "batches": len(plan.segments),
             "widths": list(plan.widths),
             "slots": plan.slots.count,
             "useful_steps": plan.useful_steps,

@@ -47,6 +47,7 @@ class Settings:
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
+    lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
     on_bad: str = _field("reject", "non-finite uploads: reject (and count) or raise", "execution")
 
     def __post_init__(self) -> None:
@@ -60,6 +61,8 @@ class Settings:
         check.one_of("compute", self.compute, ("float32", "bfloat16", "float64"))
         if self.max_width is not None:
             check.whole("max_width", self.max_width)
+        if self.lanes is not None:
+            check.whole("lanes", self.lanes)
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs = {self.epochs}, steps = {self.steps}: give at most one of the two")
         if self.time is None and self.updates is None and self.server_steps is None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from fedjax_async import check
 from fedjax_async.engine import Settings, execute, prepare
+from fedjax_async.engine.settings import as_dict
 from fedjax_async.results.progress import bar
 from fedjax_async.results.report import write_run
+from fedjax_async.results.store import require_room
 from fedjax_async.types import Run
 
 
@@ -27,8 +29,8 @@ def compare(
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
     The delays of a client's n-th job, the partition and the minibatches depend on the seed alone, so
-    the methods see the same world. Every setting is checked and every schedule planned before the
-    first run starts.
+    the methods see the same world. Every setting is checked, every schedule planned and every folder
+    looked at before the first run starts.
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
@@ -46,9 +48,15 @@ def compare(
     def one(method: str, seed: int) -> Settings:
         return replace(settings, method=method, seed=seed)
 
+    def place(method: str, seed: int) -> Path:
+        return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
+
     all_seeds = range(settings.seed, settings.seed + seeds)
     for method in methods:
-        prepare(one(method, settings.seed))
+        for seed in all_seeds:
+            experiment = prepare(one(method, seed))
+            if folder is not None:
+                require_room(place(method, seed), as_dict(experiment.settings), overwrite=overwrite)
     runs: dict[str, list[Run]] = {method: [] for method in methods}
     for seed in all_seeds:
         for method in methods:
@@ -60,8 +68,7 @@ def compare(
                 meter.close()
             runs[method].append(run)
             if folder is not None:
-                name = re.sub(r"[^\w.-]+", "_", method)
-                write_run(run, Path(folder) / "runs" / name / f"seed_{seed}", plots=False, overwrite=overwrite)
+                write_run(run, place(method, seed), plots=False, overwrite=overwrite)
             if done is not None:
                 done(method, seed, run)
     return runs

@@ -27,13 +27,18 @@ TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
 
 
-def new(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure of ``width`` x ``height`` inches with one plain pair of axes."""
+def require_matplotlib() -> type[Figure]:
+    """The class of figures; ``ValueError`` naming the extra to install where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError as error:
         raise ValueError("plots need matplotlib: pip install 'fedjax-async[plot]'") from error
-    figure = Figure(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
+    return Figure
+
+
+def new(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure of ``width`` x ``height`` inches with one plain pair of axes."""
+    figure = require_matplotlib()(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     for side in ("left", "bottom"):

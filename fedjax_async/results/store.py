@@ -80,6 +80,23 @@ def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
     return {name: np.asarray(column).dtype.str for name, column in columns.items()}
 
 
+def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Path:
+    """``ValueError`` unless a run of ``settings`` may be saved in ``folder``: better asked before a run than after.
+
+    That is: unless it is missing, empty, or holds a run of the same settings (or ``overwrite``).
+    """
+    folder = Path(folder)
+    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
+        raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    if not overwrite and folder.exists() and any(folder.iterdir()):
+        saved = folder / "settings.json"
+        if not saved.is_file() or saved.read_bytes() != files.json_bytes(settings):
+            raise ValueError(
+                f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
+            )
+    return folder
+
+
 def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write ``run`` into ``folder`` (made if missing) and return the folder.
 
@@ -88,19 +105,10 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     and ``schedule.npz``, all readable by ``numpy.load``; ``manifest.json`` with column types and check sums,
     written last. The same run gives the same bytes: no file holds a wall-clock time or a host name.
 
-    ``ValueError`` if the folder already holds anything but a run of the same settings and ``overwrite`` is
-    false. Other files in the folder are left alone.
+    ``ValueError`` as in ``require_room``. Other files in the folder are left alone.
     """
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
-    if not overwrite and folder.exists() and any(folder.iterdir()):
-        settings = folder / "settings.json"
-        if not settings.is_file() or settings.read_bytes() != contents["settings.json"]:
-            raise ValueError(
-                f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
-            )
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         files.write(folder / name, content)

@@ -1,0 +1,63 @@
+"""Training the batches of a group, at the same time where that helps."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async.engine import programs
+from fedjax_async.engine.kernels import Live, Rows
+from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.world import World
+from fedjax_async.types import ClientAlgorithm
+
+
+class Trainers:
+    """One buffer of rows and, with several lanes, one host thread a lane; a context manager.
+
+    Threads decide nothing: which job runs where is in the plan, and the batches of a group are
+    independent of each other, so results do not depend on timing.
+    """
+
+    def __init__(self, plan: Plan, world: World, client: ClientAlgorithm, live: Live, lanes: int) -> None:
+        busy = max((len(group) for group in plan.groups), default=1)
+        self._plan, self._world = plan, world
+        self._rows: list[Rows] = [programs.rows(client, plan.capacity)(world, live) for _ in range(busy)]
+        self._programs = {width: programs.train(client, width) for width in plan.widths}
+        self._compiled: set[int] = set()
+        self._x64 = jnp.result_type(float) == jnp.float64  # JAX keeps this a setting of each thread
+        self._pool = ThreadPoolExecutor(min(lanes, busy)) if busy > 1 else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _train(self, batch: int, lane: int, live: Live) -> None:
+        low, high = int(self._plan.bounds[batch]), int(self._plan.bounds[batch + 1])
+        for width, first, last in self._plan.segments[batch]:
+            span = np.array([low, high - low, first, last], np.int32)
+            self._rows[lane] = self._programs[width](self._world, live.slots, live.clients, self._rows[lane], span)
+
+    def _train_in_thread(self, batch: int, lane: int, live: Live) -> None:
+        with jax.enable_x64(self._x64):
+            self._train(batch, lane, live)
+
+    def train(self, group: range, live: Live) -> list[Rows]:
+        """Train the batches of ``group``; their rows, valid until the next call."""
+        widths = {segment.width for batch in group for segment in self._plan.segments[batch]}
+        if self._pool is None or len(group) == 1 or not widths <= self._compiled:
+            for lane, batch in enumerate(group):  # the first call of a width compiles it: once, not once a thread
+                self._train(batch, lane, live)
+            self._compiled |= widths
+        else:
+            started = [self._pool.submit(self._train_in_thread, b, lane, live) for lane, b in enumerate(group)]
+            for future in started:
+                future.result()
+        return self._rows[: len(group)]

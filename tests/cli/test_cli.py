@@ -1,0 +1,233 @@
+"""The command line from the outside: what it writes, and one line on standard error for what it cannot use."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedjax_async import cli
+from fedjax_async.results import load
+
+SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
+
+
+def ok(capsys, *arguments: str) -> str:
+    """Standard output of a command that must succeed."""
+    assert cli.main(arguments) == 0
+    done = capsys.readouterr()
+    assert done.err == ""
+    return done.out
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line on standard error of a command that must end with 2 before it does anything."""
+    assert cli.main(arguments) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.count("\n") == 1 and done.err.startswith("fedjax-async: error: ")
+    return done.err
+
+
+# --- what works ---------------------------------------------------------------------------------
+
+
+def test_run_saves_a_folder(capsys, tmp_path):
+    folder = tmp_path / "one"
+    out = ok(capsys, "run", *SMALL, "--method", "fedbuff:server_lr=0.5@buffer:size=2", "--out", str(folder))
+    assert "fedbuff:server_lr=0.5@buffer:size=2: accuracy" in out and "6 updates, 3 server steps" in out
+    assert {"accuracy.png", "staleness.png", "gantt.png"} <= {path.name for path in folder.iterdir()}
+    run = load(folder)
+    assert run.settings["method"] == "fedbuff:server_lr=0.5@buffer:size=2" and run.settings["clients"] == 4
+    assert run.counters["updates"] == 6 and run.counters["server_steps"] == 3
+
+
+def test_a_folder_of_other_settings_is_not_overwritten_unless_told(capsys, tmp_path):
+    command = ("run", *SMALL, "--out", str(tmp_path / "one"))
+    ok(capsys, *command)
+    first = (tmp_path / "one" / "params.npz").read_bytes()
+    ok(capsys, *command)  # the same run again: the same bytes
+    assert (tmp_path / "one" / "params.npz").read_bytes() == first
+    assert "overwrite" in refused(capsys, *command, "--lr", "0.1")  # and refused before training: no output
+    assert (tmp_path / "one" / "params.npz").read_bytes() == first
+    ok(capsys, *command, "--lr", "0.1", "--overwrite")
+    assert load(tmp_path / "one").settings["lr"] == 0.1
+
+
+def test_the_engines_agree(capsys, tmp_path):
+    for engine in ("waves", "reference"):
+        ok(capsys, "run", *SMALL, "--engine", engine, "--out", str(tmp_path / engine))
+    waves, reference = load(tmp_path / "waves"), load(tmp_path / "reference")
+    np.testing.assert_array_equal(waves.updates["staleness"], reference.updates["staleness"])
+    np.testing.assert_allclose(waves.params["output"]["kernel"], reference.params["output"]["kernel"], atol=1e-5)
+
+
+def test_float64_is_float64(capsys, tmp_path):
+    ok(capsys, "run", *SMALL, "--compute", "float64", "--out", str(tmp_path))
+    with np.load(tmp_path / "params.npz") as params:
+        assert {params[name].dtype.name for name in params.files} == {"float64"}
+
+
+def test_compare_writes_table_and_picture(capsys, tmp_path):
+    methods = ("fedavg@cohort:size=2", "fedasync:mixing=0.3")
+    out = ok(capsys, "compare", *methods, *SMALL, "--seeds", "2", "--out", str(tmp_path))
+    assert "2 seed(s)" in out and "fedasync:mixing=0.3" in out
+    assert {"comparison.csv", "comparison.md", "accuracy.png", "runs"} == {path.name for path in tmp_path.iterdir()}
+    header, *rows = (tmp_path / "comparison.csv").read_text().splitlines()
+    assert header.startswith("method,final accuracy (%),final accuracy (%) std") and len(rows) == 2
+    assert "relative to fedavg@cohort:size=2" in header  # the first, since none is called fedavg
+    saved = load(tmp_path / "runs" / "fedasync_mixing_0.3" / "seed_1")
+    assert saved.settings["seed"] == 1 and saved.settings["method"] == "fedasync:mixing=0.3"
+
+
+def test_quickstart_is_a_comparison_with_settings_of_its_own(capsys, tmp_path):
+    # the same code with a smaller model and budget
+    small = ("--model", "logistic", "--epochs", "0.1", "--time", "1500", "--eval-time", "500", "--quiet")
+    out = ok(capsys, "quickstart", *small, "--out", str(tmp_path))
+    lines = [line.split()[0] for line in out.splitlines() if line]
+    assert [name for name in lines if name in cli.QUICKSTART_METHODS] == list(cli.QUICKSTART_METHODS)
+    settings = json.loads((tmp_path / "runs" / "fedbuff" / "seed_0" / "settings.json").read_text())
+    assert settings["dataset"] == "fashion_mnist_6k" and settings["partition"] == "dirichlet:alpha=0.1"
+    assert settings["time"] == 1500 and settings["updates"] is None
+
+
+def test_plan_trains_nothing(capsys, tmp_path):
+    picture = tmp_path / "deep" / "gantt.png"
+    out = ok(capsys, "plan", "--clients", "4", "--updates", "40", "--delay", "constant", "--gantt", str(picture))
+    figures = dict(line.split() for line in out.splitlines() if len(line.split()) == 2)
+    assert "40 updates, 40 server steps" in out.splitlines()[0]
+    assert figures["waves"] == figures["longest_chain"] == "10"  # equal delays: all four clients train together
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_list_describes_every_name(capsys):
+    lines = ok(capsys, "list", "--options").splitlines()
+    described = {line.split()[0] for line in lines if line.startswith("  ") and len(line.split()) > 3}
+    for kind, entries in cli.REGISTRIES.items():
+        assert f"{kind}:" in lines
+        assert set(entries) <= described, kind
+    assert any("options: path=..., family=normal" in line for line in lines)
+    assert ok(capsys, "list", "timings").splitlines()[0] == "timings:"
+
+
+def test_data_list(capsys, tmp_path):
+    out = ok(capsys, "data", "list", "--data-dir", str(tmp_path))
+    state = {line.split()[0]: line for line in out.splitlines()}
+    assert "embedded" in state["fashion_mnist_6k"] and "to fetch" in state["cifar10"]
+
+
+def test_every_setting_has_a_flag_and_the_defaults_of_its_command():
+    for command, base in (("run", cli.RUN_BASE), ("quickstart", cli.QUICKSTART.__dict__)):
+        arguments = cli.parser().parse_args([command])
+        given = cli._settings(arguments, base)
+        assert {name: getattr(given, name) for name in base} == base
+    # a budget replaces the base's budget instead of joining it
+    assert cli._settings(cli.parser().parse_args(["run", "--time", "9"]), cli.RUN_BASE).updates is None
+
+
+# --- what cannot be used ------------------------------------------------------------------------
+
+BAD = {
+    "an unknown method, with the nearest": (("--method", "fedasink"), "did you mean 'fedasync'?"),
+    "an unknown delay": (("--delay", "lognormel"), "did you mean 'lognormal'?"),
+    "an unknown timing": (("--timing", "bufer"), "did you mean 'buffer'?"),
+    "an unknown timing of a method": (("--method", "fedbuff@cohorte"), "did you mean 'cohort'?"),
+    "an unknown data set": (("--dataset", "fashion_mnist_6"), "did you mean 'fashion_mnist_6k'?"),
+    "an unknown partition": (("--partition", "dirichlett"), "did you mean 'dirichlet'?"),
+    "an unknown model": (("--model", "lenet"), "did you mean 'lenet5'?"),
+    "an unknown optimizer": (("--optimizer", "adm"), "did you mean 'adam'?"),
+    "an unknown decay": (("--decay", "cosin"), "did you mean 'cosine'?"),
+    "an unknown option of a name": (("--method", "fedasync:mixin=0.5"), "did you mean 'mixing'?"),
+    "an option without a value": (("--delay", "constant:mean"), "key=value"),
+    "a negative delay": (("--delay", "constant:mean=-1"), "mean = -1: must be a finite number > 0"),
+    "a delay of zero": (("--delay", "lognormal:mean=0"), "mean = 0: must be a finite number > 0"),
+    "a negative alpha": (("--partition", "dirichlet:alpha=-0.1"), "alpha = -0.1: must be a finite number > 0"),
+    "an alpha of zero": (("--partition", "dirichlet:alpha=0"), "alpha = 0: must be a finite number > 0"),
+    "more clients than examples": (("--clients", "5001", "--partition", "iid"), "at most the number of examples, 5000"),
+    "no clients": (("--clients", "0"), "clients = 0: must be a whole number >= 1"),
+    "a buffer that never fills": (("--timing", "buffer:size=5"), "at most the 4 clients in flight"),
+    "a buffer above the concurrency": (
+        ("--timing", "buffer:size=3,concurrency=2"),
+        "at most the 2 clients in flight",
+    ),
+    "an empty cohort": (("--timing", "cohort:size=0"), "size = 0: must be a whole number >= 1"),
+    "a cohort of too many": (("--timing", "cohort:size=5"), "at most 4, the number of clients"),
+    "both epochs and steps": (("--epochs", "1"), "give at most one of the two"),
+    "a learning rate of zero": (("--lr", "0"), "lr = 0.0: must be a finite number > 0"),
+    "a learning rate that is none": (("--lr", "nan"), "lr = nan: must be a finite number > 0"),
+    "a budget of nothing": (("--updates", "0"), "updates = 0: must be a whole number >= 1"),
+    "a budget too small for one upload": (("--time", "1e-9", "--delay", "constant"), "the first upload takes 1 s"),
+    "two kinds of evaluation": (("--eval-time", "5", "--eval-steps", "2"), "at most one of"),
+    "per-client evaluation without test parts": (("--per-client",), "test_fraction"),
+    "a mixing weight above one": (("--method", "fedasync:mixing=1.5"), "mixing = 1.5: must be between 0.0 and 1.0"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD.values(), ids=BAD)
+def test_bad_input_is_one_line(capsys, arguments, says):
+    small = SMALL[:6] if "--time" in arguments else SMALL
+    assert says in refused(capsys, "run", *small, *arguments)
+
+
+HOLES = {
+    "an empty cell": ("device,mean,std\na,3,1\nb,,1\n", "line 3, column 'mean': empty"),
+    "a missing cell": ("device,mean,std\na,3\n", "line 2, column 'std': empty"),
+    "a word": ("device,mean,std\na,fast,1\n", "line 2, column 'mean': 'fast' must be a finite number > 0"),
+    "a missing client": ("client,mean,std\n0,3,1\n1,3,1\n3,3,1\n", "no line for client 2 of 4"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), HOLES.values(), ids=HOLES)
+def test_a_table_of_delays_with_holes(capsys, tmp_path, text, says):
+    (tmp_path / "delays.csv").write_text(text)
+    assert says in refused(capsys, "run", *SMALL, "--delay", f"csv:path={tmp_path / 'delays.csv'}")
+
+
+def test_a_missing_data_set_is_told_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
+    began = time.perf_counter()
+    line = refused(capsys, "run", *SMALL, "--dataset", "mnist")
+    assert time.perf_counter() - began < 1.0
+    assert "fedjax-async data fetch mnist" in line
+    assert "fedjax-async data fetch cifar10" in refused(capsys, "data", "verify", "cifar10")
+
+
+def test_compare_looks_at_everything_first(capsys, tmp_path):
+    small = (*SMALL, "--out", str(tmp_path / "runs"))
+    assert "did you mean 'fedbuff'?" in refused(capsys, "compare", "fedasync", "fedbuf", *small)
+    assert "different from each other" in refused(capsys, "compare", "asgd", "asgd", *small)
+    assert "baseline = 'fedavg': must be one of asgd" in refused(
+        capsys, "compare", "asgd", "--baseline", "fedavg", *small
+    )
+    assert "seeds = 0" in refused(capsys, "compare", "asgd", "--seeds", "0", *small)
+    (tmp_path / "file").write_text("not a folder")
+    assert "not a file" in refused(capsys, "compare", "asgd", *SMALL, "--out", str(tmp_path / "file"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_the_operating_system_refuses_is_one_line_too(capsys, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    assert cli.main(["plan", *SMALL[:-1], "--gantt", str(tmp_path / "file" / "gantt.png")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("run", "--clints", "3"), ("run", "--clients", "three"), ("compare",)])
+def test_flags_that_do_not_exist_are_usage_errors(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2 and "error:" in capsys.readouterr().err
+
+
+def test_unknown_kinds_and_data_sets(capsys):
+    assert "did you mean 'methods'?" in refused(capsys, "list", "method")
+    assert "known: mnist" in refused(capsys, "data", "fetch", "digits")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "fedjax_async.cli", "list", "--options"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 0
