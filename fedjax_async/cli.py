@@ -29,7 +29,7 @@ from fedjax_async.server import STALENESS
 
 EPILOG = """examples:
   fedjax-async quickstart --out runs/quickstart
-  fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:sigma=0.5 --time 5000 --out runs/one
+  fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:mean=60,sigma=0.5 --time 5000 --out runs/one
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
   fedjax-async data fetch mnist

@@ -1,0 +1,77 @@
+"""The README's commands parse, its examples run, what it names exists, and its table is the recorded one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedjax_async import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
+TEXT = PAGES[0].read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def commands(text: str) -> list[str]:
+    """Every `fedjax-async ...` of a page or of the command line's own help, in code blocks and in running text."""
+    blocks = re.findall(r"^(?:.*&& |\s*)(fedjax-async .+)$", text, re.MULTILINE)
+    return sorted({*blocks, *re.findall(r"`(fedjax-async [^`]+)`", text)})
+
+
+ALL = sorted({command for text in (*(page.read_text() for page in PAGES), cli.EPILOG) for command in commands(text)})
+
+
+def test_the_main_commands_are_there():
+    assert "pip install '.[plot]' && fedjax-async quickstart\n" in TEXT
+    assert "pip install '.[data,dev]' && python -m pytest\n" in TEXT
+    assert len(ALL) > 8
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_a_command_parses(command):
+    program, *arguments = shlex.split(command, comments=True)
+    assert program in PROJECT["scripts"]
+    assert callable(cli.parser().parse_args(arguments).action)
+
+
+def test_extras_exist():
+    named = {extra for extras in re.findall(r"pip install '\.\[([\w,]+)\]'", TEXT) for extra in extras.split(",")}
+    assert named and named <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_paths_exist(page):
+    text = page.read_text(encoding="utf-8")
+    links = {page.parent / link for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    rooms = {ROOT / path for path in re.findall(r"`((?:fedjax_async|experiments|notebooks|tests)/[\w./]*)`", text)}
+    assert sorted(str(path) for path in links | rooms if not path.exists()) == []
+
+
+def test_names_exist():
+    """Whatever the overview names stands in the registry of its kind."""
+    rows = dict(re.findall(r"^\| (methods|timings|delays|partitions|data sets|models) \| (.+) \|$", TEXT, re.MULTILINE))
+    assert len(rows) == 6
+    for kind, row in rows.items():
+        assert set(re.findall(r"`(\w+)`", row)) <= set(cli.REGISTRIES[kind.replace(" ", "")]), kind
+
+
+def test_the_table_is_the_recorded_one():
+    assert (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8") in TEXT
+
+
+@pytest.mark.parametrize("number", range(TEXT.count("```python")))
+def test_an_example_runs(number, tmp_path):
+    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[number]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
