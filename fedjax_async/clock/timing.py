@@ -116,22 +116,24 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     return timing
 
 
-def cohort(*, size: int = 10, over_selection: int = 0, deadline: float | None = None) -> Timing:
+def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float | None = None) -> Timing:
     """Synchronous rounds: `size` random clients, all from one model; the round lasts as long as the slowest.
 
-    ``over_selection`` more are dispatched, and the slowest so many dropped. With a ``deadline`` the
-    server waits at most that many seconds and drops the late; a round in which nobody was in time is
-    no step. All are applied at the round's end, in order of arrival; then the next cohort starts.
-    Dropped jobs are called off at that moment: their ``upload_time`` is infinite.
+    ``size``: 10 by default, or all clients if there are fewer. ``over_selection`` more are dispatched,
+    and the slowest so many dropped. With a ``deadline`` the server waits at most that many seconds and
+    drops the late; a round in which nobody was in time is no step. All are applied at the round's end,
+    in order of arrival; then the next cohort starts. Dropped jobs are called off at that moment: their
+    ``upload_time`` is infinite.
     """
-    check.whole("size", size)
+    inputs.optional_whole("size", size)
     check.whole("over_selection", over_selection, low=0)
     inputs.optional_positive("deadline", deadline)
 
     def timing(world: World) -> Schedule:
-        selected = int(size + over_selection)
+        wanted = min(10, world.num_clients - int(over_selection)) if size is None else int(size)
+        selected = wanted + int(over_selection)
         allowed = f"at most {world.num_clients}, the number of clients"
-        check.require(selected <= world.num_clients, "size + over_selection", selected, allowed)
+        check.require(wanted >= 1 and selected <= world.num_clients, "size + over_selection", selected, allowed)
         rng = chance.generator(world.seed, "rounds")
         queue = EventQueue(world)
         start, fruitless = 0.0, 0
@@ -139,9 +141,9 @@ def cohort(*, size: int = 10, over_selection: int = 0, deadline: float | None = 
             for client in np.sort(rng.choice(world.num_clients, selected, replace=False)).tolist():
                 queue.dispatch(client, start)
             limit = math.inf if deadline is None else start + deadline
-            uploads = (queue.take(limit) for _ in range(int(size)))
+            uploads = (queue.take(limit) for _ in range(wanted))
             accepted = [upload for upload in uploads if upload is not None]
-            end = accepted[-1][0] if len(accepted) == size else limit
+            end = accepted[-1][0] if len(accepted) == wanted else limit
             if end > queue.horizon:
                 break
             queue.cancel_rest()

@@ -395,3 +395,10 @@ def test_planning_is_fast_and_its_cost_does_not_grow_with_the_population():
     # 20,000 events: 0.05 s on one core; the bound is loose because a busy machine must not fail it
     assert seconds(1000) < 2
     assert seconds(100_000) < 4
+
+
+def test_a_cohort_without_a_size_is_ten_clients_or_all():
+    assert make("cohort", num_clients=4, updates=8).closes.tolist() == [False, False, False, True] * 2
+    assert make("cohort", num_clients=30, updates=20).step.tolist() == [0] * 10 + [1] * 10
+    with pytest.raises(ValueError, match="over_selection"):
+        make("cohort:over_selection=4", num_clients=4)

@@ -118,7 +118,9 @@ def compilations():
 
 
 @pytest.mark.parametrize(("rule", "timing", "delay"), [
-    (fedasync, "every", "exponential"), (fedbuff, "buffer:size=3", "lognormal:sigma=1"), (fedbuff, "cohort:size=5", "constant"),
+    (fedasync, "every", "exponential"),
+    (fedbuff, "buffer:size=3", "lognormal:sigma=1"),
+    (fedbuff, "cohort:size=5", "constant"),
 ])  # fmt: skip
 def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay):
     given = case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2)))

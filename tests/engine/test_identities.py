@@ -41,7 +41,8 @@ def test_fedavg_by_schedule_is_a_textbook_loop():
             ]
             p = np.array([who.size[schedule.client[j]] for j in round_jobs], float)
             p /= p.sum()
-            x = jax.tree.map(lambda w, *d: w + sum(a * b for a, b in zip(p, d)), x, *deltas)
+            for share, delta in zip(p, deltas, strict=True):
+                x = jax.tree.map(lambda w, d, share=share: w + share * d, x, delta)
         close(run_waves(*given).params, x, 1e-12)
 
 
