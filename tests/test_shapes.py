@@ -1,0 +1,77 @@
+"""Shapes and dtypes at the boundaries of the kernels, in the alphabet of ``types.py``, checked by beartype."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from beartype import beartype
+from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
+
+from fedjax_async.local import batch, permute
+from fedjax_async.models import MODELS
+from fedjax_async.server import SERVERS
+from fedjax_async.types import Arrival
+
+B, CLASSES = 4, 10
+checked = jaxtyped(typechecker=beartype)
+
+
+def test_minibatches():
+    @checked
+    def checked_batch(
+        seed: UInt32[Array, 2], k: Int32[Array, ""], size: Int32[Array, ""], length: int
+    ) -> tuple[Int32[Array, B], Bool[Array, B]]:
+        return batch(seed, k, size, length)
+
+    @checked
+    def checked_permute(
+        seed: UInt32[Array, 2], epoch: Int32[Array, ""], position: Int32[Array, B], size: Int32[Array, ""]
+    ) -> Int32[Array, B]:
+        return permute(seed, epoch, position, size)
+
+    seed, three, ten = jnp.array([1, 2], jnp.uint32), jnp.int32(3), jnp.int32(10)
+    position, _ = checked_batch(seed, three, ten, B)
+    checked_permute(seed, three, position, ten)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    model = MODELS[name]()
+
+    @checked
+    def forward(params: PyTree[Float32[Array, ...]], x: Float32[Array, "B H W C"]) -> Float32[Array, "B classes"]:
+        return model.apply(params, x, jax.random.key(1))
+
+    @checked
+    def losses(outputs: Float32[Array, "B classes"], y: Int32[Array, B]) -> Float32[Array, B]:
+        return model.loss(outputs, y)
+
+    shape = (32, 32, 3) if name in ("cnn", "lenet5_cifar") else (28, 28, 1)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+    outputs = forward(params, jnp.zeros((B, *shape)))
+    assert outputs.shape == (B, CLASSES)
+    losses(outputs, jnp.zeros(B, jnp.int32))
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_rules_keep_the_params_shapes(name):
+    rule = SERVERS[name]()
+
+    @checked
+    def params(state) -> dict[str, PyTree[Float32[Array, ...]]]:
+        return rule.params(state)
+
+    @checked
+    def weight(info: dict) -> Float32[Array, ""]:
+        return info["weight"]
+
+    x = {"a": jnp.ones((2, 3)), "b": jnp.ones(4)}
+    state, memory = rule.init(x)
+    one = jnp.ones(())
+    state, memory, info = rule.receive(
+        state, memory, Arrival(x, x, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True))
+    )
+    weight(info)
+    assert jax.tree.map(jnp.shape, params(state)) == jax.tree.map(jnp.shape, x)
