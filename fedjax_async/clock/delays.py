@@ -76,6 +76,7 @@ def lognormal(
     """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
     inputs.positive("mean", mean)
     inputs.non_negative("sigma", sigma)
+    check.in_range("sigma", sigma, 0, 10)
     scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, mean * math.sqrt(math.expm1(sigma**2)))
     return from_profiles(profiles, DISTRIBUTIONS["lognormal"], scaling, heterogeneity, speeds)

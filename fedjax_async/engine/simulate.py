@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import registry, tree
+from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, Until, plan
 from fedjax_async.data import DATASETS, federate
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points
@@ -28,6 +28,7 @@ class Experiment(NamedTuple):
     """A run that is ready to start: nothing has been compiled or trained yet."""
 
     settings: Settings
+    described: dict[str, Any]  # the settings as results keep them: names of objects replaced
     pieces: Pieces
     schedule: Schedule
     params: Params
@@ -84,6 +85,17 @@ def prepare(
     proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``.
     """
     s = settings
+    if s.compute == "float64" and jnp.result_type(float) != jnp.float64:
+        raise ValueError(
+            "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
+        )
+    described = as_dict(s) | {
+        name: "(object)"
+        for name, given in (("method", method), ("model", model), ("optimizer", client))
+        if given is not None
+    }
+    if data is not None:
+        described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
     chosen = method if method is not None else _method(s.method)
     delays = registry.bind("delay", DELAYS, s.delay)()
     # a method's own "@timing" is more particular than the run's
@@ -94,13 +106,15 @@ def prepare(
     if model is None:
         model = _model(s.model, input_shape(data), data.num_classes)
     model = _ready(model, data.decode, s.compute)
+    initial = _initial(model, s.compute)
+    root = jax.random.key(s.seed)
+    shapes, _ = jax.eval_shape(initial, root)
+    _check_outputs(model, shapes, data)
     if client is None:
         client = _client(model, s.optimizer, s.lr, s.decay, s.batch_size, float(chosen.proximal))
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
-    root = jax.random.key(s.seed)
-    shapes = jax.eval_shape(model.init, root)
     size = tree.num_bytes(shapes)
     until = Until(time=s.time, updates=s.updates, steps=s.server_steps)
     schedule = plan(
@@ -115,8 +129,20 @@ def prepare(
     )
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps)
     points = evaluation_points(schedule, every, horizon=s.time)
-    params, key = _initial(model, s.compute)(root)
-    return Experiment(s, Pieces(chosen.server, client, model, data), schedule, params, key, points, Traffic(size, size))
+    params, key = initial(root)
+    pieces = Pieces(chosen.server, client, model, data)
+    return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size))
+
+
+def _check_outputs(model: Model, params: Params, data: FederatedData) -> None:
+    """The model must have one output a class."""
+    row = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
+    outputs = jax.eval_shape(model.apply, params, row)
+    if data.num_classes is not None:
+        classes = outputs.shape[-1]
+        check.require(
+            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
+        )
 
 
 @lru_cache(maxsize=64)
@@ -148,7 +174,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None) -> Run:
         progress=progress,
         **options,
     )
-    return make_run(as_dict(s), e.schedule, e.points, outcome, e.traffic)
+    return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
 
 
 def simulate(
@@ -162,7 +188,7 @@ def simulate(
     Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
     be objects instead of names.
 
-    >>> run = simulate(method="fedbuff", dataset="digits", model="logistic", clients=4, updates=6)
+    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
     >>> run.counters["updates"]
     6
 
