@@ -44,7 +44,7 @@ QUICKSTART = Settings(
     partition="dirichlet:alpha=0.1",
     clients=10,
     model="lenet5",
-    delay="rpi:profiles=slow",
+    delay="rpi",
     lr=0.05,
     epochs=2,
     time=12_000.0,

@@ -126,7 +126,7 @@ def require_rows(table: Table, num_clients: int, source: str) -> None:
         raise ValueError(f"{source}, column 'client': no line for client {missing[0]} of {num_clients}")
 
 
-def rpi_table(profiles: str = "all") -> Table:
+def rpi_table(profiles: str = "slow") -> Table:
     """The packaged table: ``slow`` (9 profiles), ``fast`` (5) or ``all``."""
     check.one_of("profiles", profiles, ("all", "slow", "fast"))
     table = read_table(Path(__file__).with_name("rpi.csv"))
@@ -161,7 +161,7 @@ def _from_table(
 
 def rpi(
     *,
-    profiles: str = "all",
+    profiles: str = "slow",
     family: str = "normal",
     heterogeneity: float = 0.0,
     speeds: str = "lognormal",
@@ -170,7 +170,7 @@ def rpi(
     bandwidth: float | None = None,
     bandwidth_up: float | None = None,
 ) -> DelayModel:
-    """Measured rounds of Raspberry Pi clients, 9 + 5 profiles (`profiles`: all, slow or fast); seconds.
+    """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
 
     Clients draw profiles without replacement from a deck that is reshuffled when it runs out, and each
     job draws a Gaussian, redrawn while <= 0 (any other ``family`` keeps the profiles' mean and std). By
