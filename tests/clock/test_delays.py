@@ -86,7 +86,7 @@ def test_rpi_deals_profiles_without_replacement_while_they_last():
     assert (drawn[0] != drawn[1]).any()
     fast = bind_delays("rpi:profiles=fast,family=constant", 5, 0).durations(np.arange(5), 0)
     np.testing.assert_allclose(np.sort(fast), [8.9, 10.7, 12.3, 12.7, 15.4])
-    assert len(np.unique(bind_delays("rpi:family=constant", 14, 0).durations(np.arange(14), 0))) == 14
+    assert len(np.unique(bind_delays("rpi:profiles=all,family=constant", 14, 0).durations(np.arange(14), 0))) == 14
 
 
 def test_rpi_ignores_work_and_size_unless_asked():
