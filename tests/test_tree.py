@@ -51,13 +51,6 @@ def test_put_replaces_rows_and_leaves_the_others():
     same(swapped, tree.take(table(), jnp.array([0, 4, 2, 3, 1])))
 
 
-def test_put_some_drops_what_is_out_of_range():
-    rows = tree.take(table(), jnp.array([4, 3, 2]))
-    changed = jax.jit(tree.put_some)(table(), jnp.array([0, 5, 1000]), rows)
-    same(tree.take(changed, jnp.int32(0)), tree.take(table(), jnp.int32(4)))
-    same(tree.take(changed, jnp.arange(1, 5)), tree.take(table(), jnp.arange(1, 5)))
-
-
 def test_where_chooses_whole_trees():
     yes, no = table(), jax.tree.map(lambda leaf: leaf[::-1], table())
     same(tree.where(jnp.bool_(True), yes, no), yes)
