@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 
@@ -50,10 +51,7 @@ def below_one(field: str, value: Any) -> None:
 
 def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:
     """An integer in [low, high]."""
-    try:
-        is_whole = int(value) == value and not isinstance(value, bool)
-    except (TypeError, ValueError, OverflowError):
-        is_whole = False
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     allowed = f"a whole number >= {low}" if high == math.inf else f"a whole number from {low} to {high}"
     require(is_whole and low <= value <= high, field, value, allowed)
 

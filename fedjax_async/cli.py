@@ -18,7 +18,7 @@ import jax
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, SUCCESSORS, TIMINGS, delay_statistics, wave_statistics
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
-from fedjax_async.engine import METHODS, Settings, execute, prepare
+from fedjax_async.engine import METHODS, Settings, execute, method_options, prepare
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 from fedjax_async.results import bar, gantt, save_figure, table, write_comparison, write_run
@@ -166,6 +166,14 @@ REGISTRIES: dict[str, dict[str, Any]] = {
 }
 
 
+def _options(entry: Any, name: str) -> dict[str, Any]:
+    """Option -> default of a registry's entry; ``...`` where an option must be given."""
+    if not callable(entry):
+        return method_options(name)
+    options = registry.options_of(entry)
+    return {key: "..." if p.default is p.empty else p.default for key, p in options.items()}
+
+
 def _list(arguments: argparse.Namespace) -> None:
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
@@ -174,12 +182,9 @@ def _list(arguments: argparse.Namespace) -> None:
         for name, entry in entries.items():
             about = getattr(entry, "about", None) or registry.summary(entry)
             print(f"  {name:<20} {about}")
-            options = registry.options_of(entry) if callable(entry) else {}
+            options = _options(entry, name)
             if arguments.options and options:
-                shown = ", ".join(
-                    f"{key}={'...' if parameter.default is parameter.empty else parameter.default}"
-                    for key, parameter in options.items()
-                )
+                shown = ", ".join(f"{key}={value}" for key, value in options.items())
                 print(f"  {'':<20}   options: {shown}")
         print()
 

@@ -141,6 +141,8 @@ class ServerAlgorithm(NamedTuple):
 
     ``receive(state, memory, arrival) -> (state, memory, info)``, ``info`` a dict of scalars;
     ``dispatch(state, memory) -> (message, memory)``; ``params(state)`` is the model that is evaluated.
+    Without memory, all jobs sent from one version share a message: it must then depend only on what
+    changes when a step closes. A rule whose messages change in between declares memory.
     """
 
     init: Callable[[Params], tuple[State, State]]
@@ -172,9 +174,10 @@ class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
     ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation).
-    ``updates``: client, job, dispatch_time, arrival_time, step, staleness, weight, upload_norm,
-    accepted, closes (one row an arrival). ``per_client``: accuracy and loss [rows, N], or empty.
-    ``counters``: waves, mean_width, useful_steps, executed_steps, compilations, rejected, slots, ...
+    ``updates``: client, job, dispatch_time, arrival_time (when the server applied it), step, staleness,
+    local_steps, weight, upload_norm, accepted, closes (one row an arrival). ``per_client``: accuracy and
+    loss [rows, N], or empty. ``counters``: updates, server_steps, rejected, waves, mean_width, and from
+    the wave engine batches, widths, slots, useful_steps, executed_steps, programs.
     """
 
     settings: dict[str, Any]

@@ -55,11 +55,11 @@ def test_infinite_numbers_are_refused(value):
 
 
 def test_whole_numbers():
-    for value in (1, 7, 10**12, np.int32(3), 4.0):
+    for value in (1, 7, 10**12, np.int32(3)):
         check.whole("clients", value)
     check.whole("seed", 0, low=0)
     check.whole("seed", 5, low=0, high=5)
-    for value in (0, -1, 1.5, "3", None, True, NAN, INF, [3], np.array([1, 2])):
+    for value in (0, -1, 1.5, 4.0, "3", None, True, NAN, INF, [3], np.array([1, 2])):
         with pytest.raises(ValueError, match=r"^clients = .*: must be a whole number >= 1$"):
             check.whole("clients", value)
     with pytest.raises(ValueError, match=r"^seed = 6: must be a whole number from 0 to 5$"):

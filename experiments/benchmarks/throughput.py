@@ -209,10 +209,10 @@ def main() -> None:
     for model in a.models:
         for clients in a.clients:
             rows += measure(model, clients, a.delays, a.methods, a.rounds)
-            print(table(rows[-len(a.delays) * len(a.methods) :]), flush=True)
             if a.out is not None or not a.smoke:
                 write_table(rows, a.out or Path(__file__).parent / "results" / "throughput.csv")
-    print(hardware())
+            else:
+                print(table(rows), hardware(), sep="")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,10 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
     jobs = np.sort(schedule.job)  # numbered in order of dispatch
     begins = np.zeros(len(schedule.client), np.int64)
     begins[schedule.job] = np.repeat(bounds[:-1], np.diff(bounds))
-    if personal:
-        first, message = jobs, np.arange(arrivals)
-        last_read = begins[jobs]
+    if personal:  # written for jobs that never arrive too: the server's memory knows that it was sent
+        first, message = np.arange(len(schedule.client)), jobs
+        last_read = schedule.dispatched_after.copy()
+        last_read[jobs] = begins[jobs]
     else:
         _, index, message = np.unique(schedule.version[jobs], return_index=True, return_inverse=True)
         first = jobs[index]

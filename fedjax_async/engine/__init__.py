@@ -1,7 +1,7 @@
 """The engine: plans waves, runs them on the device, keeps the oracle it must agree with."""
 
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points
-from fedjax_async.engine.methods import METHODS, Method, method
+from fedjax_async.engine.methods import METHODS, Method, method, method_options
 from fedjax_async.engine.plan import Plan, make_plan
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Pieces, default_lanes, default_width, run_waves
@@ -24,6 +24,7 @@ __all__ = [
     "execute",
     "make_plan",
     "method",
+    "method_options",
     "prepare",
     "run_reference",
     "run_waves",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.server import SERVERS
@@ -42,6 +42,13 @@ METHODS: dict[str, Preset] = {
 }
 
 
+def method_options(name: str) -> dict[str, Any]:
+    """Option -> default of a method: those of its server rule, and ``proximal``."""
+    preset = registry.find("method", METHODS, name)
+    rule = {key: parameter.default for key, parameter in registry.options_of(SERVERS[preset.server]).items()}
+    return rule | {"proximal": preset.proximal}
+
+
 def method(spec: str) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
 
@@ -56,6 +63,9 @@ def method(spec: str) -> Method:
     preset = registry.find("method", METHODS, name)
     proximal = options.pop("proximal", preset.proximal)
     check.non_negative("proximal", proximal)
-    rest = ",".join(f"{key}={value}" for key, value in options.items())
-    server = registry.bind("method", {name: SERVERS[preset.server]}, f"{name}:{rest}")()
+    check.require("@" not in spec or bool(timing), "method", spec, "METHOD or METHOD@TIMING")
+    known = method_options(name)
+    for key in options:
+        registry.find(f"option of {name}", known, key)
+    server = SERVERS[preset.server](**options)
     return Method(server, timing or preset.timing, proximal)

@@ -22,7 +22,7 @@ from fedjax_async.engine.widths import ladder
 from fedjax_async.engine.world import make_world
 from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Schedule, ServerAlgorithm
 
-# How many waves the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
+# How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
 AHEAD = 8
 
 # Fewer slots than this are rounded up, so that small runs of different methods share programs.
@@ -82,7 +82,7 @@ def run_waves(
 ) -> Outcome:
     """Train every job of the schedule, batched in waves; the same result as one event at a time.
 
-    Nothing in the loop waits for the device except to stay at most ``AHEAD`` waves in front of it.
+    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches in front of it.
     """
     server, client, model, data = pieces
     top = default_width(params) if max_width is None else max_width

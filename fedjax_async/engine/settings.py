@@ -52,6 +52,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check what does not depend on other rooms; names are checked where they are resolved."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
+                check.require(
+                    isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
+                )
         check.whole("clients", self.clients)
         check.whole("batch_size", self.batch_size)
         check.positive("lr", self.lr)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, Until, plan
 from fedjax_async.data import DATASETS, federate
-from fedjax_async.engine.evaluation import Every, Points, evaluation_points
+from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.methods import Method, method
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
@@ -82,9 +82,14 @@ def prepare(
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
     Objects given here take the place of the settings' names: a ``Method`` (server rule, timing,
-    proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``.
+    proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``. The last
+    trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
+    minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps.
     """
     s = settings
+    kinds = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
+    for name, (given, kind) in (kinds | {"client": (client, ClientAlgorithm)}).items():
+        check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
     if s.compute == "float64" and jnp.result_type(float) != jnp.float64:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
@@ -94,12 +99,14 @@ def prepare(
         for name, given in (("method", method), ("model", model), ("optimizer", client))
         if given is not None
     }
+    if client is not None:
+        described |= {"lr": None, "decay": None}
     if data is not None:
         described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
     chosen = method if method is not None else _method(s.method)
     delays = registry.bind("delay", DELAYS, s.delay)()
     # a method's own "@timing" is more particular than the run's
-    spec = chosen.timing if "@" in s.method else s.timing or chosen.timing
+    spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
         data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
@@ -111,7 +118,9 @@ def prepare(
     shapes, _ = jax.eval_shape(initial, root)
     _check_outputs(model, shapes, data)
     if client is None:
-        client = _client(model, s.optimizer, s.lr, s.decay, s.batch_size, float(chosen.proximal))
+        # no client fills a longer batch, so a shorter one does the same
+        batch_size = min(s.batch_size, int(data.size.max()))
+        client = _client(model, s.optimizer, s.lr, s.decay, batch_size, float(chosen.proximal))
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
@@ -128,7 +137,10 @@ def prepare(
         bytes_up=size,
     )
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps)
-    points = evaluation_points(schedule, every, horizon=s.time)
+    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    points = evaluation_points(schedule, every, horizon=None if spent else s.time)
+    if s.per_client:
+        owners(data)
     params, key = initial(root)
     pieces = Pieces(chosen.server, client, model, data)
     return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size))

@@ -19,7 +19,9 @@ def sgd(
     check.positive("lr", lr)
     check.below_one("momentum", momentum)
     check.non_negative("weight_decay", weight_decay)
+    check.one_of("nesterov", nesterov, (False, True))
     has_momentum = not (isinstance(momentum, (int, float)) and momentum == 0)
+    check.require(has_momentum or not nesterov, "nesterov", nesterov, "false without momentum")
     descent = optax.sgd(lr, momentum=momentum if has_momentum else None, nesterov=nesterov)
     if isinstance(weight_decay, (int, float)) and weight_decay == 0:
         return descent

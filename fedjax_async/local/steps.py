@@ -22,10 +22,12 @@ def local_steps(
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs = {epochs!r}, steps = {steps!r}: give exactly one of the two")
     if steps is not None:
-        check.whole("steps", steps)
+        check.whole("steps", steps, high=2**31 - 1)
         return np.full(len(size), steps, np.int32)
     check.positive("epochs", epochs)
     per_epoch = -(-np.asarray(size, np.int64) // batch_size)
     whole, part = divmod(float(epochs or 0), 1.0)
     extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 is 7, not the 7.000000000000001 of floating point
-    return np.maximum(1, whole * per_epoch + extra).astype(np.int32)
+    total = np.maximum(1, whole * per_epoch + extra)
+    check.require(bool((total < 2**31).all()), "epochs", epochs, "fewer than 2**31 local steps")
+    return total.astype(np.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ def compare(
     folder: str | Path | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
-    done: Callable[[str, int, Run], None] | None = None,
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
@@ -37,7 +36,6 @@ def compare(
         ``"fedbuff@buffer:size=5"``; they name the rows.
       folder: if given, each run is saved at once under ``folder/runs/METHOD/seed_K``.
       progress: show a bar per run (default: on a terminal).
-      done: called with (method, seed, run) after each run.
 
     Returns: method -> its runs, one a seed.
     """
@@ -69,6 +67,4 @@ def compare(
             runs[method].append(run)
             if folder is not None:
                 write_run(run, place(method, seed), plots=False, overwrite=overwrite)
-            if done is not None:
-                done(method, seed, run)
     return runs

@@ -28,7 +28,8 @@ def replay(schedule, bounds, slots, personal):
 
 def most_live_at_once(schedule, bounds, personal):
     """Count, at every position, the messages written and not yet read for the last time."""
-    life = {}
+    sent = enumerate(schedule.dispatched_after) if personal else []  # also to jobs that never arrive
+    life = {job: (position, position) for job, position in sent}
     for v in range(len(bounds) - 1):
         for job in schedule.job[bounds[v] : bounds[v + 1]]:
             message = job if personal else schedule.version[job]
@@ -47,7 +48,7 @@ def test_every_job_reads_the_message_it_was_sent(schedule, personal, cap):
     never = np.setdiff1d(np.arange(len(schedule.client)), schedule.job)
     assert (slots.start_slot[never] == -1).all()
     assert len(slots.write_bounds) == len(schedule.job) + 2
-    messages = len(schedule.job) if personal else len(np.unique(schedule.version[schedule.job]))
+    messages = len(schedule.client) if personal else len(np.unique(schedule.version[schedule.job]))
     assert slots.write_bounds[-1] == messages == len(slots.write_slot) == len(slots.write_client)
     assert slots.start_slot.dtype == slots.write_slot.dtype == slots.write_client.dtype == np.int32
     assert slots.write_bounds.dtype == np.int64

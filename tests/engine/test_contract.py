@@ -15,6 +15,7 @@ from fedjax_async.types import ClientAlgorithm, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
 TIMINGS = ["every", "every:concurrency=3", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
+TIMINGS += ["cohort:size=2,over_selection=2"]  # jobs that never arrive, though their message was sent
 
 
 def remembering() -> ServerAlgorithm:

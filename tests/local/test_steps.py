@@ -57,9 +57,10 @@ def test_steps_are_exact_for_decimal_epochs(size, batch_size, hundredths):
         ({"epochs": -1.0}, "epochs = -1.0: must be"),
         ({"epochs": float("nan")}, "epochs = nan: must be"),
         ({"epochs": float("inf")}, "epochs = inf: must be"),
+        ({"epochs": 1e10}, "epochs = 10000000000.0: must be fewer than"),
         ({"epochs": "two"}, "epochs = 'two': must be"),
-        ({"steps": 0}, "steps = 0: must be a whole number >= 1"),
-        ({"steps": 1.5}, "steps = 1.5: must be a whole number >= 1"),
+        ({"steps": 0}, "steps = 0: must be a whole number from 1 to"),
+        ({"steps": 1.5}, "steps = 1.5: must be a whole number from 1 to"),
         ({"epochs": 1, "batch_size": 0}, "batch_size = 0: must be a whole number >= 1"),
     ],
 )

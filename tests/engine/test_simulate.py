@@ -1,0 +1,55 @@
+"""From settings to runs: budgets, objects instead of names, what is refused before anything compiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async import Method, simulate
+from fedjax_async.server import asgd
+
+SMALL = {"model": "logistic", "steps": 2, "delay": "exponential"}
+
+
+def test_evaluations_end_where_the_first_budget_ends():
+    by_updates = simulate(updates=40, time=1e5, **SMALL)
+    assert by_updates.evaluations["time"][-1] == by_updates.schedule.time[-1] < 100
+    by_time = simulate(updates=10**6, time=3.0, **SMALL)
+    assert by_time.evaluations["time"][-1] == 3.0
+
+
+def test_objects_take_the_place_of_names():
+    run = simulate(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL)
+    assert run.settings["method"] == "(object)"
+    np.testing.assert_array_equal(run.updates["closes"], [False, True] * 3)
+
+
+def test_a_batch_longer_than_every_shard_is_the_whole_shard():
+    one, other = (simulate(updates=4, batch_size=size, **SMALL) for size in (10**9, 5000))
+    np.testing.assert_array_equal(one.params["output"]["kernel"], other.params["output"]["kernel"])
+
+
+def test_clients_evaluated_on_their_own_rows():
+    run = simulate(updates=4, per_client=True, test_fraction=0.2, clients=4, partition="iid", eval_updates=2, **SMALL)
+    assert run.per_client["accuracy"].shape == (3, 4)
+    np.testing.assert_allclose(run.per_client["accuracy"].mean(axis=1), run.evaluations["accuracy"], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "logistic:num_classes=3"}, "model outputs = 3"),
+        ({"compute": "float64"}, "64-bit"),
+        ({"per_client": True}, "test_fraction"),
+        ({"method": 5}, "method"),
+        ({"lanes": 2.0}, "lanes = 2.0"),
+        ({"max_width": 4.0}, "max_width = 4.0"),
+        ({"metod": "fedavg"}, "did you mean 'method'"),
+        ({"method": "fedprox:mu=1"}, "option of fedprox"),
+        ({"optimizer": "sgd:nesterov=true"}, "nesterov"),
+        ({"steps": 10**12}, "steps"),
+    ],
+)
+def test_refused_before_anything_compiles(change, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(**({"updates": 5} | SMALL | change))
