@@ -130,13 +130,13 @@ def torch_loop(model: str, data: Any, jobs: int) -> Any:
     return lambda: loop.run(clients)
 
 
-def calibrated(make: Any, clients: int) -> int:
-    """How many jobs last about ``SECONDS``: a multiple of the number of clients."""
-    run = make(clients)
+def calibrated(make: Any, unit: int) -> int:
+    """How many jobs last about ``SECONDS``: a multiple of ``unit``."""
+    run = make(unit)
     run()
     began = time.perf_counter()
     run()
-    return max(1, round(SECONDS / (time.perf_counter() - began))) * clients
+    return max(1, round(SECONDS / (time.perf_counter() - began))) * unit
 
 
 def measure(model: str, clients: int, delays: list[str], methods: list[str], rounds: int) -> list[dict[str, Any]]:
@@ -144,7 +144,8 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
     width = min(clients, default_width(base.params))
-    jobs = calibrated(lambda n: bare(base, width, max(n, width)), clients)
+    whole_rounds = "fedavg" in methods
+    jobs = calibrated(lambda n: bare(base, width, n), clients if whole_rounds else min(clients, 10 * width))
     contenders: dict[Any, Any] = {}
     counts: dict[Any, int] = {}
 
@@ -152,9 +153,10 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
         if run is not None:
             contenders[name], counts[name] = run, count
 
-    add("bare", bare(base, width, jobs), jobs // width * width)
+    add("bare", bare(base, width, jobs), max(1, jobs // width) * width)
     wide = min(clients, WIDE.get(model, clients))
-    add("bare wide", bare(base, wide, jobs), jobs // wide * wide)
+    many = max(1, jobs // wide) * wide
+    add("bare wide", bare(base, wide, many), many)
     in_lanes = max(width, jobs // default_lanes()) // width * width * default_lanes()
     add("bare in lanes", bare_in_lanes(base, width, jobs), in_lanes)
     slow = max(1, jobs // 10)
