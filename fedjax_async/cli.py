@@ -82,7 +82,7 @@ def _settings(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
     for rivals in (
         ("time", "updates", "server_steps"),
-        ("eval_time", "eval_updates", "eval_steps"),
+        ("eval_time", "eval_updates", "eval_steps", "eval_at"),
         ("epochs", "steps"),
     ):
         if any(name in given for name in rivals):

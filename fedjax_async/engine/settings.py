@@ -42,6 +42,7 @@ class Settings:
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
+    eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")

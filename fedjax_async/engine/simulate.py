@@ -136,7 +136,7 @@ def prepare(
         bytes_down=size,
         bytes_up=size,
     )
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps)
+    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     points = evaluation_points(schedule, every, horizon=None if spent else s.time)
     if s.per_client:
@@ -144,6 +144,16 @@ def prepare(
     params, key = initial(root)
     pieces = Pieces(chosen.server, client, model, data)
     return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size))
+
+
+def _moments(text: str | None) -> list[float] | None:
+    """``"100,500"`` -> [100.0, 500.0]."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None
 
 
 def _check_outputs(model: Model, params: Params, data: FederatedData) -> None:

@@ -18,6 +18,11 @@ def test_evaluations_end_where_the_first_budget_ends():
     assert by_time.evaluations["time"][-1] == 3.0
 
 
+def test_evaluations_at_chosen_times():
+    run = simulate(time=4.0, eval_at="0.5,2.25", **SMALL)
+    np.testing.assert_array_equal(run.evaluations["time"], [0, 0.5, 2.25, 4])
+
+
 def test_objects_take_the_place_of_names():
     run = simulate(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL)
     assert run.settings["method"] == "(object)"
@@ -48,6 +53,9 @@ def test_clients_evaluated_on_their_own_rows():
         ({"method": "fedprox:mu=1"}, "option of fedprox"),
         ({"optimizer": "sgd:nesterov=true"}, "nesterov"),
         ({"steps": 10**12}, "steps"),
+        ({"eval_at": "1,two"}, "eval_at"),
+        ({"eval_at": "-1"}, "evaluate at"),
+        ({"eval_at": "1", "eval_updates": 2}, "at most one"),
     ],
 )
 def test_refused_before_anything_compiles(change, message):
