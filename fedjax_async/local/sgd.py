@@ -46,7 +46,6 @@ def sgd(
     Returns: a ``ClientAlgorithm`` without state between jobs.
     """
     check.whole("batch_size", batch_size)
-    batch_size = int(batch_size)
     check.non_negative("proximal", proximal)
     has_proximal = not (isinstance(proximal, (int, float)) and proximal == 0)
 

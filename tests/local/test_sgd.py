@@ -81,7 +81,7 @@ def test_training_is_the_textbooks(client, steps, options, version):
     assert np.abs(expected[0] - w).max() > 0.05
 
 
-@pytest.mark.parametrize("batch_size", [23])
+@pytest.mark.parametrize("batch_size", [23, 40])
 def test_a_full_batch_is_gradient_descent_in_any_order(batch_size):
     with jax.enable_x64(True):
         (w, b), (x, y, _) = start_arrays(), pool()
