@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_async import tree
 from fedjax_async.engine.world import World, client_data
-from fedjax_async.local import job_key
+from fedjax_async.local import job_key, run_steps
 from fedjax_async.types import Array, Arrival, ClientAlgorithm, ClientData, Message, Params, ServerAlgorithm, State
 
 
@@ -32,8 +32,8 @@ class Rows(NamedTuple):
     """Buffers of one batch of jobs, C rows each (donated from call to call)."""
 
     message: Message
-    before: State  # the clients' rows as they were before the job
-    work: State
+    before: State  # the clients' rows as they were before the job; () where jobs are looped over
+    work: State  # of unfinished jobs; () where jobs are looped over
     upload: Params
     after: State  # the clients' rows as the job leaves them
     norm: Array  # float[C]
@@ -78,7 +78,7 @@ def make_start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: in
     return start
 
 
-def make_rows(client: ClientAlgorithm, capacity: int) -> Any:
+def make_rows(client: ClientAlgorithm, capacity: int, batching: str) -> Any:
     """``rows(world, live) -> rows``: empty buffers of the right shapes."""
 
     def rows(world: World, live: Live) -> Rows:
@@ -86,7 +86,8 @@ def make_rows(client: ClientAlgorithm, capacity: int) -> Any:
             message, before = tree.take(live.slots, 0), tree.take(live.clients, 0)
             work = client.begin(world.key, message, before, client_data(world, jnp.int32(0)))
             upload, after = client.finish(work, message, before)
-            return Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False))
+            done = Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False))
+            return done if batching == "vmap" else done._replace(before=(), work=())
 
         shapes = jax.eval_shape(one, world, live)
         return tree.stack_zeros(shapes, capacity)
@@ -152,6 +153,27 @@ def make_train(client: ClientAlgorithm, width: int) -> Any:
         upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, before)
         done = Rows(message, before, work, upload, after, norm, accepted)
         return jax.tree.map(lambda buffer, new: buffer.at[:width].set(new), rows, done)
+
+    return train
+
+
+def make_loop(client: ClientAlgorithm) -> Any:
+    """The same signature and result as :func:`make_train`, one job after the other; any number of jobs."""
+
+    def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
+        low, count = span[0], span[1]
+
+        def one(i: Array, rows: Rows) -> Rows:
+            event = world.train_order[low + i]
+            who = world.client[event]
+            message = tree.take(slots, world.slot[event])._replace(version=world.version[event])
+            before = tree.take(clients, who)
+            key = job_key(world.key, who, world.number[event])
+            work = run_steps(client, key, message, before, client_data(world, who), world.steps[event])
+            upload, after, norm, accepted = finished(client, work, message, before)
+            return tree.put(rows, i, Rows(message, (), (), upload, after, norm, accepted))
+
+        return jax.lax.fori_loop(0, count, one, rows)
 
     return train
 

@@ -7,9 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.clock import Slots, allocate, waves
 from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 from fedjax_async.types import Schedule
+
+# How a compiled call trains the jobs of its batch: all at once, or one after the other.
+BATCHINGS = ("vmap", "loop")
 
 # Fewer useful local steps per executed one than this, and the run compiles more widths.
 LEAST_USEFUL = 0.8
@@ -36,6 +40,7 @@ class Plan(NamedTuple):
     bounds: np.ndarray  # int64[b + 1], arrivals
     groups: list[range]  # of batches
     slots: Slots
+    batching: str  # a key of BATCHINGS
     widths: tuple[int, ...]
     capacity: int  # rows of a batch's buffers
     train_order: np.ndarray  # int32[E]  arrivals, longest job first within each batch
@@ -80,12 +85,31 @@ def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     return found
 
 
-def make_plan(schedule: Schedule, *, max_width: int, lanes: int = 1, personal: bool = False, **costs: Any) -> Plan:
+def _widths(sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, costs: dict[str, Any]) -> tuple[int, ...]:
+    """The widths to compile; a short run saves steps rather than compilations."""
+    histogram = active_histogram(sorted_steps, bounds)
+    widths = choose_widths(histogram, max_width, **costs)
+    if useful_share(histogram, widths) < LEAST_USEFUL:
+        widths = choose_widths(histogram, max_width, **(costs | {"compiling": 0.0}))
+    return widths
+
+
+def make_plan(
+    schedule: Schedule,
+    *,
+    max_width: int,
+    lanes: int = 1,
+    batching: str = "vmap",
+    personal: bool = False,
+    **costs: Any,
+) -> Plan:
     """Cut the schedule into waves and batches of at most ``max_width`` jobs; lay out rows, slots and widths.
 
-    ``lanes``: batches that may run at the same time. ``personal``: messages differ from client to
+    ``lanes``: batches that may run at the same time. ``batching``: a looped batch needs neither
+    padding nor narrowing, so it is one call of one program. ``personal``: messages differ from client to
     client, so each job needs a slot of its own. ``costs``: see :func:`choose_widths`.
     """
+    check.one_of("batching", batching, BATCHINGS)
     edges = np.asarray(waves(schedule))
     steps = schedule.local_steps[schedule.job]
     bounds, groups, first = [np.zeros(1, np.int64)], [], 0
@@ -95,7 +119,7 @@ def make_plan(schedule: Schedule, *, max_width: int, lanes: int = 1, personal: b
         groups += [range(b, min(b + lanes, after)) for b in range(first, after, lanes)]
         bounds.append(cuts)
         first = after
-    return _laid_out(schedule, edges, np.concatenate(bounds), groups, steps, max_width, personal, costs)
+    return _laid_out(schedule, edges, np.concatenate(bounds), groups, steps, max_width, batching, personal, costs)
 
 
 def _laid_out(
@@ -105,6 +129,7 @@ def _laid_out(
     groups: list[range],
     steps: np.ndarray,
     max_width: int,
+    batching: str,
     personal: bool,
     costs: dict[str, Any],
 ) -> Plan:
@@ -114,25 +139,28 @@ def _laid_out(
     row = np.empty_like(order)
     row[order] = np.arange(len(order)) - bounds[batch]
     sorted_steps = steps[order]
-    histogram = active_histogram(sorted_steps, bounds)
-    widths = choose_widths(histogram, max_width, **costs)
-    if useful_share(histogram, widths) < LEAST_USEFUL:  # a short run: save steps rather than compilations
-        widths = choose_widths(histogram, max_width, **(costs | {"compiling": 0.0}))
     # a capacity that does not depend on the schedule's details lets runs share compiled programs
-    most = min(max_width, schedule.num_clients)
-    capacity = next(w for w in ladder(max_width) if w >= max(most, widths[-1]))
-    segments = [_segments(sorted_steps[a:b], widths) for a, b in itertools.pairwise(bounds)]
+    most = max(min(max_width, schedule.num_clients), int(np.diff(bounds).max(initial=1)))
+    capacity = next(w for w in ladder(max_width) if w >= most)
+    if batching == "loop":
+        widths: tuple[int, ...] = (capacity,)
+        segments = [[Segment(capacity, 0, int(sorted_steps[low]))] for low in bounds[:-1]]
+    else:
+        widths = _widths(sorted_steps, bounds, max_width, costs)
+        segments = [_segments(sorted_steps[a:b], widths) for a, b in itertools.pairwise(bounds)]
+    padded = sum(s.width * (s.last - s.first) for stretch in segments for s in stretch)
     return Plan(
         schedule=schedule,
         waves=edges,
         bounds=bounds,
         groups=groups,
         slots=allocate(schedule, bounds, personal=personal),
+        batching=batching,
         widths=widths,
         capacity=capacity,
         train_order=order,
         row=row,
         segments=segments,
         useful_steps=int(steps.sum()),
-        executed_steps=sum(s.width * (s.last - s.first) for stretch in segments for s in stretch),
+        executed_steps=padded if batching == "vmap" else int(steps.sum()),
     )

@@ -19,15 +19,21 @@ def start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: int, sl
 
 
 @lru_cache(maxsize=64)
-def rows(client: ClientAlgorithm, capacity: int) -> Any:
+def rows(client: ClientAlgorithm, capacity: int, batching: str) -> Any:
     """Jitted :func:`kernels.make_rows`."""
-    return jax.jit(kernels.make_rows(client, capacity))
+    return jax.jit(kernels.make_rows(client, capacity, batching))
 
 
 @lru_cache(maxsize=256)
 def train(client: ClientAlgorithm, width: int) -> Any:
     """Jitted :func:`kernels.make_train`; donates the batch's buffers."""
     return jax.jit(kernels.make_train(client, width), donate_argnums=3)
+
+
+@lru_cache(maxsize=64)
+def loop(client: ClientAlgorithm) -> Any:
+    """Jitted :func:`kernels.make_loop`; donates the batch's buffers."""
+    return jax.jit(kernels.make_loop(client), donate_argnums=3)
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from fedjax_async import check
+from fedjax_async.engine.plan import BATCHINGS
 
 
 def _field(default: Any, about: str, group: str) -> Any:
@@ -49,6 +50,7 @@ class Settings:
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
     lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
+    batching: str | None = _field(None, "vmap or loop: how a batch is trained (default: loop on a CPU)", "execution")
     on_bad: str = _field("reject", "non-finite uploads: reject (and count) or raise", "execution")
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Settings:
         check.whole("seed", self.seed, low=0, high=2**31 - 1)
         check.one_of("engine", self.engine, ("waves", "reference"))
         check.one_of("on_bad", self.on_bad, ("reject", "raise"))
+        if self.batching is not None:
+            check.one_of("batching", self.batching, BATCHINGS)
         check.one_of("compute", self.compute, ("float32", "bfloat16", "float64"))
         if self.max_width is not None:
             check.whole("max_width", self.max_width)

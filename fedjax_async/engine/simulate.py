@@ -184,7 +184,7 @@ def _initial(model: Model, compute: str) -> Any:
 def execute(experiment: Experiment, *, progress: Progress | None = None) -> Run:
     """Run a prepared experiment on the engine that its settings name."""
     e, s = experiment, experiment.settings
-    options = {} if s.engine == "reference" else {"max_width": s.max_width, "lanes": s.lanes}
+    options = {} if s.engine == "reference" else {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
     outcome = ENGINES[s.engine](
         e.pieces,
         e.schedule,

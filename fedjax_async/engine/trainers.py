@@ -26,8 +26,10 @@ class Trainers:
     def __init__(self, plan: Plan, world: World, client: ClientAlgorithm, live: Live, lanes: int) -> None:
         busy = max((len(group) for group in plan.groups), default=1)
         self._plan, self._world = plan, world
-        self._rows: list[Rows] = [programs.rows(client, plan.capacity)(world, live) for _ in range(busy)]
-        self._programs = {width: programs.train(client, width) for width in plan.widths}
+        make = programs.rows(client, plan.capacity, plan.batching)
+        self._rows: list[Rows] = [make(world, live) for _ in range(busy)]
+        vmapped = plan.batching == "vmap"
+        self._programs = {w: programs.train(client, w) if vmapped else programs.loop(client) for w in plan.widths}
         self._compiled: set[int] = set()
         self._x64 = jnp.result_type(float) == jnp.float64  # JAX keeps this a setting of each thread
         self._pool = ThreadPoolExecutor(min(lanes, busy)) if busy > 1 else None

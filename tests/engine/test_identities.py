@@ -86,8 +86,11 @@ def test_proximal_zero_is_plain_and_large_stays_near_the_start():
 def test_evaluation_and_wave_cap_do_not_change_the_run(timing):
     with jax.enable_x64(True):
         base = run_waves(*case("fedadam", timing, every=Every(updates=24)))
-        for every, width in ((Every(updates=1), None), (Every(time=0.3), None), (Every(updates=24), 2)):
-            other = run_waves(*case("fedadam", timing, every=every), max_width=width)
+        for every, width, batching in (
+            (Every(updates=1), None, "loop"), (Every(time=0.3), None, "vmap"),
+            (Every(updates=24), 2, "loop"), (Every(updates=24), 2, "vmap"),
+        ):  # fmt: skip
+            other = run_waves(*case("fedadam", timing, every=every), max_width=width, batching=batching)
             close(other.params, base.params, 1e-12)
             np.testing.assert_allclose(other.records["upload_norm"], base.records["upload_norm"], rtol=1e-10)
 

@@ -33,8 +33,8 @@ def test_engine_equals_oracle(rule, timing, delay):
     with jax.enable_x64(True):
         given = case(rule, timing, delay)
         want = run_reference(*given)
-        for width in (1, None):
-            have = run_waves(*given, max_width=width)
+        for width, batching in ((1, "vmap"), (4, "vmap"), (None, "loop")):
+            have = run_waves(*given, max_width=width, batching=batching)
             close(have.params, want.params, 1e-9)
             assert have.params["hidden"]["kernel"].dtype == np.float64
             for name, values in want.scores.items():

@@ -62,14 +62,16 @@ def test_histogram_counts_active_jobs(waves):
     st.sampled_from(["every", "buffer:size=2", "cohort:size=2", "window:length=1"]),
     st.integers(1, 12),
     st.integers(0, 5),
-    st.sampled_from([0.0, 500.0]),
+    st.sampled_from([("vmap", 0.0), ("vmap", 500.0), ("loop", 0.0)]),
+    st.integers(1, 3),
 )
-@settings(max_examples=60)
-def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, seed, compiling):
+@settings(max_examples=90)
+def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, seed, how, lanes):
+    batching, compiling = how
     schedule = plan(
         timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
     )
-    made = make_plan(schedule, max_width=max_width, compiling=compiling)
+    made = make_plan(schedule, max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
     assert np.diff(made.bounds).max() <= max_width
     done = np.zeros(len(schedule.job), int)
     for v, segments in enumerate(made.segments):
@@ -86,6 +88,8 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
                 done[order[row]] += max(0, min(last, job_steps) - first)
     np.testing.assert_array_equal(done, schedule.local_steps[schedule.job])
     assert made.useful_steps == done.sum() <= made.executed_steps
+    if batching == "loop":
+        assert made.executed_steps == made.useful_steps and all(len(segments) == 1 for segments in made.segments)
 
 
 @pytest.mark.parametrize("delay", ["constant", "lognormal:sigma=0.5", "exponential", "rpi"])

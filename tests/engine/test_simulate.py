@@ -49,6 +49,7 @@ def test_clients_evaluated_on_their_own_rows():
         ({"method": 5}, "method"),
         ({"lanes": 2.0}, "lanes = 2.0"),
         ({"max_width": 4.0}, "max_width = 4.0"),
+        ({"batching": "scan"}, "batching = 'scan'"),
         ({"metod": "fedavg"}, "did you mean 'method'"),
         ({"method": "fedprox:mu=1"}, "option of fedprox"),
         ({"optimizer": "sgd:nesterov=true"}, "nesterov"),
