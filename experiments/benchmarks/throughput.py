@@ -1,6 +1,6 @@
 """Client updates per second: the engine beside its bare kernel, the reference engine and a lean PyTorch loop.
 
-    python experiments/benchmarks/throughput.py                     # everything, about two hours on 2 cores
+    python experiments/benchmarks/throughput.py                     # everything, about 45 minutes on 2 cores
     python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
     python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
 
@@ -11,10 +11,10 @@ a ratio is the median over rounds of the ratio within a round, since the machine
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
   server steps, records, two evaluations.
-* bare: nothing but one vmapped loop of gather, decode, gradient, SGD step, at the engine's width and at
-  all clients at once; the ratio is to the faster of the two.
-* bare in lanes: the same at the engine's width, from as many host threads as the engine uses: what the
-  engine itself costs.
+* bare: nothing but gather, decode, gradient, SGD step, in one compiled call; the fastest of three: vmapped
+  over 4 clients, vmapped over all of them, and one client after the other.
+* bare in lanes: the engine's own way (``default_batching``) without the engine, from as many host threads
+  as the engine uses: what the engine itself costs.
 * reference: the plain event loop of ``engine/reference.py``.
 * torch: ``torch_loop.py`` (extra ``bench``), where PyTorch is installed.
 """
@@ -35,15 +35,16 @@ from common import hardware, interleave, write_table
 
 from fedjax_async import Settings
 from fedjax_async.data import Dataset, federate
-from fedjax_async.engine import default_lanes, default_width, execute, prepare
+from fedjax_async.engine import default_batching, default_lanes, default_width, execute, prepare
 from fedjax_async.engine.simulate import Experiment
 from fedjax_async.results import table
 
 STEPS, BATCH, SHARD = 10, 32, 96
 SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
-TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort"}
+TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
 WIDE = {"lenet5": 100, "cnn": 8}  # more clients at once than this would not fit into memory
+UNIT = 20  # jobs a timed call has at least, and a multiple of
 SECONDS = 1.0  # how long one timed call should last
 
 
@@ -64,9 +65,8 @@ def make_data(model: str, clients: int) -> Any:
 
 def experiment(model: str, data: Any, delay: str, method: str, updates: int, engine: str = "waves") -> Experiment:
     """A run of ``updates`` jobs, planned and ready."""
-    timing = TIMINGS[method] + (f":size={len(data.size)}" if method == "fedavg" else "")
     settings = Settings(
-        method=f"{method}@{timing}",
+        method=f"{method}@{TIMINGS[method]}",
         delay=DELAYS[delay],
         model=model,
         steps=STEPS,
@@ -78,7 +78,7 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
     return prepare(settings, data=data)
 
 
-def bare(base: Experiment, width: int, jobs: int) -> Any:
+def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any:
     """The arithmetic alone: ``jobs`` jobs in batches of ``width``, minibatches drawn beforehand."""
     model, data = base.pieces.model, base.pieces.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
@@ -94,12 +94,15 @@ def bare(base: Experiment, width: int, jobs: int) -> Any:
 
         return jax.lax.fori_loop(0, STEPS, step, params)
 
-    train = jax.jit(jax.vmap(job, in_axes=(None, 0, 0)))
+    def looped(params: Any, *jobs: jax.Array) -> Any:
+        return jax.lax.map(lambda one: job(params, *one), jobs)
+
+    train = jax.jit(jax.vmap(job, in_axes=(None, 0, 0)) if batching == "vmap" else looped)
     positions = np.random.default_rng(0).integers(0, SHARD, (width, STEPS, BATCH), np.int32)
     offsets = np.arange(width, dtype=np.int32) % len(data.size) * SHARD
 
     def run() -> None:
-        for _ in range(jobs // width):
+        for _ in range(-(-jobs // width)):
             out = train(base.params, positions, offsets)
         jax.block_until_ready(out)
 
@@ -107,9 +110,9 @@ def bare(base: Experiment, width: int, jobs: int) -> Any:
 
 
 def bare_in_lanes(base: Experiment, width: int, jobs: int) -> Any:
-    """:func:`bare` split over ``default_lanes()`` host threads."""
+    """:func:`bare` in the engine's way, split over ``default_lanes()`` host threads."""
     lanes = default_lanes()
-    run = bare(base, width, max(width, jobs // lanes))
+    run = bare(base, width, jobs // lanes, default_batching())
 
     def together() -> None:
         with ThreadPoolExecutor(lanes) as pool:
@@ -143,9 +146,8 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
     """All contenders of one model and number of clients, interleaved; one row a (delay, method)."""
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
-    width = min(clients, default_width(base.params))
-    whole_rounds = "fedavg" in methods
-    jobs = calibrated(lambda n: bare(base, width, n), clients if whole_rounds else min(clients, 10 * width))
+    width = min(UNIT // default_lanes(), default_width(base.params))
+    jobs = calibrated(lambda n: bare(base, width, n, "loop"), UNIT)
     contenders: dict[Any, Any] = {}
     counts: dict[Any, int] = {}
 
@@ -153,23 +155,25 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
         if run is not None:
             contenders[name], counts[name] = run, count
 
-    add("bare", bare(base, width, jobs), max(1, jobs // width) * width)
+    def rounded(jobs: int, unit: int) -> int:
+        return -(-jobs // unit) * unit
+
     wide = min(clients, WIDE.get(model, clients))
-    many = max(1, jobs // wide) * wide
-    add("bare wide", bare(base, wide, many), many)
-    in_lanes = max(width, jobs // default_lanes()) // width * width * default_lanes()
-    add("bare in lanes", bare_in_lanes(base, width, jobs), in_lanes)
-    slow = max(1, jobs // 10)
-    add("torch", torch_loop(model, data, slow), slow)
+    for name, at_once, batching in (("vmap", 4, "vmap"), ("wide", wide, "vmap"), ("loop", width, "loop")):
+        add(("bare", name), bare(base, at_once, jobs, batching), rounded(jobs, at_once))
+    lanes = default_lanes()
+    add("bare in lanes", bare_in_lanes(base, width, jobs), rounded(jobs // lanes, width) * lanes)
+    few = max(UNIT // 2, jobs // 4)  # the slow ones
+    add("torch", torch_loop(model, data, few), few)
     for delay in delays:
-        few = experiment(model, data, delay, "fedasync", max(slow, 2), engine="reference")
-        add(("reference", delay), lambda e=few: execute(e), max(slow, 2))
+        slow = experiment(model, data, delay, "fedasync", few, engine="reference")
+        add(("reference", delay), lambda e=slow: execute(e), few)
         for method in methods:
             one = experiment(model, data, delay, method, jobs)
             add((delay, method), lambda e=one: execute(e), jobs)
     seconds = interleave(contenders, rounds)
     rate = {name: counts[name] / np.asarray(times) for name, times in seconds.items()}
-    fastest = np.maximum(rate["bare"], rate["bare wide"])
+    fastest = np.max([rate["bare", name] for name in ("vmap", "wide", "loop")], axis=0)
 
     def ratio(top: np.ndarray, bottom: np.ndarray | None) -> float:
         return float("nan") if bottom is None else float(np.median(top / bottom))
@@ -201,7 +205,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[10, 100, 1000])
     parser.add_argument("--delays", nargs="+", choices=DELAYS, default=list(DELAYS))
     parser.add_argument("--methods", nargs="+", choices=TIMINGS, default=list(TIMINGS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/throughput.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()

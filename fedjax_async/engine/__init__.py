@@ -4,7 +4,7 @@ from fedjax_async.engine.evaluation import Every, Points, evaluation_points
 from fedjax_async.engine.methods import METHODS, Method, method, method_options
 from fedjax_async.engine.plan import Plan, make_plan
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import Pieces, default_lanes, default_width, run_waves
+from fedjax_async.engine.run import Pieces, default_batching, default_lanes, default_width, run_waves
 from fedjax_async.engine.settings import Settings
 from fedjax_async.engine.simulate import ENGINES, Experiment, execute, prepare, simulate
 
@@ -18,6 +18,7 @@ __all__ = [
     "Plan",
     "Points",
     "Settings",
+    "default_batching",
     "default_lanes",
     "default_width",
     "evaluation_points",

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.engine import programs
@@ -29,9 +28,12 @@ class Trainers:
         make = programs.rows(client, plan.capacity, plan.batching)
         self._rows: list[Rows] = [make(world, live) for _ in range(busy)]
         vmapped = plan.batching == "vmap"
-        self._programs = {w: programs.train(client, w) if vmapped else programs.loop(client) for w in plan.widths}
-        self._compiled: set[int] = set()
-        self._x64 = jnp.result_type(float) == jnp.float64  # JAX keeps this a setting of each thread
+        # compiled here, once: JAX keeps settings such as enable_x64 a thread, and the lanes' threads have their own
+        arguments = (world, live.slots, live.clients, self._rows[0], np.zeros(4, np.int32))
+        self._programs = {
+            w: (programs.train(client, w) if vmapped else programs.loop(client)).lower(*arguments).compile()
+            for w in plan.widths
+        }
         self._pool = ThreadPoolExecutor(min(lanes, busy)) if busy > 1 else None
 
     def __enter__(self) -> Self:
@@ -47,19 +49,18 @@ class Trainers:
             span = np.array([low, high - low, first, last], np.int32)
             self._rows[lane] = self._programs[width](self._world, live.slots, live.clients, self._rows[lane], span)
 
-    def _train_in_thread(self, batch: int, lane: int, live: Live) -> None:
-        with jax.enable_x64(self._x64):
-            self._train(batch, lane, live)
+    def _train_and_wait(self, batch: int, lane: int, live: Live) -> None:
+        """Train in a thread of the pool: XLA runs what waits for other programs one after the other."""
+        self._train(batch, lane, live)
+        jax.block_until_ready(self._rows[lane])
 
     def train(self, group: range, live: Live) -> list[Rows]:
         """Train the batches of ``group``; their rows, valid until the next call."""
-        widths = {segment.width for batch in group for segment in self._plan.segments[batch]}
-        if self._pool is None or len(group) == 1 or not widths <= self._compiled:
-            for lane, batch in enumerate(group):  # the first call of a width compiles it: once, not once a thread
+        if self._pool is None or len(group) == 1:
+            for lane, batch in enumerate(group):
                 self._train(batch, lane, live)
-            self._compiled |= widths
         else:
-            started = [self._pool.submit(self._train_in_thread, b, lane, live) for lane, b in enumerate(group)]
+            started = [self._pool.submit(self._train_and_wait, b, lane, live) for lane, b in enumerate(group)]
             for future in started:
                 future.result()
         return self._rows[: len(group)]
