@@ -1,6 +1,7 @@
 """fedjax_async: a vectorised simulator of asynchronous federated learning in JAX."""
 
 from fedjax_async.engine import METHODS, Method, Settings, simulate
+from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
@@ -30,4 +31,5 @@ __all__ = [
     "Settings",
     "__version__",
     "simulate",
+    "sweep",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``fedjax-async quickstart | run | compare | plan | list | data``."""
+"""The command line: ``fedjax-async quickstart | run | compare | sweep | plan | list | data``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from typing import Any
 
 import jax
 
-from fedjax_async import check, registry
-from fedjax_async.clock import DELAYS, SUCCESSORS, TIMINGS, delay_statistics, wave_statistics
+from fedjax_async import check, cli_sweep, registry
+from fedjax_async.clock import (
+    AVAILABILITY,
+    DELAYS,
+    FAULTS,
+    NETWORKS,
+    SUCCESSORS,
+    TIMINGS,
+    delay_statistics,
+    wave_statistics,
+)
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
-from fedjax_async.engine import METHODS, Settings, execute, method_options, prepare
+from fedjax_async.engine import METHODS, Experiment, Settings, execute, method_options, prepare
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
-from fedjax_async.results import bar, gantt, save_figure, table, write_comparison, write_run
+from fedjax_async.results import bar, gantt, save_figure, table, write_comparison
 from fedjax_async.results.compare import compare
 from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.resume import run_into, unfinished
 from fedjax_async.results.store import require_room
 from fedjax_async.server import STALENESS
 
@@ -32,6 +42,7 @@ EPILOG = """examples:
   fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:mean=60,sigma=0.5 --time 5000 --out runs/one
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
+  fedjax-async sweep mixing.toml --out runs/mixing
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:
@@ -90,15 +101,28 @@ def _settings(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
     return Settings(**(base | given))
 
 
+def _resume(arguments: argparse.Namespace) -> None:
+    arguments.out, arguments.overwrite = arguments.folder, False
+    settings = unfinished(Path(arguments.folder))
+    with jax.enable_x64(True) if settings.compute == "float64" else nullcontext():
+        _execute(arguments, prepare(settings))
+
+
 def _run(arguments: argparse.Namespace) -> None:
+    _execute(arguments, prepare(_settings(arguments, RUN_BASE)))
+
+
+def _execute(arguments: argparse.Namespace, experiment: Experiment) -> None:
     began = time.perf_counter()
-    experiment = prepare(_settings(arguments, RUN_BASE))
     if arguments.out:
         require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
         require_matplotlib()
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
-        run = execute(experiment, progress=meter.report)
+        if arguments.out:
+            run = run_into(experiment, Path(arguments.out), overwrite=arguments.overwrite, progress=meter.report)
+        else:
+            run = execute(experiment, progress=meter.report)
     finally:
         meter.close()
     last = {name: column[-1] for name, column in run.evaluations.items()}
@@ -113,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> None:
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
     if arguments.out:
-        print(f"saved in {write_run(run, arguments.out, overwrite=arguments.overwrite)}")
+        print(f"saved in {arguments.out}")
 
 
 def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) -> None:
@@ -156,6 +180,9 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "methods": METHODS,
     "timings": TIMINGS,
     "delays": DELAYS,
+    "availability": AVAILABILITY,
+    "faults": FAULTS,
+    "networks": NETWORKS,
     "partitions": PARTITIONERS,
     "datasets": DATASETS,
     "models": MODELS,
@@ -248,6 +275,10 @@ def parser() -> argparse.ArgumentParser:
     _add_settings(one, base=RUN_BASE)
     _outputs(one, None)
 
+    again = command("resume", "go on with a run that was begun with --checkpoint and cut off", _resume)
+    again.add_argument("folder", metavar="DIR", help="the --out of the run")
+    again.add_argument("--quiet", action="store_true", help="no progress bar")
+
     several = command("compare", "the same experiment with several methods and seeds", _compare)
     several.add_argument(
         "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
@@ -256,6 +287,8 @@ def parser() -> argparse.ArgumentParser:
     several.add_argument("--baseline", metavar="METHOD", help="whose time is 1 [fedavg, else the first]")
     _add_settings(several, base=RUN_BASE, without=("method",))
     _outputs(several, "runs/compare")
+
+    cli_sweep.add(command)
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _plan)
     plan.add_argument("--gantt", metavar="FILE.png", help="draw who trains when")

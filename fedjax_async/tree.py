@@ -21,6 +21,15 @@ def put(tree: Any, index: Any, rows: Any) -> Any:
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
 
 
+def put_some(tree: Any, index: Any, rows: Any, active: Array) -> Any:
+    """:func:`put` of several rows, of which only those where ``active`` (bool[W]) holds are written."""
+
+    def one(leaf: Array, row: Array) -> Array:
+        return leaf.at[jnp.where(active, index, leaf.shape[0])].set(row, mode="drop")
+
+    return jax.tree.map(one, tree, rows)
+
+
 def where(condition: Array, yes: Any, no: Any) -> Any:
     """Leafwise ``jnp.where`` with one scalar condition for the whole tree."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

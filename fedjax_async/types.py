@@ -28,6 +28,9 @@ Key = Any  # a JAX random key
 # --- clock: when things happen (host, NumPy) --------------------------------------------------
 
 
+_NO_JOBS = np.zeros(0)
+
+
 class Schedule(NamedTuple):
     """When everything happens, decided before any training.
 
@@ -43,7 +46,7 @@ class Schedule(NamedTuple):
     number: np.ndarray  # int32[J]   how many jobs this client had been given before
     local_steps: np.ndarray  # int32[J]
     dispatch_time: np.ndarray  # float64[J]
-    upload_time: np.ndarray  # float64[J]  when the upload reaches the server (applied then or later)
+    upload_time: np.ndarray  # float64[J]  when the upload reaches the server (applied then or later); inf: never
     dispatched_after: np.ndarray  # int64[J]  arrivals applied before this job was sent
     version: np.ndarray  # int64[J]  server steps closed before this job was sent
     # one entry an arrival, in order of application
@@ -51,6 +54,11 @@ class Schedule(NamedTuple):
     time: np.ndarray  # float64[E]  when the server applies it (for a window: the window's end)
     closes: np.ndarray  # bool[E]    whether this arrival completes its server step
     step: np.ndarray  # int64[E]   server steps closed before this arrival is applied
+    # one entry a job again; ``plan`` always fills these, schedules made by hand may leave them empty
+    fate: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of it: ``clock.Fate``
+    freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
+    corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  its upload, if it arrives, is NaN throughout
+    copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload delivered, and ignored
 
     @property
     def staleness(self) -> np.ndarray:
@@ -66,12 +74,14 @@ class FederatedData(NamedTuple):
 
     Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``.
     ``decode`` turns raw rows (for images: uint8) into model inputs and runs inside the compiled step.
+    ``x``, ``y`` and ``order`` may be virtual (``data.virtual``): computed where they are indexed. ``streamed`` data are
+    too large for the device: ``x`` and ``y`` stay on disk, and ``data.pack`` fetches the clients of one batch.
     """
 
     name: str
-    x: np.ndarray  # [M, ...] raw dtype
-    y: np.ndarray  # [M] int32 labels, or [M, ...] float targets
-    order: np.ndarray  # int32[M]
+    x: Any  # [M, ...] raw dtype
+    y: Any  # [M] int32 labels, or [M, ...] float targets
+    order: Any  # int32[M]
     offset: np.ndarray  # int32[N]
     size: np.ndarray  # int32[N]
     test_x: np.ndarray  # [T, ...]
@@ -82,6 +92,7 @@ class FederatedData(NamedTuple):
     test_order: np.ndarray | None = None
     test_offset: np.ndarray | None = None
     test_size: np.ndarray | None = None
+    streamed: bool = False
 
 
 class ClientData(NamedTuple):
@@ -176,7 +187,8 @@ class Run(NamedTuple):
     ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation).
     ``updates``: client, job, dispatch_time, arrival_time (when the server applied it), step, staleness,
     local_steps, weight, upload_norm, accepted, closes (one row an arrival). ``per_client``: accuracy and
-    loss [rows, N], or empty. ``counters``: updates, server_steps, rejected, waves, mean_width, and from
+    loss [rows, N], or empty. ``counters``: updates, server_steps, rejected (not finite, too large or too
+    stale), lost, late, duplicates and other mishaps (``clock.fault_counts``), waves, mean_width, and from
     the wave engine batches, widths, slots, useful_steps, executed_steps, programs.
     """
 

@@ -36,7 +36,8 @@ ALLOWED = {
     "engine": ENGINE,
     "theory": ENGINE,
     "results": ENGINE,
-    "cli": ENGINE | {"theory", "results"},
+    "cli": ENGINE | {"theory", "results", "cli_sweep"},
+    "cli_sweep": ENGINE | {"theory", "results"},
     "__main__": {"cli"},
 }
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "fedjax_async", "experiments", "notebooks", "tests"}
@@ -98,7 +99,7 @@ def test_only_models_knows_flax():
 
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
-    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record"}
+    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "submitit"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path

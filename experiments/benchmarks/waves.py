@@ -45,7 +45,7 @@ def measure(timing: str, delay: str, clients: int, updates: int, seeds: int, max
             timing, DELAYS[delay], num_clients=clients, local_steps=steps, until=Until(updates=updates), seed=seed
         )
         planned = time.perf_counter()
-        made = make_plan(schedule, max_width=max_width)
+        made = make_plan([schedule], max_width=max_width)
         statistics = wave_statistics(schedule)
         widths |= set(made.widths)
         values = {

@@ -3,11 +3,16 @@
 NumPy only. ``plan`` is the entry; ``DELAYS`` and ``TIMINGS`` are the registries behind its specs.
 """
 
+from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
+from fedjax_async.clock.conditions import Conditions, Limits
+from fedjax_async.clock.conditions import bind as bind_conditions
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
-from fedjax_async.clock.event_queue import Until, World
+from fedjax_async.clock.fates import Fate, fault_counts
+from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishap_lookup
+from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
 from fedjax_async.clock.slots import Slots, allocate
 from fedjax_async.clock.statistics import (
@@ -21,28 +26,45 @@ from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
 from fedjax_async.clock.waves import WaveStatistics, longest_chain, wave_statistics, waves
+from fedjax_async.clock.world import Until, World
 
 __all__ = [
+    "AVAILABILITY",
     "DELAYS",
     "DISTRIBUTIONS",
+    "FAULTS",
+    "NETWORKS",
     "SUCCESSORS",
     "TIMINGS",
+    "Availability",
+    "AvailabilityModel",
+    "Conditions",
     "DelayModel",
     "DelayStatistics",
     "Delays",
+    "Fate",
+    "FaultModel",
+    "Faults",
+    "Limits",
+    "Mishap",
+    "Network",
+    "NetworkModel",
     "Slots",
     "Timing",
     "Until",
     "WaveStatistics",
     "World",
     "allocate",
+    "bind_conditions",
     "bind_delays",
     "client_counts",
     "concurrency",
     "delay_statistics",
+    "fault_counts",
     "load_schedule",
     "load_schedule_csv",
     "longest_chain",
+    "mishap_lookup",
     "plan",
     "save_schedule",
     "save_schedule_csv",

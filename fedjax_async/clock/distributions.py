@@ -9,11 +9,12 @@ for ``normal``, whose truncation raises it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 Size = tuple[int, ...]
-Distribution = Callable[[np.random.Generator, np.ndarray, np.ndarray, Size], np.ndarray]
+Distribution = Callable[[Any, np.ndarray, np.ndarray, Size], np.ndarray]
 
 _HALF_NORMAL_MEAN = np.sqrt(2 / np.pi)
 _HALF_NORMAL_STD = np.sqrt(1 - 2 / np.pi)
@@ -109,3 +110,6 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "gamma": gamma,
     "pareto": pareto,
 }
+
+# Families that may draw the whole array again: their first rows are not what fewer rows alone would be.
+REDRAWING: frozenset[Distribution] = frozenset({normal})

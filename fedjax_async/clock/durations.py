@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_async import registry
 from fedjax_async.clock import chance, inputs
-from fedjax_async.clock.distributions import DISTRIBUTIONS, Distribution
+from fedjax_async.clock.distributions import DISTRIBUTIONS, REDRAWING, Distribution
 
 # Durations below this share of the client's mean are raised to it: the clock must advance.
 SMALLEST = 1e-6
@@ -94,18 +94,31 @@ def _draw_speeds(family: Distribution, heterogeneity: float, count: int, seed: i
     if heterogeneity == 0:  # also for families that ignore their std, such as the exponential
         return np.ones(count)
     mean, spread = np.ones(1), np.full(1, math.sqrt(math.expm1(heterogeneity**2)))
-    columns = range(count // chance.COLUMNS)
-    blocks = [family(chance.generator(seed, "speeds", k), mean, spread, (chance.COLUMNS,)) for k in columns]
-    return np.maximum(np.concatenate(blocks), SMALLEST)
+    columns = np.arange(count // chance.COLUMNS)
+    if family in REDRAWING:
+        each = [family(chance.generator(seed, "speeds", k), mean, spread, (chance.COLUMNS,)) for k in columns.tolist()]
+        return np.maximum(np.concatenate(each), SMALLEST)
+    drawn = family(chance.generators(seed, "speeds", columns[:, None]), mean, spread, (len(columns), chance.COLUMNS))
+    return np.maximum(drawn.reshape(-1), SMALLEST)
 
 
 def _durations(
     profiles: Profiles, sample: Distribution, scaling: Scaling, num_clients: int, seed: int
 ) -> Callable[..., np.ndarray]:
-    def draw(column: int, row: int) -> np.ndarray:
-        rows = slice(column * chance.COLUMNS, (column + 1) * chance.COLUMNS)
-        mean, std = profiles.mean[rows], profiles.std[rows]
-        draws = sample(chance.generator(seed, "noise", column, row), mean, std, (chance.ROWS, chance.COLUMNS))
+    # Most families fill a tile row by row, so that its first rows can be drawn without the others, and all
+    # tiles with whole arrays.
+    means, stds = (one.reshape(-1, 1, chance.COLUMNS) for one in (profiles.mean, profiles.std))
+
+    def draw(columns: np.ndarray, rows: np.ndarray, depth: int) -> np.ndarray:
+        mean, std = means[columns], stds[columns]
+        if sample in REDRAWING:
+            places = zip(columns.tolist(), rows.tolist(), mean, std)
+            size: tuple[int, ...] = (chance.ROWS, chance.COLUMNS)
+            each = [sample(chance.generator(seed, "noise", i, j), m, s, size)[:depth] for i, j, m, s in places]
+            draws = np.stack(each)
+        else:
+            size = (len(columns), depth, chance.COLUMNS)
+            draws = sample(chance.generators(seed, "noise", np.stack([columns, rows], axis=1)), mean, std, size)
         return np.maximum(draws, SMALLEST * mean)
 
     def durations(
@@ -115,6 +128,8 @@ def _durations(
         if who.size and not (who.min() >= 0 and who.max() < num_clients and which.min() >= 0):
             raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
         time = chance.gather_tiles(draw, who.reshape(-1), which.reshape(-1)).reshape(who.shape)
+        if scaling == Scaling():
+            return time
         share = profiles.compute_share[who]
         return _scale(time, share, scaling, np.asarray(local_steps), np.asarray(bytes_down), np.asarray(bytes_up))
 

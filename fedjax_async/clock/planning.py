@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import inputs
+from fedjax_async.clock import conditions, inputs
+from fedjax_async.clock.availability import AvailabilityModel
+from fedjax_async.clock.conditions import NO_LIMITS, Limits
 from fedjax_async.clock.delays import bind
 from fedjax_async.clock.durations import DelayModel
-from fedjax_async.clock.event_queue import Until, World
+from fedjax_async.clock.faults import FaultModel
+from fedjax_async.clock.network import NetworkModel, over
 from fedjax_async.clock.timing import TIMINGS, Timing
+from fedjax_async.clock.world import Until, World
 from fedjax_async.types import Schedule
 
 
@@ -23,13 +27,20 @@ def plan(
     seed: int = 0,
     bytes_down: int | np.ndarray = 0,
     bytes_up: int | np.ndarray = 0,
+    availability: AvailabilityModel | str | None = None,
+    faults: FaultModel | str | None = None,
+    network: NetworkModel | str | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Schedule:
     """Decide when everything happens: who starts from which version, who arrives when, what closes a step.
 
     ``timing`` and ``delays`` are specs (``"buffer:size=10"``, ``"lognormal:sigma=0.5"``) or what the
     factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and
-    ``bytes_up`` (of one message) are numbers or arrays of one number a client. The same arguments give
-    the same schedule, and a longer budget continues a shorter one.
+    ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
+    ``faults`` and ``network`` are specs as well, of which the first two may be joined with ``+``
+    (``"drop:probability=0.1+late:extra=30"``); ``limits`` are the server's. The same arguments give the
+    same schedule, and a longer budget continues a shorter one. A plan also ends when no client will ever
+    be there again.
 
     Raises ``ValueError`` for impossible settings and if not a single upload fits into the budget.
 
@@ -45,18 +56,20 @@ def plan(
     num_clients, seed = int(num_clients), int(seed)
     world = World(
         num_clients,
-        _per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64),
-        bind(delays, num_clients, seed),
+        _per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
+        over(network, bind(delays, num_clients, seed), num_clients, seed),
         until,
         seed,
         _per_client("bytes_down", bytes_down, num_clients, low=0),
         _per_client("bytes_up", bytes_up, num_clients, low=0),
+        conditions.bind(availability, faults, limits, num_clients, seed),
     )
     policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
     schedule = policy(world)
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
-        raise ValueError(f"until = {until}: nothing arrives in time; the first upload takes {first:.6g} s")
+        reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"
+        raise ValueError(f"until = {until}: nothing arrives in time; {reason}")
     return schedule
 
 

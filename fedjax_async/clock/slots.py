@@ -14,7 +14,7 @@ Messages per job (``personal`` true): at most C slots, and m for cohorts of m.
 
 from __future__ import annotations
 
-import heapq
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
         last_read = np.zeros(len(first), np.int64)
         np.maximum.at(last_read, message, begins[jobs])
     written = schedule.dispatched_after[first]
-    slot, count = _colour(written.tolist(), last_read.tolist())
+    slot, count = _colour(written, last_read)
     start_slot = np.full(len(schedule.client), -1, np.int32)
     start_slot[jobs] = slot[message]
     return Slots(
@@ -64,18 +64,20 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
     )
 
 
-def _colour(written: list[int], last_read: list[int]) -> tuple[np.ndarray, int]:
+def _colour(written: np.ndarray, last_read: np.ndarray) -> tuple[np.ndarray, int]:
     """Slots for messages in order of writing; a slot is free for writes later than its last reading."""
-    live: list[tuple[int, int]] = []  # last reading, slot
+    order = np.argsort(last_read, kind="stable")
+    ending, ends = order.tolist(), [*last_read[order].tolist(), math.inf]  # read for the last time earliest first
     free: list[int] = []
-    chosen, count = [], 0
-    for position, end in zip(written, last_read):
-        while live and live[0][0] < position:
-            heapq.heappush(free, heapq.heappop(live)[1])
+    chosen: list[int] = []
+    count = done = 0
+    for position in written.tolist():
+        while ends[done] < position:
+            free.append(chosen[ending[done]])
+            done += 1
         if free:
-            slot = heapq.heappop(free)
+            chosen.append(free.pop())
         else:
-            slot, count = count, count + 1
-        chosen.append(slot)
-        heapq.heappush(live, (end, slot))
+            chosen.append(count)
+            count += 1
     return np.array(chosen, np.int32), count

@@ -96,13 +96,10 @@ def _lowest_held(until: np.ndarray, version: np.ndarray, steps: int) -> np.ndarr
 def concurrency(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Jobs under way over time: ``count[k]`` from ``time[k]`` until ``time[k + 1]``.
 
-    A job is under way from its dispatch until its upload reaches the server, or until it is called off:
-    a job of infinite ``upload_time`` ends with its round, at the next dispatch or application.
+    A job is under way from its dispatch until the server stops waiting for it: when its upload arrives,
+    when it is called off, or when the server notices that it is lost or gives it up.
     """
-    moments = np.unique(np.concatenate([schedule.dispatch_time, schedule.time]))
-    following = np.searchsorted(moments, schedule.dispatch_time, side="right")
-    round_end = np.append(moments, np.inf)[following]
-    end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, round_end)
+    end = schedule.freed_time
     time, index = np.unique(np.concatenate([schedule.dispatch_time, end]), return_inverse=True)
     change = np.repeat([1, -1], len(end))
     count = np.cumsum(np.bincount(index, weights=change, minlength=len(time))).astype(np.int64)

@@ -1,58 +1,93 @@
-"""Who trains next when a client comes back: the sampling rules of policies with limited concurrency.
+"""Who trains next when a place becomes free: the sampling rules of policies with limited concurrency.
 
-A rule is ``rule(num_clients, concurrency, seed) -> (first, successor)``: the clients that start, and
-``successor(returning) -> client``, called once for each client that becomes idle, which names the one
-that leaves in its stead. A rule costs O(1) a call, however many clients are idle.
+A rule is ``rule(num_clients, concurrency, seed) -> Idle``: who may start, and a container of the idle
+clients. It costs O(1) a call where every client is always there, however many are idle.
 """
 
 from __future__ import annotations
 
+import heapq
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from fedjax_async.clock import chance
 
-Successor = Callable[[int], int]
-Rule = Callable[[int, int, int], tuple[list[int], Successor]]
+
+class Idle(NamedTuple):
+    """The clients without a job.
+
+    ``candidates``: all that ever train, in the order in which they are tried for the first places; those
+    that are not needed then are handed to ``fill``. ``add(client)`` takes in a client that returns from
+    a job, ``draw()`` takes the next one out (of at least one), and ``restore(client)`` takes back one
+    that was drawn but was away, as if it had never been drawn.
+    """
+
+    candidates: Sequence[int]
+    fill: Callable[[Iterable[int]], None]
+    add: Callable[[int], None]
+    draw: Callable[[], int]
+    restore: Callable[[int], None]
+
+
+Rule = Callable[[int, int, int], Idle]
 
 _DRAWS = 4096
 
 
-def same(num_clients: int, concurrency: int, seed: int) -> tuple[list[int], Successor]:
+def same(num_clients: int, concurrency: int, seed: int) -> Idle:
     """The returning client itself; the clients 0..C-1 are the only ones that ever train."""
-    return list(range(concurrency)), lambda returning: returning
+    idle: list[int] = []
+
+    def add(client: int) -> None:
+        heapq.heappush(idle, client)
+
+    return Idle(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add)
 
 
-def round_robin(num_clients: int, concurrency: int, seed: int) -> tuple[list[int], Successor]:
+def round_robin(num_clients: int, concurrency: int, seed: int) -> Idle:
     """The client that has been idle longest, at first in order of number."""
-    idle = deque(range(concurrency, num_clients))
+    idle: deque[int] = deque()
+    back: list[tuple[int, int]] = []  # clients that were away when it was their turn: (turn, client)
+    turn = array("q", range(num_clients))
+    turns = iter(range(num_clients, 1 << 62))
 
-    def successor(returning: int) -> int:
-        idle.append(returning)
+    def add(client: int) -> None:
+        turn[client] = next(turns)
+        idle.append(client)
+
+    def draw() -> int:
+        if back and not (idle and turn[idle[0]] < back[0][0]):
+            return heapq.heappop(back)[1]
         return idle.popleft()
 
-    return list(range(concurrency)), successor
+    def restore(client: int) -> None:
+        heapq.heappush(back, (turn[client], client))
+
+    return Idle(range(num_clients), idle.extend, add, draw, restore)
 
 
-def uniform(num_clients: int, concurrency: int, seed: int) -> tuple[list[int], Successor]:
+def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
     """Any idle client with equal probability, the returning one included; random clients start."""
-    if concurrency == num_clients:  # nobody else is ever idle
-        return same(num_clients, concurrency, seed)
     rng = chance.generator(seed, "sampling")
-    order = rng.permutation(num_clients).tolist()
-    idle = order[concurrency:]
+    candidates = array("i", rng.permutation(num_clients).astype(np.int32).tobytes())
+    idle = array("i")
     draws: list[float] = []
 
-    def successor(returning: int) -> int:
+    def draw() -> int:
         if not draws:
             draws.extend(rng.random(_DRAWS).tolist())
-        pick = int(draws.pop() * (len(idle) + 1))
+        pick = int(draws.pop() * len(idle))
+        last = idle.pop()
         if pick == len(idle):
-            return returning
-        chosen, idle[pick] = idle[pick], returning
+            return last
+        chosen, idle[pick] = idle[pick], last
         return chosen
 
-    return sorted(order[:concurrency]), successor
+    return Idle(candidates, idle.extend, idle.append, draw, idle.append)
 
 
 SUCCESSORS: dict[str, Rule] = {"same": same, "uniform": uniform, "round_robin": round_robin}

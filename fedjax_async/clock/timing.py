@@ -10,30 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import chance, inputs
+from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
 from fedjax_async.clock.distributions import Size
 from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
-from fedjax_async.clock.event_queue import EventQueue, World
-from fedjax_async.clock.successors import SUCCESSORS, Successor
+from fedjax_async.clock.event_queue import EventQueue
+from fedjax_async.clock.successors import SUCCESSORS
+from fedjax_async.clock.unreliable_timing import FRUITLESS_ROUNDS
+from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
 
 Timing = Callable[[World], Schedule]
-
-# A cohort that met its deadline with no upload so many times in a row never will.
-_FRUITLESS_ROUNDS = 1000
-
-
-def _start(queue: EventQueue, world: World, concurrency: int | None, sampling: str) -> Successor:
-    """Dispatch the first clients at time 0 and return the rule that names the following ones."""
-    flying = _in_flight(world, concurrency)
-    first, successor = registry.find("sampling", SUCCESSORS, sampling)(world.num_clients, flying, world.seed)
-    for client in first:
-        queue.dispatch(client, 0.0)
-    return successor
 
 
 def _in_flight(world: World, concurrency: int | None) -> int:
@@ -41,6 +32,22 @@ def _in_flight(world: World, concurrency: int | None) -> int:
         return world.num_clients
     check.whole("concurrency", concurrency, low=1, high=world.num_clients)
     return int(concurrency)
+
+
+def _start(queue: EventQueue, world: World, flying: int, sampling: str) -> Callable[[int], int]:
+    """Dispatch the first clients at time 0; returns the rule that names who leaves in a returning client's stead."""
+    if flying == world.num_clients:  # nobody else is ever idle
+        sampling = "same"
+    candidates, fill, add, draw, _ = SUCCESSORS[sampling](world.num_clients, flying, world.seed)
+    for client in sorted(candidates[:flying]):
+        queue.dispatch(client, 0.0)
+    fill(candidates[flying:])
+
+    def successor(returning: int) -> int:
+        add(returning)
+        return draw()
+
+    return successor
 
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
@@ -64,22 +71,13 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
         flying = _in_flight(world, concurrency)
         allowed = f"at most the {flying} clients in flight (it would never fill)"
         check.require(size <= flying, "size", size, allowed)
-        queue = EventQueue(world)
-        successor = _start(queue, world, concurrency, sampling)
-        take, apply, dispatch, horizon = queue.take, queue.apply, queue.dispatch, queue.horizon
-        filled, funded = 0, True
-        while funded and (upload := take(horizon)) is not None:
-            now, returned = upload[0], []
-            while funded and upload is not None:
-                _, client, job = upload
-                filled = (filled + 1) % size
-                funded = apply(job, now, filled == 0)
-                returned.append(client)
-                upload = take(now) if funded else None
-            if funded:
-                for client in returned:
-                    dispatch(successor(client), now)
-        return queue.schedule(world)
+        if world.conditions is not None:
+            return unreliable_timing.buffer(world, int(size), flying, sampling)
+        if flying == world.num_clients or sampling == "same":
+            arrivals = steady.merged(world, int(size), flying)
+        else:
+            arrivals = steady.sampled(world, int(size), flying, SUCCESSORS[sampling])
+        return steady.buffered(world, int(size), flying, arrivals)
 
     return timing
 
@@ -96,8 +94,11 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(world: World) -> Schedule:
+        flying = _in_flight(world, concurrency)
+        if world.conditions is not None:
+            return unreliable_timing.window(world, length, flying, sampling)
         queue = EventQueue(world)
-        successor = _start(queue, world, concurrency, sampling)
+        successor = _start(queue, world, flying, sampling)
         count = 0
         while queue.next_time() <= queue.horizon:
             count = max(count + 1, math.floor(queue.next_time() / length))
@@ -107,11 +108,11 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
             arrived = []
             while (upload := queue.take(end)) is not None:
                 arrived.append(upload)
-            if not queue.apply_step((job for _, _, job in arrived), end):
+            if not queue.record.apply_step((job for _, _, job in arrived), end):
                 break
             for _, client, _ in arrived:
                 queue.dispatch(successor(client), end)
-        return queue.schedule(world)
+        return queue.record.schedule(world)
 
     return timing
 
@@ -134,6 +135,8 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
         selected = wanted + int(over_selection)
         allowed = f"at most {world.num_clients}, the number of clients"
         check.require(wanted >= 1 and selected <= world.num_clients, "size + over_selection", selected, allowed)
+        if world.conditions is not None:
+            return unreliable_timing.cohort(world, wanted, selected, deadline)
         rng = chance.generator(world.seed, "rounds")
         queue = EventQueue(world)
         start, fruitless = 0.0, 0
@@ -146,13 +149,13 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
             end = accepted[-1][0] if len(accepted) == wanted else limit
             if end > queue.horizon:
                 break
-            queue.cancel_rest()
-            if accepted and not queue.apply_step((job for _, _, job in accepted), end):
+            queue.cancel_rest(end)
+            if accepted and not queue.record.apply_step((job for _, _, job in accepted), end):
                 break
             start = end
             fruitless = 0 if accepted else fruitless + 1
-            check.require(fruitless < _FRUITLESS_ROUNDS, "deadline", deadline, "long enough for some client")
-        return queue.schedule(world)
+            check.require(fruitless < FRUITLESS_ROUNDS, "deadline", deadline, "long enough for some client")
+        return queue.record.schedule(world)
 
     return timing
 
@@ -181,13 +184,16 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
         time = None if world.until.time is None else world.until.time / length
         delays = _rounds(probability, spread)(world.num_clients, world.seed)
         rounds = world._replace(delays=delays, until=world.until._replace(time=time))
+        if world.conditions is not None:
+            rounds = rounds._replace(conditions=conditions.in_units(world.conditions, length))
         plan = window(length=1.0)(rounds)
-        trained = np.rint(plan.upload_time - plan.dispatch_time).astype(np.int64)
+        trained = delays.durations(plan.client, plan.number).astype(np.int64)
         return plan._replace(
             local_steps=(plan.local_steps * trained).astype(np.int32),
             dispatch_time=plan.dispatch_time * length,
             upload_time=plan.upload_time * length,
             time=plan.time * length,
+            freed_time=plan.freed_time * length,
         )
 
     return timing
@@ -201,7 +207,7 @@ def _rounds(probability: float, spread: float) -> Callable:
         chances = probability * (1 + spread * (1 - 2 * rng.random(count)))
         return Profiles(1 / chances, np.zeros(count), np.ones(count))
 
-    def geometric(rng: np.random.Generator, mean: np.ndarray, std: np.ndarray, size: Size) -> np.ndarray:
+    def geometric(rng: Any, mean: np.ndarray, std: np.ndarray, size: Size) -> np.ndarray:
         return rng.geometric(1 / mean, size).astype(np.float64)
 
     return from_profiles(profiles, geometric, Scaling())

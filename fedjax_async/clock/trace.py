@@ -12,9 +12,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.types import Schedule
 
-_FORMAT, _VERSION = "fedjax_async schedule", 1
+_FORMAT, _VERSION = "fedjax_async schedule", 2  # 2: what became of the jobs
 _JOBS = {
     "client": np.int32,
     "number": np.int32,
@@ -23,6 +24,10 @@ _JOBS = {
     "upload_time": np.float64,
     "dispatched_after": np.int64,
     "version": np.int64,
+    "fate": np.int8,
+    "freed_time": np.float64,
+    "corrupt": np.bool_,
+    "copies": np.int8,
 }
 _ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
 
@@ -66,7 +71,8 @@ def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none."""
     place = np.full(len(schedule.client), -1, np.int64)
     place[schedule.job] = np.arange(len(schedule.job))
-    jobs = zip(*(getattr(schedule, name).tolist() for name in _JOBS), place.tolist())
+    columns = (getattr(schedule, name) for name in _JOBS)
+    jobs = zip(*((c.astype(int) if c.dtype == np.bool_ else c).tolist() for c in columns), place.tolist())
     times, closes = schedule.time.tolist(), schedule.closes.astype(int).tolist()
     lines = [",".join(["num_clients", *_JOBS, "arrival", "time", "closes"])]
     for *job, e in jobs:
@@ -81,7 +87,12 @@ def load_schedule_csv(path: str | Path) -> Schedule:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
-        jobs = {name: np.array([kind(row[name]) for row in rows], kind) for name, kind in _JOBS.items()}
+        missing = [name for name in ("num_clients", *_JOBS) if rows and name not in rows[0]]
+        if missing:
+            raise ValueError(f"no column {missing[0]!r}")
+        jobs: dict[str, Any] = {
+            name: np.array([_parse(kind, row[name]) for row in rows], kind) for name, kind in _JOBS.items()
+        }
         arrived = {int(row["arrival"]): (j, row) for j, row in enumerate(rows) if row["arrival"]}
         ordered = [arrived[e] for e in range(len(arrived))]
         closes = np.array([int(row["closes"]) for _, row in ordered], np.bool_)
@@ -99,6 +110,10 @@ def load_schedule_csv(path: str | Path) -> Schedule:
         raise ValueError(f"{path}: not a schedule, or truncated ({type(error).__name__}: {error})") from None
     _check(path, schedule)
     return schedule
+
+
+def _parse(kind: Callable[[Any], Any], text: str) -> Any:
+    return int(text) if kind is np.bool_ else kind(text)
 
 
 def _check(path: str | Path, schedule: Schedule) -> None:
@@ -119,6 +134,9 @@ def _check(path: str | Path, schedule: Schedule) -> None:
         and bool((schedule.dispatched_after[schedule.job] <= np.arange(arrivals)).all())
         and bool((schedule.version == closed[schedule.dispatched_after]).all())
         and bool((schedule.step == closed[:-1]).all())
+        and _within(schedule.fate, len(Fate))
+        and np.array_equal(np.flatnonzero(np.isin(schedule.fate, APPLIED)), np.sort(schedule.job))
+        and _within(schedule.copies, 128)
     )
     if not sound:
         raise ValueError(f"{path}: the columns contradict each other; the file is damaged")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import inputs
+from fedjax_async.clock.fates import DROPPED
 from fedjax_async.types import Schedule
 
 
@@ -66,12 +67,12 @@ def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> Wav
     """Widths of the waves (``bounds``, by default the widest possible) against the jobs in flight.
 
     Jobs in flight are counted at each application, just before anything is applied at that moment;
-    jobs that a cohort calls off are left out.
+    jobs that are called off, lost or dropped are left out.
     """
     bounds = waves(schedule) if bounds is None else bounds
     widths = np.diff(bounds)
     arrivals = len(schedule.job)
-    kept = schedule.dispatch_time[np.isfinite(schedule.upload_time)]
+    kept = schedule.dispatch_time[np.isfinite(schedule.upload_time) & ~np.isin(schedule.fate, DROPPED)]
     in_flight = np.searchsorted(kept, schedule.time) - np.searchsorted(schedule.time, schedule.time)
     mean_width = arrivals / max(len(widths), 1)
     mean_in_flight = float(in_flight.mean()) if arrivals else 0.0

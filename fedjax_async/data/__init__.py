@@ -1,30 +1,46 @@
 """Data sets, partitioners, and ``federate``, which joins them into ``FederatedData``."""
 
-from fedjax_async.data.dataset import Dataset
+from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.federated import client_rows, federate
 from fedjax_async.data.fetch import fetch
+from fedjax_async.data.memmap import open_folder, write_clients, write_folder
 from fedjax_async.data.partition import PARTITIONERS, split_clients
+from fedjax_async.data.population import ceiling, population
 from fedjax_async.data.quadratic import Quadratic, quadratic, quadratic_model, quadratic_problem
+from fedjax_async.data.staging import pack, packed_offsets
 from fedjax_async.data.synthetic import synthetic
+from fedjax_async.data.virtual import Generated, Identity, generate, generated
 
 __all__ = [
     "DATASETS",
     "PARTITIONERS",
     "Dataset",
+    "Federation",
+    "Generated",
+    "Identity",
     "Quadratic",
+    "ceiling",
     "client_rows",
     "digits",
     "fashion_mnist_6k",
     "federate",
     "fetch",
+    "generate",
+    "generated",
     "list_datasets",
     "load",
+    "open_folder",
+    "pack",
+    "packed_offsets",
+    "population",
     "quadratic",
     "quadratic_model",
     "quadratic_problem",
     "split_clients",
     "synthetic",
     "verify",
+    "write_clients",
+    "write_folder",
 ]

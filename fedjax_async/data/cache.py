@@ -5,9 +5,11 @@ Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y}.npy``. The folder app
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -46,15 +48,22 @@ def read_cache(folder: Path) -> Arrays | None:
 
 def write_cache(arrays: Arrays, folder: Path) -> Path:
     """Write all arrays, then rename the folder into place, replacing an older one. Returns the folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        temporary.chmod(0o755)
+    with appearing(folder) as temporary:
         for field, array in arrays._asdict().items():
             np.save(temporary / f"{field}.npy", np.ascontiguousarray(array), allow_pickle=False)
         if folder.exists():
             shutil.rmtree(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder``, renamed to it at the end of the block, or removed after an error."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return folder

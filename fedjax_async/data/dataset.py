@@ -1,4 +1,4 @@
-"""``Dataset``: a named pool of training examples and a test set, before anybody owns anything."""
+"""``Dataset``: a pool of examples before anybody owns anything; ``Federation``: clients with examples of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.check import require
-from fedjax_async.types import Array
+from fedjax_async.types import Array, FederatedData
 
 
 class Dataset(NamedTuple):
@@ -27,6 +27,17 @@ class Dataset(NamedTuple):
     decode: Callable[[Array], Array]
     num_classes: int | None = None
     groups: np.ndarray | None = None  # int32[M]
+
+
+class Federation(NamedTuple):
+    """Data that come client by client, so that there is nothing to partition.
+
+    ``deal(num_clients, seed) -> FederatedData``; with ``None``, all clients there are. It raises ``ValueError`` for
+    a number that cannot be had.
+    """
+
+    name: str
+    deal: Callable[[int | None, int], FederatedData]
 
 
 def check_dataset(dataset: Dataset) -> Dataset:

@@ -6,20 +6,22 @@ import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_async.data import tfds
 from fedjax_async.data.cache import cache_folder, read_cache, resolve_data_dir
-from fedjax_async.data.dataset import Dataset
+from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.load import cifar10, fashion_mnist, load_tfds, mnist
+from fedjax_async.data.memmap import folder
+from fedjax_async.data.population import population
 from fedjax_async.data.published import Arrays, Published, array_hash
 from fedjax_async.data.quadratic import quadratic
 from fedjax_async.data.sources import SOURCES
 from fedjax_async.data.synthetic import synthetic
 from fedjax_async.registry import bind, find, summary
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
+DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
     "fashion_mnist_6k": fashion_mnist_6k,
     "digits": digits,
     "mnist": mnist,
@@ -27,6 +29,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "cifar10": cifar10,
     "quadratic": quadratic,
     "synthetic": synthetic,
+    "population": population,
+    "folder": folder,
     "tfds": load_tfds,
 }
 
@@ -36,7 +40,7 @@ class Listed(NamedTuple):
 
     name: str
     size: str  # training + test examples
-    state: str  # embedded | generated | ready | to fetch | needs ... | not available offline
+    state: str  # embedded | generated | in its folder | ready | to fetch | needs ... | not available offline
     source: str
     licence: str
     about: str
@@ -55,8 +59,8 @@ class Checked(NamedTuple):
         return self.expected == self.found
 
 
-def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """The data set of a spec, such as ``"mnist"`` or ``"synthetic:alpha=1,beta=1"``.
+def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
+    """The ``Dataset`` or ``Federation`` of a spec, such as ``"mnist"`` or ``"synthetic:alpha=1,beta=1"``.
 
     ``data_dir``: where fetched data sets are; by default ``$FEDJAX_ASYNC_DATA``, else
     ``~/.cache/fedjax_async``. Raises ``ValueError`` for unknown names and for data that must be fetched first.
@@ -76,6 +80,8 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
         "digits": ("1,438 + 359", digits_state, "scikit-learn's package", "CC BY 4.0"),
         "quadratic": ("any", "generated", "this package", "-"),
         "synthetic": ("any", "generated", "this package", "-"),
+        "population": ("any", "generated", "this package", "-"),
+        "folder": ("any", "in its folder", "data.write_folder", "each its own"),
         "tfds": ("any", "not available offline", "TensorFlow Datasets", "each its own"),
     }
     for name, published in SOURCES.items():

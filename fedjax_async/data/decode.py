@@ -8,6 +8,8 @@ training pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from fedjax_async.types import Array
@@ -49,3 +51,8 @@ def cifar10(x: Array) -> Array:
 def digits(x: Array) -> Array:
     """uint8 [B, 8, 8] with values 0..16 -> float32 [B, 8, 8, 1]."""
     return (x[..., None].astype(jnp.float32) / 16.0 - DIGITS_MEAN) / DIGITS_STD
+
+
+DECODERS: dict[str, Callable[[Array], Array]] = {
+    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, digits)
+}

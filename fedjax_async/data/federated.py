@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_async.check import require, whole
-from fedjax_async.data.dataset import Dataset, check_dataset
+from fedjax_async.data.dataset import Dataset, Federation, check_dataset
 from fedjax_async.data.ownership import Partitioner, check_partition
 from fedjax_async.data.partition import PARTITIONERS, split_clients
 from fedjax_async.registry import bind
@@ -15,16 +15,17 @@ from fedjax_async.types import FederatedData
 
 
 def federate(
-    dataset: Dataset,
-    partitioner: str | Partitioner = "iid",
+    dataset: Dataset | Federation,
+    partitioner: str | Partitioner | None = None,
     num_clients: int | None = None,
     seed: int = 0,
     test_fraction: float | None = None,
 ) -> FederatedData:
     """Deal the training examples of ``dataset`` to ``num_clients`` clients.
 
-    ``partitioner``: a function or a spec such as ``"dirichlet:alpha=0.1"``. ``num_clients``: may be left
-    out for a data set with natural owners (then one client an owner). ``seed`` makes the NumPy Generator
+    ``partitioner``: a function or a spec such as ``"dirichlet:alpha=0.1"``, by default ``"iid"``; a ``Federation``
+    deals to its own clients and takes only ``"natural"``. ``num_clients``: may be left out for a data set
+    with natural owners (then one client an owner). ``seed`` makes the NumPy Generator
     that makes every choice here. With ``test_fraction``, that share of every client's own examples is
     held out as its test part; the held-out examples of all clients then *are* the test set and the data
     set's own test set is not used. Without it, the test set is global.
@@ -37,10 +38,17 @@ def federate(
     >>> len(data.size), int(data.size.sum()), data.x.dtype.name
     (10, 5000, 'uint8')
     """
-    check_dataset(dataset)
     whole("seed", seed, 0)
+    if num_clients is not None:
+        whole("num_clients", num_clients, 1)
+    if isinstance(dataset, Federation):
+        natural = partitioner in (None, "natural")
+        require(natural, "partitioner", partitioner, f"natural: clients of {dataset.name} have examples of their own")
+        require(test_fraction is None, "test_fraction", test_fraction, f"None: {dataset.name} has its own test set")
+        return dataset.deal(num_clients, seed)
+    check_dataset(dataset)
     rng = np.random.default_rng(seed)
-    parts = _deal(dataset, partitioner, num_clients, rng)
+    parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
         require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
         return _pool(dataset, parts)
@@ -64,7 +72,6 @@ def _deal(
         if dataset.groups is None:
             raise ValueError(f"num_clients = None: must be given, since {dataset.name} has no natural owners")
         num_clients = len(np.unique(dataset.groups))
-    whole("num_clients", num_clients, 1)
     partition: Partitioner = (
         bind("partitioner", PARTITIONERS, partitioner, groups=dataset.groups)()
         if isinstance(partitioner, str)

@@ -79,14 +79,13 @@ def owners(data: FederatedData) -> np.ndarray:
 
 def make_evaluate(
     model: Model,
-    params_of: Callable[[Any], Params],
     *,
     total: int,
     labels: bool,
     num_clients: int | None = None,
     batch_size: int = 500,
 ) -> Callable[..., dict[str, Array]]:
-    """``evaluate(state, test_x, test_y, owner) -> {loss, accuracy[, client_loss, client_accuracy]}``.
+    """``evaluate(params, test_x, test_y, owner) -> {loss, accuracy[, client_loss, client_accuracy]}``.
 
     Means over the ``total`` rows of the test set, computed in batches; accuracy is NaN for targets
     that are not class ``labels``. With ``num_clients`` also the means over each client's own rows,
@@ -99,9 +98,7 @@ def make_evaluate(
     place[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
-    def evaluate(state: Any, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
-        params = params_of(state)
-
+    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
         def one(start: Array) -> tuple[Array, Array]:
             x = jax.lax.dynamic_slice_in_dim(test_x, start, batch_size)
             y = jax.lax.dynamic_slice_in_dim(test_y, start, batch_size)

@@ -1,7 +1,8 @@
-"""The pure functions that a run compiles: start, train, receive.
+"""The client side of a run as compiled programs: rows, train.
 
-They are the only place that knows rows, slots and tables of N clients; the algorithms they call
-see one client at a time.
+With ``serving.py`` the only place that knows rows, slots and tables of N clients; the algorithms they
+call see one client at a time. A stack of R runs shares one set of tables: a job's run says which key
+and which hyperparameters are its own.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
+from fedjax_async.engine.devices import JOBS
+from fedjax_async.engine.pieces import ClientFamily, bound
 from fedjax_async.engine.world import World, client_data
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.types import Array, Arrival, ClientAlgorithm, ClientData, Message, Params, ServerAlgorithm, State
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, Params, State
 
 
 class Live(NamedTuple):
     """What the server changes as it runs (donated from call to call)."""
 
-    server: State
-    memory: State  # [N, ...] rows, or ()
-    clients: State  # the clients' own rows, [N, ...], or ()
+    server: State  # [R, ...]; without the axis where R = 1
+    memory: State  # [R * N, ...] rows, or ()
+    clients: State  # the clients' own rows, [R * N, ...], or ()
     slots: Message  # start models, [S, ...]
     records: dict[str, Array]  # one column an info, [E']
     rejected: Array  # int32[], uploads refused so far
@@ -40,52 +43,20 @@ class Rows(NamedTuple):
     accepted: Array  # bool[C]
 
 
-def write_messages(server: ServerAlgorithm, world: World, live: Live, position: Array) -> Live:
-    """Send the messages due after ``position`` arrivals: write them to their slots."""
-
-    def send(i: Array, live: Live) -> Live:
-        client, slot = world.write_client[i], world.write_slot[i]
-        message, memory = server.dispatch(live.server, tree.take(live.memory, client))
-        message = message._replace(version=live.slots.version[slot])
-        return live._replace(memory=tree.put(live.memory, client, memory), slots=tree.put(live.slots, slot, message))
-
-    return jax.lax.fori_loop(world.write_bounds[position], world.write_bounds[position + 1], send, live)
+def hyper_of(world: World, run: Array) -> dict[str, Array]:
+    """The hyperparameters of a run; of the only one, without indexing, where R = 1."""
+    return {name: values[0 if len(values) == 1 else run] for name, values in world.hyper.items()}
 
 
-def make_start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: int, slots: int) -> Any:
-    """``start(world, params) -> live``: server state, memory and client rows, and the first messages."""
-
-    def rows_of(one: State) -> State:
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), one)
-
-    def info_of(server_state: State, memory: State, params: Params) -> Any:
-        one = jnp.ones(())
-        arrival = Arrival(params, params, jnp.int32(0), one, jnp.int32(0), one, jnp.bool_(True))
-        return server.receive(server_state, memory, arrival)[2]
-
-    def start(world: World, params: Params) -> Live:
-        state, memory = server.init(params)
-        message, _ = server.dispatch(state, memory)
-        message = message._replace(version=jnp.zeros((), jnp.int32))
-        info = jax.eval_shape(info_of, state, memory, params)
-        length = world.client.shape[0]
-        records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in info.items()}
-        records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
-        own = rows_of(client.init(params))
-        live = Live(state, rows_of(memory), own, tree.stack_zeros(message, slots), records, jnp.int32(0))
-        return write_messages(server, world, live, jnp.int32(0))
-
-    return start
-
-
-def make_rows(client: ClientAlgorithm, capacity: int, batching: str) -> Any:
+def make_rows(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str) -> Any:
     """``rows(world, live) -> rows``: empty buffers of the right shapes."""
 
     def rows(world: World, live: Live) -> Rows:
         def one(world: World, live: Live) -> Rows:
             message, before = tree.take(live.slots, 0), tree.take(live.clients, 0)
-            work = client.begin(world.key, message, before, client_data(world, jnp.int32(0)))
-            upload, after = client.finish(work, message, before)
+            who = bound(client, hyper_of(world, jnp.int32(0)))
+            work = who.begin(world.key[0], message, before, client_data(world, jnp.int32(0)))
+            upload, after = who.finish(work, message, before)
             done = Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False))
             return done if batching == "vmap" else done._replace(before=(), work=())
 
@@ -95,122 +66,109 @@ def make_rows(client: ClientAlgorithm, capacity: int, batching: str) -> Any:
     return rows
 
 
-def _advance(client: ClientAlgorithm, data: ClientData) -> Any:
-    """One local step of one job, kept only while the job lasts; unchanged leaves cost nothing."""
-
-    def advance(work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array) -> State:
-        stepped = client.step(work, k, message, data._replace(offset=offset, size=size))
-        runs = k < steps
-        return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
-
-    return jax.vmap(advance, in_axes=(0, None, 0, 0, 0, 0))
-
-
 def finished(
-    client: ClientAlgorithm, work: State, message: Message, state: State
+    client: ClientAlgorithm, work: State, message: Message, state: State, limit: Array, corrupt: Array
 ) -> tuple[Params, State, Array, Array]:
     """End one job: ``(upload, client state, norm of the upload, accepted)``.
 
-    An upload whose Euclidean norm is not finite is rejected: replaced by zeros, with norm 0, and
-    the client keeps the state that it had before the job.
+    An upload whose Euclidean norm is not finite, or above ``limit``, is rejected: replaced by zeros,
+    and the client keeps the state that it had before the job. Its norm is recorded if finite, else 0.
+    ``corrupt``: the upload is lost to non-finite values on its way.
     """
     upload, after = client.finish(work, message, state)
-    norm = tree.norm(upload)
-    accepted = jnp.isfinite(norm)
+    norm = jnp.where(corrupt, jnp.nan, tree.norm(upload))
+    accepted = jnp.isfinite(norm) & (norm <= limit)
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
-    return upload, tree.where(accepted, after, state), jnp.where(accepted, norm, 0.0), accepted
+    return upload, tree.where(accepted, after, state), jnp.where(jnp.isfinite(norm), norm, 0.0), accepted
 
 
-def make_train(client: ClientAlgorithm, width: int) -> Any:
-    """``train(world, slots, clients, rows, span) -> rows`` for the leading ``width`` rows of a batch.
+def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
+    """One local step of one job, kept only while the job lasts; unchanged leaves cost nothing."""
 
-    ``span`` = (first arrival of the batch, jobs in it, first local step, end of the steps).
+    def advance(
+        hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
+    ) -> State:
+        stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
+        runs = k < steps
+        return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
+
+    return advance
+
+
+def _device(devices: int) -> Array:
+    """Which of the devices that share a batch this is."""
+    return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
+
+
+def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
+    """``train(world, slots, clients, rows, span) -> rows`` for the ``width`` longest jobs of a batch.
+
+    ``span`` = (first position of the batch, jobs in it, first local step, end of the steps). With
+    several ``devices`` this is the part of one of them, which holds every ``devices``-th job.
     """
+    own = width // devices
 
     def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
         low, count, first, last = span
-        index = jnp.arange(width, dtype=jnp.int32)
-        event = world.train_order[low + index]
-        who = world.client[event]
-        steps = jnp.where(index < count, world.steps[event], 0)
-        data = client_data(world, who)
-        lanes = ClientData._make((None, None, None, 0, 0))
+        index = jnp.arange(own, dtype=jnp.int32) * devices + _device(devices)
+        position = world.train_order[low + index]
+        owner, run = world.owner[position], world.run[position]
+        steps = jnp.where(index < count, world.steps[position], 0)
+        data = client_data(world, position)
+        one = ClientData._make((None, None, None, 0, 0))
+        hyper = hyper_of(world, run)
+        each = None if len(world.key) == 1 else 0  # the axis of hyper
+
+        def begin(hyper: Any, key: Any, message: Message, before: State, data: ClientData) -> State:
+            return bound(client, hyper).begin(key, message, before, data)
+
+        def end(hyper: Any, *job: Any) -> Any:
+            return finished(bound(client, hyper), *job)
 
         def fresh() -> tuple[Message, State, State]:
-            message = tree.take(slots, world.slot[event])._replace(version=world.version[event])
-            before = tree.take(clients, who)
-            keys = jax.vmap(job_key, in_axes=(None, 0, 0))(world.key, who, world.number[event])
-            return message, before, jax.vmap(client.begin, in_axes=(0, 0, 0, lanes))(keys, message, before, data)
+            message = tree.take(slots, world.slot[position])._replace(version=world.version[position])
+            before = tree.take(clients, owner)
+            keys = jax.vmap(job_key)(world.key[run], world.client[position], world.number[position])
+            work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one))(hyper, keys, message, before, data)
+            return message, before, work
 
         def resumed() -> tuple[Message, State, State]:
-            return jax.tree.map(lambda leaf: leaf[:width], (rows.message, rows.before, rows.work))
+            return jax.tree.map(lambda leaf: leaf[:own], (rows.message, rows.before, rows.work))
 
         message, before, work = jax.lax.cond(first == 0, fresh, resumed)
-        advance = _advance(client, data)
+        advance = jax.vmap(_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
         work = jax.lax.fori_loop(
-            first, last, lambda k, work: advance(work, k, steps, message, data.offset, data.size), work
+            first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
         )
-        upload, after, norm, accepted = jax.vmap(finished, in_axes=(None, 0, 0, 0))(client, work, message, before)
+        limit, corrupt = world.norm_limit[run], world.corrupt[position]
+        upload, after, norm, accepted = jax.vmap(end, in_axes=(each, 0, 0, 0, 0, 0))(
+            hyper, work, message, before, limit, corrupt
+        )
         done = Rows(message, before, work, upload, after, norm, accepted)
-        return jax.tree.map(lambda buffer, new: buffer.at[:width].set(new), rows, done)
+        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), rows, done)
 
     return train
 
 
-def make_loop(client: ClientAlgorithm) -> Any:
+def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
     """The same signature and result as :func:`make_train`, one job after the other; any number of jobs."""
 
     def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
         low, count = span[0], span[1]
 
         def one(i: Array, rows: Rows) -> Rows:
-            event = world.train_order[low + i]
-            who = world.client[event]
-            message = tree.take(slots, world.slot[event])._replace(version=world.version[event])
-            before = tree.take(clients, who)
-            key = job_key(world.key, who, world.number[event])
-            work = run_steps(client, key, message, before, client_data(world, who), world.steps[event])
-            upload, after, norm, accepted = finished(client, work, message, before)
+            position = world.train_order[low + i * devices + _device(devices)]
+            run = world.run[position]
+            who = bound(client, hyper_of(world, run))
+            message = tree.take(slots, world.slot[position])._replace(version=world.version[position])
+            before = tree.take(clients, world.owner[position])
+            key = job_key(world.key[run], world.client[position], world.number[position])
+            work = run_steps(who, key, message, before, client_data(world, position), world.steps[position])
+            limit, corrupt = world.norm_limit[run], world.corrupt[position]
+            upload, after, norm, accepted = finished(who, work, message, before, limit, corrupt)
             return tree.put(rows, i, Rows(message, (), (), upload, after, norm, accepted))
 
-        return jax.lax.fori_loop(0, count, one, rows)
+        mine = (count - _device(devices) + devices - 1) // devices
+        return jax.lax.fori_loop(0, mine, one, rows)
 
     return train
-
-
-def make_receive(server: ServerAlgorithm, always_closes: bool) -> Any:
-    """``receive(world, live, rows, span) -> (live, rejected)``: apply the arrivals ``span[0] .. span[1]-1``.
-
-    ``rejected`` (so far) is a copy that outlives the donation of ``live``: waiting for it tells the
-    host how far the device has come.
-    """
-
-    def one(world: World, rows: Rows, e: Array, live: Live) -> Live:
-        row, client = world.row[e], world.client[e]
-        accepted = rows.accepted[row]
-        arrival = Arrival(
-            upload=tree.take(rows.upload, row),
-            start=tree.take(rows.message.params, row),
-            staleness=world.staleness[e],
-            weight=jnp.where(accepted, world.size[client], 0).astype(jnp.result_type(float)),
-            client=client,
-            time=world.time[e],
-            closes=True if always_closes else world.closes[e],
-        )
-        before = tree.take(live.memory, client)
-        state, memory, info = server.receive(live.server, before, arrival)
-        info = info | {"upload_norm": rows.norm[row], "accepted": accepted}
-        live = live._replace(
-            server=state,
-            memory=tree.put(live.memory, client, tree.where(accepted, memory, before)),
-            clients=tree.put(live.clients, client, tree.take(rows.after, row)),
-            records={name: live.records[name].at[e].set(value) for name, value in info.items()},
-            rejected=live.rejected + jnp.logical_not(accepted).astype(jnp.int32),
-        )
-        return write_messages(server, world, live, e + 1)
-
-    def receive(world: World, live: Live, rows: Rows, span: Array) -> tuple[Live, Array]:
-        live = jax.lax.fori_loop(span[0], span[1], lambda e, live: one(world, rows, e, live), live)
-        return live, live.rejected + 0
-
-    return receive

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
+from fedjax_async.engine.pieces import Hyper, ServerFamily, split_options
 from fedjax_async.server import SERVERS
 from fedjax_async.types import ServerAlgorithm
 
@@ -21,12 +24,14 @@ class Preset(NamedTuple):
 class Method(NamedTuple):
     """What a run needs to know of a method; build one to run a rule of your own.
 
-    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``.
+    ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
+    ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs.
     """
 
-    server: ServerAlgorithm
+    server: ServerAlgorithm | ServerFamily
     timing: str = "every"
     proximal: float = 0.0
+    hyper: Mapping[str, float] = {}
 
 
 METHODS: dict[str, Preset] = {
@@ -39,6 +44,9 @@ METHODS: dict[str, Preset] = {
     "fedasync": Preset("fedasync", "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
     "asgd": Preset("asgd", "every", "Each arriving delta is added, however stale."),
     "fedbuff": Preset("fedbuff", "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "fedmedian": Preset("fedmedian", "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
+    "trimmed_mean": Preset("trimmed_mean", "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
+    "krum": Preset("krum", "buffer:size=5", "The deltas with the nearest neighbours (Blanchard et al. 2017)."),
 }
 
 
@@ -47,6 +55,16 @@ def method_options(name: str) -> dict[str, Any]:
     preset = registry.find("method", METHODS, name)
     rule = {key: parameter.default for key, parameter in registry.options_of(SERVERS[preset.server]).items()}
     return rule | {"proximal": preset.proximal}
+
+
+@lru_cache(maxsize=64)
+def _family(name: str, static: tuple[tuple[str, Any], ...], traced: tuple[str, ...]) -> ServerFamily:
+    """The rule of ``SERVERS`` as a function of its traced options."""
+
+    def server(hyper: Hyper) -> ServerAlgorithm:
+        return SERVERS[name](**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
+
+    return server
 
 
 def method(spec: str) -> Method:
@@ -67,5 +85,8 @@ def method(spec: str) -> Method:
     known = method_options(name)
     for key in options:
         registry.find(f"option of {name}", known, key)
-    server = SERVERS[preset.server](**options)
-    return Method(server, timing or preset.timing, proximal)
+    SERVERS[preset.server](**options)  # checks their ranges
+    static, traced = split_options(SERVERS[preset.server], options)
+    server = _family(preset.server, static, tuple(traced))
+    hyper = {f"server.{option}": value for option, value in traced.items()}
+    return Method(server, timing or preset.timing, proximal, hyper)

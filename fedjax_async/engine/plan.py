@@ -1,14 +1,15 @@
-"""From a schedule to device work: waves, rows, slots and the width of every stretch (host, NumPy)."""
+"""From schedules to device work: waves, rows, slots and the width of every stretch (host, NumPy)."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock import Slots, allocate, waves
+from fedjax_async.engine.merge import MergedSlots, merge, merge_slots, round_bounds
 from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
 from fedjax_async.types import Schedule
 
@@ -28,23 +29,28 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the device will do.
+    """What the device will do for a stack of runs that advance side by side.
 
-    A *wave* is all jobs that may be trained together; it is cut into *batches*, consecutive arrivals
-    that one compiled call trains: batch ``b`` holds the arrivals ``bounds[b] .. bounds[b+1]-1``.
-    Batches of one group belong to the same wave and may run at the same time, one a lane.
+    *Positions* number the arrivals of all runs in one order. A *wave* is all jobs that may be trained
+    together; it is cut into *batches*, consecutive positions that one compiled call trains: batch ``b``
+    holds the positions ``bounds[b] .. bounds[b+1]-1``. Batches of one group belong to the same wave and
+    may run at the same time, one a lane.
     """
 
-    schedule: Schedule
-    waves: np.ndarray  # int64[V + 1], arrivals
-    bounds: np.ndarray  # int64[b + 1], arrivals
+    schedules: list[Schedule]
+    run: np.ndarray  # int32[E]  which run arrives at a position
+    source: np.ndarray  # int64[E]  which of all runs' arrivals, one run after the other
+    place: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
+    waves: np.ndarray  # int64[V + 1], positions
+    bounds: np.ndarray  # int64[b + 1], positions
     groups: list[range]  # of batches
-    slots: Slots
+    rounds: np.ndarray  # int64[rounds + 1], positions: arrivals of different runs
+    slots: MergedSlots
     batching: str  # a key of BATCHINGS
     widths: tuple[int, ...]
     capacity: int  # rows of a batch's buffers
-    train_order: np.ndarray  # int32[E]  arrivals, longest job first within each batch
-    row: np.ndarray  # int32[E]  buffer row of each arrival
+    train_order: np.ndarray  # int32[E]  positions, longest job first within each batch
+    row: np.ndarray  # int32[E]  buffer row of each position
     segments: list[list[Segment]]  # one list a batch
     useful_steps: int
     executed_steps: int
@@ -85,76 +91,68 @@ def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     return found
 
 
-def _widths(sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, costs: dict[str, Any]) -> tuple[int, ...]:
+def _widths(
+    sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, devices: int, costs: dict[str, Any]
+) -> tuple[int, ...]:
     """The widths to compile; a short run saves steps rather than compilations."""
-    histogram = active_histogram(sorted_steps, bounds)
-    widths = choose_widths(histogram, max_width, **costs)
+    active = active_histogram(sorted_steps, bounds)
+    histogram = np.bincount(-(-np.arange(len(active)) // devices), weights=active).astype(np.int64)
+    limit = -(-max_width // devices)
+    widths = choose_widths(histogram, limit, **costs)
     if useful_share(histogram, widths) < LEAST_USEFUL:
-        widths = choose_widths(histogram, max_width, **(costs | {"compiling": 0.0}))
-    return widths
+        widths = choose_widths(histogram, limit, **(costs | {"compiling": 0.0}))
+    return tuple(devices * width for width in widths)
 
 
 def make_plan(
-    schedule: Schedule,
+    schedules: Sequence[Schedule],
     *,
     max_width: int,
     lanes: int = 1,
+    devices: int = 1,
     batching: str = "vmap",
     personal: bool = False,
     **costs: Any,
 ) -> Plan:
-    """Cut the schedule into waves and batches of at most ``max_width`` jobs; lay out rows, slots and widths.
+    """Cut schedules into waves and batches of at most ``max_width`` jobs; lay out rows, slots and widths.
 
-    ``lanes``: batches that may run at the same time. ``batching``: a looped batch needs neither
+    ``lanes``: batches that may run at the same time. ``devices`` share the jobs of a batch, the i-th
+    longest going to device ``i % devices``; widths are then multiples of it. ``batching``: a looped batch needs neither
     padding nor narrowing, so it is one call of one program. ``personal``: messages differ from client to
     client, so each job needs a slot of its own. ``costs``: see :func:`choose_widths`.
     """
     check.one_of("batching", batching, BATCHINGS)
-    edges = np.asarray(waves(schedule))
-    steps = schedule.local_steps[schedule.job]
+    merged = merge(schedules, by_round=batching == "vmap")
+    steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
     bounds, groups, first = [np.zeros(1, np.int64)], [], 0
-    for low, high in itertools.pairwise(edges.tolist()):
+    for low, high in itertools.pairwise(merged.waves.tolist()):
         cuts = low + cut_wave(steps[low:high], max_width, lanes)[1:]
         after = first + len(cuts)
         groups += [range(b, min(b + lanes, after)) for b in range(first, after, lanes)]
         bounds.append(cuts)
         first = after
-    return _laid_out(schedule, edges, np.concatenate(bounds), groups, steps, max_width, batching, personal, costs)
-
-
-def _laid_out(
-    schedule: Schedule,
-    edges: np.ndarray,
-    bounds: np.ndarray,
-    groups: list[range],
-    steps: np.ndarray,
-    max_width: int,
-    batching: str,
-    personal: bool,
-    costs: dict[str, Any],
-) -> Plan:
-    """Rows, widths, segments and slots of batches that are already cut."""
-    batch = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    order = np.lexsort((-steps, batch)).astype(np.int32)
-    row = np.empty_like(order)
-    row[order] = np.arange(len(order)) - bounds[batch]
-    sorted_steps = steps[order]
+    cut = np.concatenate(bounds)
+    widest = max(min(max_width, sum(s.num_clients for s in schedules)), int(np.diff(cut).max(initial=1)))
     # a capacity that does not depend on the schedule's details lets runs share compiled programs
-    most = max(min(max_width, schedule.num_clients), int(np.diff(bounds).max(initial=1)))
-    capacity = next(w for w in ladder(max_width) if w >= most)
+    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
+    order, row = _rows(steps, cut, capacity, devices)
     if batching == "loop":
         widths: tuple[int, ...] = (capacity,)
-        segments = [[Segment(capacity, 0, int(sorted_steps[low]))] for low in bounds[:-1]]
+        segments = [[Segment(capacity, 0, int(steps[order[low]]))] for low in cut[:-1]]
     else:
-        widths = _widths(sorted_steps, bounds, max_width, costs)
-        segments = [_segments(sorted_steps[a:b], widths) for a, b in itertools.pairwise(bounds)]
+        widths = _widths(steps[order], cut, max_width, devices, costs)
+        segments = [_segments(steps[order[a:b]], widths) for a, b in itertools.pairwise(cut)]
     padded = sum(s.width * (s.last - s.first) for stretch in segments for s in stretch)
     return Plan(
-        schedule=schedule,
-        waves=edges,
-        bounds=bounds,
+        schedules=list(schedules),
+        run=merged.run,
+        source=merged.source,
+        place=merged.place,
+        waves=merged.waves,
+        bounds=cut,
         groups=groups,
-        slots=allocate(schedule, bounds, personal=personal),
+        rounds=round_bounds(merged.run, cut),
+        slots=merge_slots(schedules, merged, cut, personal),
         batching=batching,
         widths=widths,
         capacity=capacity,
@@ -164,3 +162,16 @@ def _laid_out(
         useful_steps=int(steps.sum()),
         executed_steps=padded if batching == "vmap" else int(steps.sum()),
     )
+
+
+def _rows(steps: np.ndarray, bounds: np.ndarray, capacity: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Positions from long job to short within each batch, and the buffer row that this gives each position.
+
+    Each device holds ``capacity / devices`` consecutive rows.
+    """
+    batch = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    order = np.lexsort((-steps, batch)).astype(np.int32)
+    rank = np.arange(len(order)) - bounds[batch]
+    row = np.empty_like(order)
+    row[order] = rank % devices * (capacity // devices) + rank // devices
+    return order, row

@@ -2,47 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
-from fedjax_async.engine import kernels
+from fedjax_async.engine import kernels, serving
+from fedjax_async.engine.devices import everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
-from fedjax_async.types import ClientAlgorithm, Model, ServerAlgorithm
+from fedjax_async.engine.memory import bytes_of
+from fedjax_async.engine.pieces import ClientFamily, ServerFamily, bound
+from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.world import Shape, World
+from fedjax_async.types import Array, ClientAlgorithm, Model, Params, ServerAlgorithm, State
+
+Server = ServerAlgorithm | ServerFamily
+Client = ClientAlgorithm | ClientFamily
 
 
 @lru_cache(maxsize=64)
-def start(server: ServerAlgorithm, client: ClientAlgorithm, num_clients: int, slots: int) -> Any:
-    """Jitted :func:`kernels.make_start`."""
-    return jax.jit(kernels.make_start(server, client, num_clients, slots))
+def start(server: Server, client: Client, num_clients: int, slots: int, mesh: Mesh | None) -> Any:
+    """Jitted :func:`serving.make_start`."""
+    return jax.jit(serving.make_start(server, client, num_clients, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def rows(client: ClientAlgorithm, capacity: int, batching: str) -> Any:
-    """Jitted :func:`kernels.make_rows`."""
-    return jax.jit(kernels.make_rows(client, capacity, batching))
+def rows(client: Client, capacity: int, batching: str, mesh: Mesh | None) -> Any:
+    """Jitted :func:`kernels.make_rows`; each device holds its share of the rows."""
+    return jax.jit(kernels.make_rows(client, capacity, batching), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(client: ClientAlgorithm, width: int) -> Any:
-    """Jitted :func:`kernels.make_train`; donates the batch's buffers."""
-    return jax.jit(kernels.make_train(client, width), donate_argnums=3)
+def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
+    """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers."""
+    devices = 1 if mesh is None else mesh.size
+    vmapped = batching == "vmap"
+    made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
+    if mesh is not None:
+        whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
+        # every device runs its own loops, of its own length: nothing is exchanged while training
+        made = jax.shard_map(
+            made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
+        )
+    return jax.jit(made, donate_argnums=3)
 
 
 @lru_cache(maxsize=64)
-def loop(client: ClientAlgorithm) -> Any:
-    """Jitted :func:`kernels.make_loop`; donates the batch's buffers."""
-    return jax.jit(kernels.make_loop(client), donate_argnums=3)
+def receive(server: Server, always_closes: bool, rounds: bool, mesh: Mesh | None) -> Any:
+    """Jitted :func:`serving.make_receive` or ``..._rounds``; donates what the server changes."""
+    made = (serving.make_receive_rounds if rounds else serving.make_receive)(server, always_closes)
+
+    def gathered(world: World, live: kernels.Live, rows: kernels.Rows, span: Array) -> Any:
+        """Every device applies all uploads: the server's state is the same everywhere."""
+        return made(world, live, jax.lax.with_sharding_constraint(rows, everywhere(mesh)), span)
+
+    whole = everywhere(mesh)
+    return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
 
 
 @lru_cache(maxsize=64)
-def receive(server: ServerAlgorithm, always_closes: bool) -> Any:
-    """Jitted :func:`kernels.make_receive`; donates what the server changes."""
-    return jax.jit(kernels.make_receive(server, always_closes), donate_argnums=1)
+def evaluate(model: Model, server: Server, total: int, labels: bool, num_clients: int | None) -> Any:
+    """Jitted ``evaluate(world, states, run, test_x, test_y, owner)``."""
+    score = make_evaluate(model, total=total, labels=labels, num_clients=num_clients)
+
+    def evaluate(world: World, states: State, run: Array, *tests: Any) -> dict[str, Array]:
+        rule = bound(server, kernels.hyper_of(world, run))
+        return score(rule.params(serving.state_of(world, states, run)), *tests)
+
+    return jax.jit(evaluate)
 
 
-@lru_cache(maxsize=64)
-def evaluate(model: Model, server: ServerAlgorithm, total: int, labels: bool, num_clients: int | None) -> Any:
-    """Jitted :func:`make_evaluate`."""
-    return jax.jit(make_evaluate(model, server.params, total=total, labels=labels, num_clients=num_clients))
+class Programs(NamedTuple):
+    """Everything one stack of runs calls: compiled, so that no thread traces."""
+
+    start: Callable[..., Any]
+    rows: Callable[..., Any]
+    train: dict[int, Callable[..., Any]]
+    receive: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    by_rounds: bool  # what the spans of ``receive`` count
+    live_bytes: int  # of what the server changes
+    rows_bytes: int  # of the buffers of one batch
+
+
+def compile_programs(
+    server: Server,
+    client: Client,
+    model: Model,
+    plan: Plan,
+    shape: Shape,
+    world: World,
+    params: Params,
+    tests: Any,
+    *,
+    labels: bool,
+    per_client: bool,
+    mesh: Mesh | None = None,
+) -> Programs:
+    """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
+    closes = all(bool(np.all(s.closes)) for s in plan.schedules)
+    by_rounds = shape.runs > 1 and plan.batching == "vmap"
+    span = np.zeros(4, np.int32)
+    begin = start(server, client, shape.num_clients, shape.slots, mesh)
+    live = jax.eval_shape(begin, world, params)
+    make_rows = rows(client, shape.capacity, plan.batching, mesh)
+    buffers = jax.eval_shape(make_rows, world, live)
+    if mesh is not None:
+        live, buffers = _placed(live, everywhere(mesh)), _placed(buffers, spread(mesh))
+    score = evaluate(model, server, len(tests[1]), labels, shape.num_clients if per_client else None)
+    return Programs(
+        start=begin.lower(world, params).compile(),
+        rows=make_rows.lower(world, live).compile(),
+        train={
+            w: train(client, w, plan.batching, mesh).lower(world, live.slots, live.clients, buffers, span).compile()
+            for w in plan.widths
+        },
+        receive=receive(server, closes, by_rounds, mesh).lower(world, live, buffers, span[:2]).compile(),
+        evaluate=score.lower(world, live.server, span[0], *tests).compile(),
+        by_rounds=by_rounds,
+        live_bytes=bytes_of(live),
+        rows_bytes=bytes_of(buffers),
+    )
+
+
+def _placed(shapes: Any, sharding: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)

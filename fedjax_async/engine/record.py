@@ -6,8 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.clock import fault_counts
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
+
+# Of the clock's counts, those that every run reports.
+FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dropped_late", "dropped_stale")
 
 
 class Outcome(NamedTuple):
@@ -29,7 +33,8 @@ class Traffic(NamedTuple):
 def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outcome: Outcome, traffic: Traffic) -> Run:
     """Join the schedule's columns with the engine's."""
     sent = np.sort(schedule.dispatch_time)
-    uploaded = np.sort(schedule.upload_time)
+    copies = schedule.copies if len(schedule.copies) else 0  # a further copy of an upload is traffic too
+    uploaded = np.sort(np.repeat(schedule.upload_time, 1 + copies))
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
     scores = {name: values for name, values in outcome.scores.items() if not name.startswith("client_")}
     clients = {name.removeprefix("client_"): v for name, v in outcome.scores.items() if name.startswith("client_")}
@@ -53,6 +58,12 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         "closes": schedule.closes,
         **outcome.records,
     }
-    rejected = int(np.sum(~outcome.records["accepted"]))
-    counters = {"updates": len(job), "server_steps": int(closed[-1]), "rejected": rejected, **outcome.counters}
+    faults = fault_counts(schedule)
+    counters = {
+        "updates": len(job),
+        "server_steps": int(closed[-1]),
+        "rejected": int(np.sum(~outcome.records["accepted"])) + faults["dropped_stale"],
+        **{name: faults[name] for name in FAULTS},
+        **outcome.counters,
+    }
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule)

@@ -1,26 +1,33 @@
-"""Execute a schedule in waves: the fast engine."""
+"""Execute schedules in waves: the fast engine, for one run or for a stack of runs side by side."""
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_async import check, tree
-from fedjax_async.engine import programs
+from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.devices import everywhere, make_mesh, place
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.kernels import Live
+from fedjax_async.engine.memory import bytes_of, temporary_bytes
+from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, make_plan
+from fedjax_async.engine.programs import Programs, compile_programs
 from fedjax_async.engine.record import Outcome
+from fedjax_async.engine.scores import Scores
+from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.widths import ladder
-from fedjax_async.engine.world import make_world
-from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Schedule, ServerAlgorithm
+from fedjax_async.engine.world import Shape, World, make_world, padded_length
+from fedjax_async.types import Key, Params, Schedule
 
 # How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
 AHEAD = 8
@@ -34,13 +41,29 @@ OTHER_PROGRAMS = 4
 Progress = Callable[..., None]
 
 
-class Pieces(NamedTuple):
-    """What a run is made of: everything that learns, and the data it learns from."""
+class Member(NamedTuple):
+    """One run of a stack: everything that is decided before it starts."""
 
-    server: ServerAlgorithm
-    client: ClientAlgorithm
-    model: Model
-    data: FederatedData
+    pieces: Pieces
+    schedule: Schedule
+    params: Params
+    key: Key
+    points: Points
+    norm_limit: float = float("inf")
+
+
+class Stack(NamedTuple):
+    """Runs that advance side by side: planned, on the device, compiled."""
+
+    members: Sequence[Member]
+    plan: Plan
+    shape: Shape
+    world: World
+    params: Params  # [R, ...]; without the axis where R = 1
+    tests: list[Any]  # per member: test inputs, targets, owners
+    programs: Programs
+    feed: Feed | None = None
+    sharding: Any = None  # of what every device holds
 
 
 def default_batching() -> str:
@@ -76,6 +99,128 @@ def default_lanes() -> int:
     return min(8, usable)
 
 
+def plan_stack(
+    members: Sequence[Member],
+    *,
+    max_width: int | None = None,
+    lanes: int = 1,
+    batching: str | None = None,
+    devices: int = 1,
+) -> Plan:
+    """The plan of a stack: its pieces say how wide a batch may be and whether messages are personal."""
+    first = members[0]
+    top = devices * default_width(first.params) if max_width is None else max_width
+    check.whole("max_width", top)
+    check.whole("lanes", lanes)
+    memory = jax.eval_shape(lambda p: bound(first.pieces.server, first.pieces.hyper).init(p)[1], first.params)
+    return make_plan(
+        [m.schedule for m in members],
+        max_width=top,
+        lanes=lanes,
+        devices=devices,
+        batching=batching or default_batching(),
+        personal=bool(jax.tree.leaves(memory)),
+    )
+
+
+def shape_of(plan: Plan) -> Shape:
+    """The sizes that the plan's tables need, rounded up so that similar stacks share programs."""
+    slots = max(LEAST_SLOTS, plan.slots.count)
+    return Shape(
+        runs=len(plan.schedules),
+        num_clients=plan.schedules[0].num_clients,
+        capacity=plan.capacity,
+        positions=padded_length(len(plan.run) + plan.capacity),
+        writes=padded_length(len(plan.slots.write_slot)),
+        slots=next(s for s in ladder(2 * slots) if s >= slots),
+    )
+
+
+def make_stack(
+    members: Sequence[Member], plan: Plan, shape: Shape, *, per_client: bool = False, mesh: Mesh | None = None
+) -> Stack:
+    """Move a stack to the device and compile what it needs."""
+    pieces = members[0].pieces
+    data = [m.pieces.data for m in members]
+    feed = make_feed(plan, data[0], everywhere(mesh)) if data[0].streamed else None
+    world = make_world(
+        plan,
+        shape,
+        data,
+        [m.key for m in members],
+        [m.pieces.hyper for m in members],
+        [m.norm_limit for m in members],
+        feed=feed,
+        sharding=everywhere(mesh),
+    )
+    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+    params = place(params, everywhere(mesh))
+    held_out = {id(d.test_x): (d.test_x, d.test_y, owners(d) if per_client else None) for d in data}
+    on_device = place(held_out, everywhere(mesh))
+    tests = [on_device[id(d.test_x)] for d in data]
+    labels = bool(np.issubdtype(data[0].test_y.dtype, np.integer))
+    programs = compile_programs(
+        pieces.server,
+        pieces.client,
+        pieces.model,
+        plan,
+        shape,
+        world,
+        params,
+        tests[0],
+        labels=labels,
+        per_client=per_client,
+        mesh=mesh,
+    )
+    return Stack(members, plan, shape, world, params, tests, programs, feed, everywhere(mesh))
+
+
+def run_stack(
+    stack: Stack, *, on_bad: str = "reject", progress: Progress | None = None, keeper: Keeper | None = None
+) -> list[Outcome]:
+    """Train every job of the stack; one outcome a member.
+
+    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches in front
+    of it, and to take the checkpoints of ``keeper``, from whose newest it goes on. Traces nothing, so it
+    may run in any thread.
+    """
+    plan, world, programs = stack.plan, stack.world, stack.programs
+    live = programs.start(world, stack.params)
+    rounds = plan.rounds if programs.by_rounds else None
+    scores = Scores([m.points for m in stack.members], plan.place, rounds)
+
+    def evaluate(run: int) -> dict[str, Any]:
+        return programs.evaluate(world, live.server, np.int32(run), *stack.tests[run])
+
+    snapshot = None if keeper is None else keeper.restore()
+    if snapshot is None:
+        scores.take(0, evaluate)
+    else:
+        live = place(jax.tree.unflatten(jax.tree.structure(live), snapshot.leaves), stack.sharding)
+        scores.at = dict(snapshot.scores)
+    done = 0 if snapshot is None else snapshot.groups
+    tokens: deque[Any] = deque()
+    with Trainers(plan, world, programs, live, stack.feed) as trainers:
+        for g in range(done, len(plan.groups)):
+            group = plan.groups[g]
+            for b, rows in zip(group, trainers.train(group, live), strict=True):
+                for low, high in scores.cuts(int(plan.bounds[b]), int(plan.bounds[b + 1])):
+                    span = np.array([low, high] if rounds is None else np.searchsorted(rounds, [low, high]), np.int32)
+                    live, rejected = programs.receive(world, live, rows, span)
+                    scores.take(high, evaluate)
+            tokens.append(rejected)
+            if len(tokens) > AHEAD:
+                refuse(int(tokens.popleft()), on_bad)
+            low, high = int(plan.bounds[group[0]]), int(plan.bounds[group[-1] + 1])
+            if keeper is not None and keeper.due(high) and high < len(plan.run):
+                keeper.save(high, Snapshot(g + 1, *jax.device_get((jax.tree.leaves(live), scores.at))))
+            if progress is not None:
+                progress(high, len(plan.run), **_status(plan, low, high), accuracy=scores.latest())
+    refuse(int(live.rejected), on_bad)
+    return [_outcome(stack, live, scores, run) for run in range(len(stack.members))]
+
+
 def run_waves(
     pieces: Pieces,
     schedule: Schedule,
@@ -88,50 +233,42 @@ def run_waves(
     batching: str | None = None,
     per_client: bool = False,
     on_bad: str = "reject",
+    norm_limit: float = float("inf"),
+    devices: int | None = None,
+    memory_limit: int | None = None,
     progress: Progress | None = None,
+    keeper: Keeper | None = None,
 ) -> Outcome:
-    """Train every job of the schedule, batched in waves; the same result as one event at a time.
+    """Train every job of one schedule, batched in waves; the same result as one event at a time."""
+    members = [Member(pieces, schedule, params, key, points, norm_limit)]
+    mesh = make_mesh(devices)
+    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
+    how = {"lanes": lanes, "batching": batching, "devices": devices or 1}
+    plan = plan_stack(members, max_width=max_width, **how)
+    stack = make_stack(members, plan, shape_of(plan), per_client=per_client, mesh=mesh)
+    while memory_limit is not None and (needed := memory_needed(stack)) > memory_limit:
+        if max(np.diff(plan.bounds)) <= how["devices"] and len(plan.groups[0]) == 1:
+            raise ValueError(f"memory_limit = {memory_limit}: must be at least {needed} bytes for this run")
+        # fewer jobs at a time: first shorter batches, then fewer of them
+        if plan.capacity > how["devices"]:
+            max_width = max(how["devices"], plan.capacity // 2)
+        else:
+            how["lanes"] = 1
+        plan = plan_stack(members, max_width=max_width, **how)
+        stack = make_stack(members, plan, shape_of(plan), per_client=per_client, mesh=mesh)
+    return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper)[0]
 
-    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches in front of it.
-    """
-    server, client, model, data = pieces
-    top = default_width(params) if max_width is None else max_width
-    lanes = default_lanes() if lanes is None else lanes
-    check.whole("max_width", top)
-    check.whole("lanes", lanes)
-    memory = jax.eval_shape(lambda p: server.init(p)[1], params)
-    personal = bool(jax.tree.leaves(memory))
-    batching = batching or default_batching()
-    plan = make_plan(schedule, max_width=top, lanes=lanes, batching=batching, personal=personal)
-    world = make_world(plan, data, key)
-    slots = next(s for s in ladder(2 * max(LEAST_SLOTS, plan.slots.count)) if s >= max(LEAST_SLOTS, plan.slots.count))
-    receive = programs.receive(server, bool(np.all(schedule.closes)))
-    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-    evaluate = programs.evaluate(model, server, len(data.test_y), labels, len(data.size) if per_client else None)
-    tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))
 
-    live = programs.start(server, client, len(data.size), slots)(world, params)
-    scores = Scores(points)
-    scores.take(0, lambda: evaluate(live.server, *tests))
-    tokens: deque[Any] = deque()
-    with Trainers(plan, world, client, live, lanes) as trainers:
-        for group in plan.groups:
-            for b, rows in zip(group, trainers.train(group, live), strict=True):
-                for low, high in scores.cuts(int(plan.bounds[b]), int(plan.bounds[b + 1])):
-                    live, rejected = receive(world, live, rows, np.array([low, high], np.int32))
-                    scores.take(high, lambda: evaluate(live.server, *tests))  # noqa: B023 (called at once)
-            tokens.append(rejected)
-            if len(tokens) > AHEAD:
-                refuse(int(tokens.popleft()), on_bad)
-            if progress is not None:
-                low, high = int(plan.bounds[group[0]]), int(plan.bounds[group[-1] + 1])
-                progress(high, len(schedule.job), **_status(schedule, low, high), accuracy=scores.latest())
-    refuse(int(live.rejected), on_bad)
-    return _outcome(plan, live, scores, server)
+def memory_needed(stack: Stack) -> int:
+    """Bytes on the device while the stack runs: its tables, live state and rows, and what training takes besides."""
+    programs, lanes = stack.programs, max((len(group) for group in stack.plan.groups), default=1)
+    temporary = max(temporary_bytes(program) for program in programs.train.values())
+    fixed = bytes_of((stack.world._replace(key=()), stack.tests[0])) + programs.live_bytes
+    return fixed + lanes * (programs.rows_bytes + temporary)
 
 
 def refuse(rejected: int, on_bad: str) -> None:
-    """Under the policy ``raise``, end the run at the first non-finite upload."""
+    """Under the policy ``raise``, end the run at the first rejected upload."""
     if rejected and on_bad == "raise":
         raise ValueError(
             f"uploads rejected so far = {rejected}: must be 0 under on_bad='raise' (a client diverged: lower the "
@@ -139,55 +276,27 @@ def refuse(rejected: int, on_bad: str) -> None:
         )
 
 
-def _status(schedule: Schedule, low: int, high: int) -> dict[str, float]:
-    """What the progress bar shows of a wave."""
-    return {"time": float(schedule.time[high - 1]), "staleness": float(np.mean(schedule.staleness[low:high]))}
+def _status(plan: Plan, low: int, high: int) -> dict[str, float]:
+    """What the progress bar shows of a wave: virtual time of the run that arrives last, its mean staleness."""
+    run = int(plan.run[high - 1])
+    schedule, place = plan.schedules[run], plan.place[run]
+    first, last = np.searchsorted(place, [low, high])
+    return {"time": float(schedule.time[last - 1]), "staleness": float(np.mean(schedule.staleness[first:last]))}
 
 
-class Scores:
-    """Evaluations as they come: device values, fetched when ready or at the end."""
-
-    def __init__(self, points: Points) -> None:
-        self.points = points
-        self.stops = np.unique(points.position)
-        self.at: dict[int, dict[str, Any]] = {}
-
-    def cuts(self, low: int, high: int) -> list[tuple[int, int]]:
-        """Split the arrivals ``low .. high-1`` so that every evaluation falls between two pieces."""
-        inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
-        edges = [low, *inner.tolist(), high]
-        return list(itertools.pairwise(edges))
-
-    def take(self, position: int, evaluate: Callable[[], dict[str, Any]]) -> None:
-        """Evaluate, if one is due after ``position`` arrivals."""
-        place = np.searchsorted(self.stops, position)
-        if place < len(self.stops) and self.stops[place] == position:
-            self.at[position] = evaluate()
-
-    def latest(self) -> float:
-        """The newest accuracy that the device has finished, NaN if none; never waits."""
-        for scores in reversed(self.at.values()):
-            if getattr(scores["accuracy"], "is_ready", lambda: True)():
-                return float(scores["accuracy"])
-        return float("nan")
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """All evaluations, one row a point: arrays [V] and, per client, [V, N]."""
-        fetched = jax.device_get(self.at)
-        names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self.points.position]) for name in names}
-
-
-def _outcome(plan: Plan, live: Live, scores: Scores, server: ServerAlgorithm) -> Outcome:
-    total = len(plan.schedule.job)
-    waves = np.diff(plan.waves)
+def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
+    member, plan = stack.members[run], stack.plan
+    state = live.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(live.server))
+    rule = bound(member.pieces.server, member.pieces.hyper)
+    place = plan.place[run]
+    own = np.unique(np.searchsorted(plan.waves, place, side="right"))
     return Outcome(
-        params=jax.device_get(server.params(live.server)),
-        scores=scores.columns(),
-        records={name: np.asarray(column)[:total] for name, column in jax.device_get(live.records).items()},
+        params=jax.device_get(rule.params(state)),
+        scores=scores.columns(run),
+        records={name: np.asarray(column)[place] for name, column in jax.device_get(live.records).items()},
         counters={
-            "waves": len(waves),
-            "mean_width": float(waves.mean()) if len(waves) else 0.0,
+            "waves": len(own),
+            "mean_width": len(place) / len(own) if len(own) else 0.0,
             "batches": len(plan.segments),
             "widths": list(plan.widths),
             "slots": plan.slots.count,

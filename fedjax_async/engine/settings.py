@@ -3,14 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from fedjax_async import check
+from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.plan import BATCHINGS
+from fedjax_async.engine.storage import SLOT_DTYPES
 
 
 def _field(default: Any, about: str, group: str) -> Any:
     return dataclasses.field(default=default, metadata={"about": about, "group": group})
+
+
+def _one_of(*names: str) -> Callable[[str, Any], None]:
+    return lambda field, value: check.one_of(field, value, names)
+
+
+# Settings that are None unless given are checked where they are given.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "clients": check.whole,
+    "batch_size": check.whole,
+    "lr": check.positive,
+    "seed": lambda field, value: check.whole(field, value, low=0, high=2**31 - 1),
+    "engine": _one_of("waves", "reference"),
+    "on_bad": _one_of("reject", "raise"),
+    "compute": _one_of("float32", "bfloat16", "float64"),
+    "late": _one_of("apply", "drop"),
+    "slots": _one_of(*SLOT_DTYPES),
+    "batching": _one_of(*BATCHINGS),
+    "max_width": check.whole,
+    "lanes": check.whole,
+    "devices": check.whole,
+    "checkpoint": check.whole,
+    "timeout": check.positive,
+    "norm_limit": check.positive,
+    "max_staleness": lambda field, value: check.whole(field, value, low=0),
+    "memory_limit": parse_size,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +53,18 @@ class Settings:
     )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
+    availability: str | None = _field(None, "when clients are there, e.g. sessions:on=600,off=300", "world")
+    faults: str | None = _field(None, "what goes wrong, e.g. drop:probability=0.1+duplicate:probability=0.05", "world")
+    network: str | None = _field(None, "links on top of the delays, e.g. link:down=1e6,up=2e5", "world")
+    timeout: float | None = _field(None, "the server gives a job up after this many virtual seconds", "world")
+    late: str = _field("apply", "uploads that come after their timeout: apply or drop", "world")
+    max_staleness: int | None = _field(None, "the server drops uploads staler than this", "world")
+    norm_limit: float | None = _field(None, "the server rejects uploads of a larger Euclidean norm", "world")
+
     dataset: str = _field("fashion_mnist_6k", "data set", "data")
-    partition: str = _field("dirichlet:alpha=0.1", "who owns which examples", "data")
+    partition: str | None = _field(
+        None, "who owns which examples (default: dirichlet:alpha=0.1, or natural owners)", "data"
+    )
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
 
@@ -51,6 +91,11 @@ class Settings:
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
     lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
     batching: str | None = _field(None, "vmap or loop: how a batch is trained (default: loop on a CPU)", "execution")
+    devices: int | None = _field(None, "devices that share the jobs of a batch (default: one)", "execution")
+    memory_limit: str | None = _field(None, "device memory a run may use, e.g. 4GB: batches shrink to fit", "execution")
+    slots: str = _field("full", "precision of the start models kept for clients: full or bfloat16", "execution")
+    remat: bool = _field(False, "recompute activations instead of keeping them: less memory, more work", "execution")
+    checkpoint: int | None = _field(None, "save a checkpoint every so many updates (with --out)", "execution")
     on_bad: str = _field("reject", "non-finite uploads: reject (and count) or raise", "execution")
 
     def __post_init__(self) -> None:
@@ -61,19 +106,10 @@ class Settings:
                 check.require(
                     isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
                 )
-        check.whole("clients", self.clients)
-        check.whole("batch_size", self.batch_size)
-        check.positive("lr", self.lr)
-        check.whole("seed", self.seed, low=0, high=2**31 - 1)
-        check.one_of("engine", self.engine, ("waves", "reference"))
-        check.one_of("on_bad", self.on_bad, ("reject", "raise"))
-        if self.batching is not None:
-            check.one_of("batching", self.batching, BATCHINGS)
-        check.one_of("compute", self.compute, ("float32", "bfloat16", "float64"))
-        if self.max_width is not None:
-            check.whole("max_width", self.max_width)
-        if self.lanes is not None:
-            check.whole("lanes", self.lanes)
+        for name, requirement in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not None or Settings.__dataclass_fields__[name].default is not None:
+                requirement(name, value)
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs = {self.epochs}, steps = {self.steps}: give at most one of the two")
         if self.time is None and self.updates is None and self.server_steps is None:

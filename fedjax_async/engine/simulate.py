@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import DELAYS, TIMINGS, Until, plan
-from fedjax_async.data import DATASETS, federate
+from fedjax_async.clock import DELAYS, TIMINGS, Limits, Until, plan
+from fedjax_async.data import DATASETS, Federation, federate
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
+from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.methods import Method, method
+from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, split_options
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import Pieces, Progress, run_waves
+from fedjax_async.engine.run import Progress, run_waves
 from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.engine.storage import client_restoring, server_storing
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps, sgd
-from fedjax_async.models import MODELS, decoded, in_dtype
+from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Run, Schedule
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
@@ -35,16 +42,27 @@ class Experiment(NamedTuple):
     key: Key
     points: Points
     traffic: Traffic
+    norm_limit: float = math.inf
 
 
 # Equal specs give the same objects, so that runs that share pieces share compiled programs.
 _method = lru_cache(maxsize=64)(method)
 
 
-@lru_cache(maxsize=16)
-def _data(dataset: str, partition: str, clients: int, seed: int, test_fraction: float | None) -> FederatedData:
-    bundle = registry.bind("dataset", DATASETS, dataset)()
-    return federate(bundle, partition, clients, seed=seed, test_fraction=test_fraction)
+@lru_cache(maxsize=4)
+def _dataset(dataset: str) -> Any:
+    return registry.bind("dataset", DATASETS, dataset)()
+
+
+@lru_cache(maxsize=64)
+def _data(dataset: str, partition: str | None, clients: int, seed: int, test_fraction: float | None) -> FederatedData:
+    return federate(_dataset(dataset), partition, clients, seed=seed, test_fraction=test_fraction)
+
+
+def _partition(s: Settings) -> str:
+    """The partition that the settings name, or the usual one of their data set."""
+    natural = isinstance(_dataset(s.dataset), Federation)
+    return s.partition or ("natural" if natural else "dirichlet:alpha=0.1")
 
 
 @lru_cache(maxsize=16)
@@ -53,16 +71,37 @@ def _model(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> 
 
 
 @lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str) -> Model:
+def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
     """The model on raw rows, computing in the dtype asked for."""
-    return decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
+    ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
+    return rematerialised(ready) if remat else ready
 
 
 @lru_cache(maxsize=64)
-def _client(model: Model, optimizer: str, lr: float, decay: str, batch_size: int, proximal: float) -> ClientAlgorithm:
-    transformation = registry.bind("optimizer", OPTIMIZERS, optimizer)(lr)
+def _family(
+    model: Model, optimizer: str, static: tuple[tuple[str, Any], ...], decay: str, batch_size: int
+) -> ClientFamily:
+    """Local training as a function of the learning rate, the optimiser's numbers and the proximal weight."""
     scale = registry.bind("decay", DECAYS, decay)()
-    return sgd(model, optimizer=transformation, batch_size=batch_size, proximal=proximal, scale=scale)
+
+    def client(hyper: Hyper) -> ClientAlgorithm:
+        prefix = "optimizer."
+        numbers = {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
+        transformation = OPTIMIZERS[optimizer](hyper["lr"], **dict(static), **numbers)
+        proximal = hyper.get("proximal", 0.0)
+        return sgd(model, optimizer=transformation, batch_size=batch_size, proximal=proximal, scale=scale)
+
+    return client
+
+
+def _client(model: Model, s: Settings, batch_size: int, proximal: float) -> tuple[ClientFamily, dict[str, float]]:
+    """The family of the settings' local training, and which member of it."""
+    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", s.optimizer)
+    static, traced = split_options(OPTIMIZERS[name], options)
+    family = _family(model, name, static, s.decay, batch_size)
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:
@@ -86,7 +125,7 @@ def prepare(
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
     minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps.
     """
-    s = settings
+    s = settings if data is not None else dataclasses.replace(settings, partition=_partition(settings))
     kinds = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
     for name, (given, kind) in (kinds | {"client": (client, ClientAlgorithm)}).items():
         check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
@@ -109,18 +148,21 @@ def prepare(
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
-        data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
+        data = _data(s.dataset, _partition(s), s.clients, s.seed, s.test_fraction)
     if model is None:
         model = _model(s.model, input_shape(data), data.num_classes)
-    model = _ready(model, data.decode, s.compute)
+    model = _ready(model, data.decode, s.compute, s.remat)
     initial = _initial(model, s.compute)
     root = jax.random.key(s.seed)
     shapes, _ = jax.eval_shape(initial, root)
     _check_outputs(model, shapes, data)
+    trainer: ClientAlgorithm | ClientFamily
     if client is None:
         # no client fills a longer batch, so a shorter one does the same
         batch_size = min(s.batch_size, int(data.size.max()))
-        client = _client(model, s.optimizer, s.lr, s.decay, batch_size, float(chosen.proximal))
+        trainer, hyper = _client(model, s, batch_size, float(chosen.proximal))
+    else:
+        trainer, hyper = client, {}
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
@@ -135,6 +177,10 @@ def prepare(
         seed=s.seed,
         bytes_down=size,
         bytes_up=size,
+        availability=s.availability,
+        faults=s.faults,
+        network=s.network,
+        limits=Limits(s.max_staleness, s.timeout, s.late),
     )
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
@@ -142,8 +188,17 @@ def prepare(
     if s.per_client:
         owners(data)
     params, key = initial(root)
-    pieces = Pieces(chosen.server, client, model, data)
-    return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size))
+    server = chosen.server
+    if s.slots != "full":
+        server, trainer = server_storing(server, s.slots), client_restoring(trainer, _real(s.compute))
+    pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper})
+    limit = math.inf if s.norm_limit is None else s.norm_limit
+    return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size), limit)
+
+
+def _real(compute: str) -> str:
+    """The dtype of the parameters, whatever the local steps compute in."""
+    return "float64" if compute == "float64" else "float32"
 
 
 def _moments(text: str | None) -> list[float] | None:
@@ -174,17 +229,26 @@ def _initial(model: Model, compute: str) -> Any:
     def initial(root: Key) -> tuple[Params, Key]:
         init_key, run_key = jax.random.split(root)
         params = model.init(init_key)
-        if compute == "float64":
+        if _real(compute) == "float64":
             params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
         return params, run_key
 
     return jax.jit(initial)
 
 
-def execute(experiment: Experiment, *, progress: Progress | None = None) -> Run:
-    """Run a prepared experiment on the engine that its settings name."""
+def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
+    """Run a prepared experiment on the engine that its settings name.
+
+    ``checkpoints``: the folder in which the wave engine keeps checkpoints, if the settings ask for
+    them, and from whose newest it goes on.
+    """
     e, s = experiment, experiment.settings
-    options = {} if s.engine == "reference" else {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
+    options: dict[str, Any] = {}
+    if s.engine == "waves":
+        options = {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+        if checkpoints is not None and s.checkpoint is not None:
+            options["keeper"] = Keeper(checkpoints, s.checkpoint, {"settings": e.described})
     outcome = ENGINES[s.engine](
         e.pieces,
         e.schedule,
@@ -193,6 +257,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None) -> Run:
         e.points,
         per_client=s.per_client,
         on_bad=s.on_bad,
+        norm_limit=e.norm_limit,
         progress=progress,
         **options,
     )

@@ -8,11 +8,11 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from fedjax_async.engine import programs
 from fedjax_async.engine.kernels import Live, Rows
 from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.programs import Programs
+from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.world import World
-from fedjax_async.types import ClientAlgorithm
 
 
 class Trainers:
@@ -22,19 +22,11 @@ class Trainers:
     independent of each other, so results do not depend on timing.
     """
 
-    def __init__(self, plan: Plan, world: World, client: ClientAlgorithm, live: Live, lanes: int) -> None:
+    def __init__(self, plan: Plan, world: World, programs: Programs, live: Live, feed: Feed | None = None) -> None:
         busy = max((len(group) for group in plan.groups), default=1)
-        self._plan, self._world = plan, world
-        make = programs.rows(client, plan.capacity, plan.batching)
-        self._rows: list[Rows] = [make(world, live) for _ in range(busy)]
-        vmapped = plan.batching == "vmap"
-        # compiled here, once: JAX keeps settings such as enable_x64 a thread, and the lanes' threads have their own
-        arguments = (world, live.slots, live.clients, self._rows[0], np.zeros(4, np.int32))
-        self._programs = {
-            w: (programs.train(client, w) if vmapped else programs.loop(client)).lower(*arguments).compile()
-            for w in plan.widths
-        }
-        self._pool = ThreadPoolExecutor(min(lanes, busy)) if busy > 1 else None
+        self._plan, self._world, self._programs, self._feed = plan, world, programs.train, feed
+        self._rows: list[Rows] = [programs.rows(world, live) for _ in range(busy)]
+        self._pool = ThreadPoolExecutor(busy) if busy > 1 else None
 
     def __enter__(self) -> Self:
         return self
@@ -45,9 +37,10 @@ class Trainers:
 
     def _train(self, batch: int, lane: int, live: Live) -> None:
         low, high = int(self._plan.bounds[batch]), int(self._plan.bounds[batch + 1])
+        world = self._world if self._feed is None else self._world._replace(**self._feed.batch(low, high))
         for width, first, last in self._plan.segments[batch]:
             span = np.array([low, high - low, first, last], np.int32)
-            self._rows[lane] = self._programs[width](self._world, live.slots, live.clients, self._rows[lane], span)
+            self._rows[lane] = self._programs[width](world, live.slots, live.clients, self._rows[lane], span)
 
     def _train_and_wait(self, batch: int, lane: int, live: Live) -> None:
         """Train in a thread of the pool: XLA runs what waits for other programs one after the other."""

@@ -1,28 +1,34 @@
-"""The tables of one run that live on the device and never change: data, key and schedule."""
+"""The tables of a stack of runs that live on the device and never change: data, keys and schedules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.engine.devices import place
 from fedjax_async.engine.plan import Plan
-from fedjax_async.types import Array, ClientData, FederatedData, Key
+from fedjax_async.engine.streaming import Feed
+from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
 
 
 class World(NamedTuple):
-    """Read-only device tables. Entries beyond E are padding, so that runs share compiled programs."""
+    """Read-only device tables of R runs. Entries beyond E are padding, so that runs share compiled programs."""
 
-    key: Key
+    key: Key  # [R]
+    hyper: dict[str, Array]  # float[R] each
+    norm_limit: Array  # float[R], uploads with a larger norm are rejected
     x: Array  # [M, ...]
     y: Array  # [M, ...]
-    order: Array  # int32[M]
-    offset: Array  # int32[N]
-    size: Array  # int32[N]
-    # one entry an arrival, in order of application
+    order: Array  # int32[M], of several runs one after the other
+    # one entry a position: an arrival of one of the runs, in order of application
+    run: Array  # int32[E']
     client: Array  # int32[E']
+    owner: Array  # int32[E']  run * N + client: its row in tables of clients
+    offset: Array  # int32[E']  of the client's data
+    size: Array  # int32[E']
     number: Array  # int32[E']
     steps: Array  # int32[E']
     slot: Array  # int32[E']
@@ -30,12 +36,26 @@ class World(NamedTuple):
     staleness: Array  # int32[E']
     time: Array  # float[E']
     closes: Array  # bool[E']
+    corrupt: Array  # bool[E']
     train_order: Array  # int32[E']
     row: Array  # int32[E']
+    rounds: Array  # int32[E' + 2]: rounds[k] .. rounds[k+1]-1 are arrivals of different runs
     # messages to write at position p: write_bounds[p] .. write_bounds[p+1]-1
     write_bounds: Array  # int32[E' + 2]
     write_slot: Array  # int32[E'']
-    write_client: Array  # int32[E'']
+    write_owner: Array  # int32[E'']
+    write_run: Array  # int32[E'']
+
+
+class Shape(NamedTuple):
+    """Sizes of a stack's tables. Stacks of equal shape share compiled programs."""
+
+    runs: int
+    num_clients: int
+    capacity: int
+    positions: int
+    writes: int
+    slots: int
 
 
 def padded_length(length: int, least: int = 4096) -> int:
@@ -49,41 +69,88 @@ def _padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.nd
     return table
 
 
-def make_world(plan: Plan, data: FederatedData, key: Key) -> World:
-    """Move data and schedule to the device; one transfer each."""
-    schedule, slots = plan.schedule, plan.slots
-    length = padded_length(len(schedule.job) + plan.capacity)
-    writes = padded_length(len(slots.write_slot))
-    job = schedule.job
-    time_dtype = jnp.result_type(float)
+def pooled(data: Sequence[FederatedData]) -> tuple[Any, list[int]]:
+    """One ``order`` for all runs, and where each run's begins; a run's own where there is only one."""
+    if all(one.order is data[0].order for one in data):
+        return data[0].order, [0] * len(data)
+    begins: dict[int, int] = {}
+    orders, total = [], 0
+    for one in data:
+        if id(one.order) not in begins:
+            begins[id(one.order)] = total
+            orders.append(one.order)
+            total += len(one.order)
+    return np.concatenate(orders), [begins[id(one.order)] for one in data]
 
-    def arrivals(values: np.ndarray, dtype: Any = np.int32) -> np.ndarray:
-        return _padded(values, length, dtype)
 
-    bounds = _padded(slots.write_bounds, length + 2, np.int32, fill=slots.write_bounds[-1])
+def make_world(
+    plan: Plan,
+    shape: Shape,
+    data: Sequence[FederatedData],
+    keys: Sequence[Key],
+    hyper: Sequence[Mapping[str, float]],
+    norm_limit: Sequence[float],
+    feed: Feed | None = None,
+    sharding: Any = None,
+) -> World:
+    """Move data and schedules to the device; one transfer each.
+
+    ``feed``: of data that are shipped batch by batch.
+    """
+    slots, real = plan.slots, jnp.result_type(float)
+    order, begins = pooled(data)
+    pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
+    first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in plan.schedules])
+
+    def column(values: Sequence[np.ndarray], dtype: Any = np.int32) -> np.ndarray:
+        return _padded(np.concatenate(values)[plan.source], shape.positions, dtype)
+
+    def of_jobs(name: str) -> list[np.ndarray]:
+        return [getattr(s, name)[s.job] for s in plan.schedules]
+
+    def per_run(values: Sequence[float]) -> np.ndarray:
+        return _padded(np.asarray(values), shape.runs, real, fill=1)
+
+    client = of_jobs("client")
+    offset = column([d.offset[c] for d, c in zip(data, client)]).astype(np.int64)
+    offset[: len(plan.run)] += first[plan.source]
+    if feed is not None:
+        offset = _padded(feed.offset, shape.positions, np.int64)
+    owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
     tables = {
-        "x": data.x,
-        "y": data.y,
-        "order": data.order,
-        "offset": data.offset,
-        "size": data.size,
-        "client": arrivals(schedule.client[job]),
-        "number": arrivals(schedule.number[job]),
-        "steps": arrivals(schedule.local_steps[job]),
-        "slot": arrivals(slots.start_slot[job]),
-        "version": arrivals(schedule.version[job]),
-        "staleness": arrivals(schedule.staleness),
-        "time": arrivals(schedule.time, time_dtype),
-        "closes": arrivals(schedule.closes, np.bool_),
-        "train_order": arrivals(plan.train_order),
-        "row": arrivals(plan.row),
-        "write_bounds": bounds,
-        "write_slot": _padded(slots.write_slot, writes, np.int32),
-        "write_client": _padded(slots.write_client, writes, np.int32),
+        "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
+        "norm_limit": per_run(norm_limit),
+        "run": _padded(plan.run, shape.positions, np.int32),
+        "client": column(client),
+        "owner": column(owner),
+        "offset": offset.astype(np.int32),
+        "size": column([d.size[c] for d, c in zip(data, client)]),
+        "number": column(of_jobs("number")),
+        "steps": column(of_jobs("local_steps")),
+        "slot": _padded(slots.start_slot, shape.positions, np.int32),
+        "version": column(of_jobs("version")),
+        "staleness": column([s.staleness for s in plan.schedules]),
+        "time": column([s.time for s in plan.schedules], real),
+        "closes": column([s.closes for s in plan.schedules], np.bool_),
+        "corrupt": column([corrupt(s) for s in plan.schedules], np.bool_),
+        "train_order": _padded(plan.train_order, shape.positions, np.int32),
+        "row": _padded(plan.row, shape.positions, np.int32),
+        "rounds": _padded(plan.rounds, shape.positions + 2, np.int32, fill=plan.rounds[-1]),
+        "write_bounds": _padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
+        "write_slot": _padded(slots.write_slot, shape.writes, np.int32),
+        "write_owner": _padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),
+        "write_run": _padded(slots.write_run, shape.writes, np.int32),
     }
-    return World(key=key, **jax.device_put(tables))
+    spare = [keys[0]] * (shape.runs - len(keys))
+    return World(**place(tables | pool | {"key": jnp.stack([*keys, *spare])}, sharding))
 
 
-def client_data(world: World, client: Array) -> ClientData:
-    """The view of ``client`` (a scalar, or an array for a batch of clients)."""
-    return ClientData(world.x, world.y, world.order, world.offset[client], world.size[client])
+def corrupt(schedule: Schedule) -> np.ndarray:
+    """Which arrivals bring a non-finite upload; bool[E]."""
+    marked = schedule.corrupt
+    return marked[schedule.job] if len(marked) else np.zeros(len(schedule.job), np.bool_)
+
+
+def client_data(world: World, position: Array) -> ClientData:
+    """The data of the client that arrives at ``position`` (a scalar, or an array for a batch)."""
+    return ClientData(world.x, world.y, world.order, world.offset[position], world.size[position])

@@ -10,7 +10,7 @@ from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_ortho
 from fedjax_async.models.dense import logistic, mlp
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.pool import avg_pool, max_pool
-from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype
+from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -35,6 +35,7 @@ __all__ = [
     "in_dtype",
     "make",
     "max_pool",
+    "rematerialised",
 ]
 
 

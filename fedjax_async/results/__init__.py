@@ -7,16 +7,20 @@ from fedjax_async.results.progress import Progress, bar
 from fedjax_async.results.provenance import versions
 from fedjax_async.results.report import write_comparison, write_run
 from fedjax_async.results.store import load, save
+from fedjax_async.results.sweep_report import write_sweep
+from fedjax_async.results.sweeps import Sweep, collect, sweep
 from fedjax_async.results.tables import Spread, comparison, mean_std, spread, table, write
 from fedjax_async.results.timeline import gantt
 
 __all__ = [
     "Progress",
     "Spread",
+    "Sweep",
     "accuracy_curve",
     "area",
     "bar",
     "best_accuracy",
+    "collect",
     "comparison",
     "final_accuracy",
     "gantt",
@@ -28,10 +32,12 @@ __all__ = [
     "save_figure",
     "spread",
     "staleness_histogram",
+    "sweep",
     "table",
     "to_target",
     "versions",
     "write",
     "write_comparison",
     "write_run",
+    "write_sweep",
 ]

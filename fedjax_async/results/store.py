@@ -27,6 +27,7 @@ FILES = (
     "params.npz",
 )
 SCHEDULE = "schedule.npz"  # the clock has its own format
+CHECKPOINTS = "checkpoints"  # of a run that is not finished
 BARE = "."  # the name of a parameter tree that is a single array
 
 
@@ -83,14 +84,15 @@ def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
 def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Path:
     """``ValueError`` unless a run of ``settings`` may be saved in ``folder``: better asked before a run than after.
 
-    That is: unless it is missing, empty, or holds a run of the same settings (or ``overwrite``).
+    That is: unless it is missing, empty, or holds a run, finished or not, of the same settings (or ``overwrite``).
     """
     folder = Path(folder)
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
     if not overwrite and folder.exists() and any(folder.iterdir()):
-        saved = folder / "settings.json"
-        if not saved.is_file() or saved.read_bytes() != files.json_bytes(settings):
+        places = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
+        saved = [place for place in places if place.is_file()]
+        if not saved or any(place.read_bytes() != files.json_bytes(settings) for place in saved):
             raise ValueError(
                 f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
             )

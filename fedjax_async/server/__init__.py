@@ -2,14 +2,28 @@
 
 from collections.abc import Callable
 
+from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
 from fedjax_async.server.asgd import asgd
 from fedjax_async.server.fedasync import fedasync
 from fedjax_async.server.fedavg import fedavg
 from fedjax_async.server.fedbuff import fedbuff
+from fedjax_async.server.fedmedian import fedmedian
 from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_async.server.krum import krum
+from fedjax_async.server.options import discount, guard_rails, takes
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import STALENESS, staleness_weight
-from fedjax_async.server.transforms import Transform, chain, scale_by, scale_by_staleness, stateless, towards_client
+from fedjax_async.server.transforms import (
+    Transform,
+    chain,
+    clip_by_norm,
+    limit_staleness,
+    scale_by,
+    scale_by_staleness,
+    stateless,
+    towards_client,
+)
+from fedjax_async.server.trimmed_mean import trimmed_mean
 from fedjax_async.types import ServerAlgorithm
 
 SERVERS: dict[str, Callable[..., ServerAlgorithm]] = {
@@ -21,25 +35,40 @@ SERVERS: dict[str, Callable[..., ServerAlgorithm]] = {
     "fedasync": fedasync,
     "asgd": asgd,
     "fedbuff": fedbuff,
+    "fedmedian": fedmedian,
+    "trimmed_mean": trimmed_mean,
+    "krum": krum,
 }
 
 __all__ = [
     "SERVERS",
     "STALENESS",
+    "Aggregate",
     "Transform",
     "asgd",
+    "buffered",
     "chain",
+    "check_capacity",
+    "clip_by_norm",
+    "discount",
     "fedadagrad",
     "fedadam",
     "fedasync",
     "fedavg",
     "fedavgm",
     "fedbuff",
+    "fedmedian",
     "fedyogi",
+    "guard_rails",
+    "krum",
+    "limit_staleness",
+    "mean",
     "rule",
     "scale_by",
     "scale_by_staleness",
     "staleness_weight",
     "stateless",
+    "takes",
     "towards_client",
+    "trimmed_mean",
 ]

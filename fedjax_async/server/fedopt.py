@@ -12,22 +12,28 @@ from typing import Any
 import optax
 
 from fedjax_async import check
+from fedjax_async.server.options import guard_rails, takes
 from fedjax_async.server.rule import rule
+from fedjax_async.server.transforms import Transform
 from fedjax_async.types import ServerAlgorithm
 
 
-def fedavgm(*, server_lr: Any = 1.0, momentum: Any = 0.9, weighting: str = "examples") -> ServerAlgorithm:
+@takes(guards=guard_rails)
+def fedavgm(
+    *, server_lr: Any = 1.0, momentum: Any = 0.9, weighting: str = "examples", guards: Transform
+) -> ServerAlgorithm:
     """FedAvg with heavy-ball momentum at the server (Hsu et al. 2019).
 
     ``m <- momentum m - mean``, ``x <- x - server_lr m``. ``momentum`` in [0, 1).
     """
     check.positive("server_lr", server_lr)
     check.below_one("momentum", momentum)
-    return rule(optimizer=optax.sgd(server_lr, momentum=momentum), weighting=weighting)
+    return rule(guards, optimizer=optax.sgd(server_lr, momentum=momentum), weighting=weighting)
 
 
+@takes(guards=guard_rails)
 def fedadagrad(
-    *, server_lr: Any = 0.03, eps: Any = 1e-3, initial: Any = 1e-6, weighting: str = "examples"
+    *, server_lr: Any = 0.03, eps: Any = 1e-3, initial: Any = 1e-6, weighting: str = "examples", guards: Transform
 ) -> ServerAlgorithm:
     """Adagrad on the mean delta (Reddi et al. 2021).
 
@@ -37,7 +43,7 @@ def fedadagrad(
     check.positive("eps", eps)
     check.non_negative("initial", initial)
     optimizer = optax.adagrad(server_lr, initial_accumulator_value=initial, eps=eps)
-    return rule(optimizer=optimizer, weighting=weighting)
+    return rule(guards, optimizer=optimizer, weighting=weighting)
 
 
 def _moments(server_lr: Any, b1: Any, b2: Any, eps: Any) -> None:
@@ -47,20 +53,34 @@ def _moments(server_lr: Any, b1: Any, b2: Any, eps: Any) -> None:
     check.positive("eps", eps)
 
 
+@takes(guards=guard_rails)
 def fedadam(
-    *, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, weighting: str = "examples"
+    *,
+    server_lr: Any = 0.01,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    eps: Any = 1e-3,
+    weighting: str = "examples",
+    guards: Transform,
 ) -> ServerAlgorithm:
     """Adam on the mean delta (Reddi et al. 2021; their b1, b2 and adaptivity eps)."""
     _moments(server_lr, b1, b2, eps)
-    return rule(optimizer=optax.adam(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
+    return rule(guards, optimizer=optax.adam(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
 
 
+@takes(guards=guard_rails)
 def fedyogi(
-    *, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3, weighting: str = "examples"
+    *,
+    server_lr: Any = 0.01,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    eps: Any = 1e-3,
+    weighting: str = "examples",
+    guards: Transform,
 ) -> ServerAlgorithm:
     """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021).
 
     Optax starts both moments at 1e-6, the paper the first at 0.
     """
     _moments(server_lr, b1, b2, eps)
-    return rule(optimizer=optax.yogi(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
+    return rule(guards, optimizer=optax.yogi(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)

@@ -28,8 +28,9 @@ def hinge(*, slope: Any = 10.0, threshold: Any = 4.0) -> Weight:
     check.non_negative("threshold", threshold)
 
     def weight(tau: Array) -> Array:
-        late = jnp.maximum(tau.astype(jnp.result_type(float)) - threshold, 0.0)
-        return 1.0 / (slope * late + 1.0)
+        real = jnp.result_type(float)
+        late = jnp.maximum(tau.astype(real) - jnp.asarray(threshold, real), 0.0)
+        return 1.0 / (jnp.asarray(slope, real) * late + 1.0)
 
     return weight
 
@@ -37,7 +38,12 @@ def hinge(*, slope: Any = 10.0, threshold: Any = 4.0) -> Weight:
 def polynomial(*, exponent: Any = 0.5) -> Weight:
     """``s = (1 + tau)^(-exponent)``."""
     check.non_negative("exponent", exponent)
-    return lambda tau: (1.0 + tau.astype(jnp.result_type(float))) ** (-exponent)
+
+    def weight(tau: Array) -> Array:
+        real = jnp.result_type(float)
+        return (1.0 + tau.astype(real)) ** -jnp.asarray(exponent, real)
+
+    return weight
 
 
 STALENESS: dict[str, Callable[..., Weight]] = {"constant": constant, "hinge": hinge, "polynomial": polynomial}

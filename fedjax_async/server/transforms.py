@@ -1,9 +1,9 @@
 """Small pieces from which server rules are chained, in the manner of optax.
 
 A transform sees one arriving direction (at first: the upload) and may change it:
-``update(direction, state, params, arrival) -> (direction, state)``. ``weight(arrival)`` is the
-scalar by which it multiplies (1 if it does something else): the effective weights of a run are
-recorded from it.
+``update(direction, state, params, arrival) -> (direction, state, weight)``, where ``weight`` is the
+scalar by which it multiplied (1 if it did something else): the effective weights of a run are
+recorded from it, and an arrival whose weight is 0 counts as rejected.
 """
 
 from __future__ import annotations
@@ -14,58 +14,59 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_async import check, tree
 from fedjax_async.server.staleness import Weight
 from fedjax_async.types import Array, Arrival, Params, State
 
 
 class Transform(NamedTuple):
-    """``init(params) -> state``, ``update(direction, state, params, arrival)``, ``weight(arrival)``."""
+    """``init(params) -> state`` and ``update(direction, state, params, arrival) -> (direction, state, weight)``."""
 
     init: Callable[[Params], State]
-    update: Callable[[Params, State, Params, Arrival], tuple[Params, State]]
-    weight: Callable[[Arrival], Array]
+    update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
 
 
-def unweighted(arrival: Arrival) -> Array:
-    """The weight of a transform that does not scale: 1."""
-    return jnp.ones_like(arrival.weight)
+def stateless(function: Callable[[Params, Params, Arrival], Params]) -> Transform:
+    """A transform without state or weight from ``function(direction, params, arrival) -> direction``."""
 
+    def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
+        return function(direction, params, arrival), state, jnp.ones_like(arrival.weight)
 
-def stateless(
-    function: Callable[[Params, Params, Arrival], Params], weight: Callable[[Arrival], Array] = unweighted
-) -> Transform:
-    """A transform without state from ``function(direction, params, arrival) -> direction``."""
-    return Transform(lambda params: (), lambda d, state, params, arrival: (function(d, params, arrival), state), weight)
+    return Transform(lambda params: (), update)
 
 
 def scale_by(weight: Callable[[Arrival], Array]) -> Transform:
     """Multiply the direction by the scalar ``weight(arrival)``."""
-    return stateless(lambda d, params, arrival: scaled(d, weight(arrival)), weight)
+    return _scale(lambda direction, arrival: weight(arrival))
+
+
+def _scale(weight: Callable[[Params, Arrival], Array]) -> Transform:
+    def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
+        del params
+        factor = weight(direction, arrival)
+        return scaled(direction, factor), state, factor
+
+    return Transform(lambda params: (), update)
 
 
 def chain(*transforms: Transform) -> Transform:
-    """One transform after the other; its state is the tuple of theirs."""
+    """One transform after the other; its state is the tuple of theirs, its weight the product."""
 
     def init(params: Params) -> State:
         return tuple(t.init(params) for t in transforms)
 
-    def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State]:
-        states = []
+    def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
+        states, product = [], jnp.ones_like(arrival.weight)
         for transform, before in zip(transforms, state, strict=True):
-            direction, after = transform.update(direction, before, params, arrival)
+            direction, after, weight = transform.update(direction, before, params, arrival)
             states.append(after)
-        return direction, tuple(states)
+            product = product * weight.astype(product.dtype)
+        return direction, tuple(states), product
 
-    def weight(arrival: Arrival) -> Array:
-        product = unweighted(arrival)
-        for transform in transforms:
-            product = product * transform.weight(arrival).astype(product.dtype)
-        return product
-
-    return Transform(init, update, weight)
+    return Transform(init, update)
 
 
-def scaled(tree: Params, factor: Array) -> Params:
+def scaled(tree: Params, factor: Any) -> Params:
     """Every leaf times a scalar, in the leaf's own dtype."""
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
 
@@ -81,4 +82,38 @@ def towards_client() -> Transform:
 
 def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     """Multiply the direction by ``scale * s(tau)``."""
-    return scale_by(lambda arrival: scale * weight(arrival.staleness))
+
+    def factor(arrival: Arrival) -> Array:
+        s = weight(arrival.staleness)
+        return jnp.asarray(scale, s.dtype) * s
+
+    return scale_by(factor)
+
+
+def clip_by_norm(limit: Any) -> Transform:
+    """Scale the direction down to a Euclidean norm (over all leaves) of at most ``limit`` > 0.
+
+    ``d <- d min(1, limit / ||d||)``, which is also the recorded weight: the norm bounding of Sun et al.,
+    "Can you really backdoor federated learning?" (2019), section 4. Exact up to rounding in the dtype of params.
+    """
+    check.positive("limit", limit)
+
+    def factor(direction: Params, arrival: Arrival) -> Array:
+        norm = tree.norm(direction)
+        bound = jnp.asarray(limit, norm.dtype)
+        return jnp.where(norm > bound, bound / norm, jnp.ones_like(norm))
+
+    return _scale(factor)
+
+
+def limit_staleness(max_staleness: Any, overstale: Any = 0.0) -> Transform:
+    """Multiply arrivals of a staleness above ``max_staleness`` >= 0 by ``overstale`` in [0, 1]; 0 rejects them."""
+    check.non_negative("max_staleness", max_staleness)
+    check.in_range("overstale", overstale, 0.0, 1.0)
+
+    def factor(arrival: Arrival) -> Array:
+        real = arrival.weight.dtype
+        over = arrival.staleness.astype(real) > jnp.asarray(max_staleness, real)
+        return jnp.where(over, jnp.asarray(overstale, real), jnp.ones((), real))
+
+    return scale_by(factor)

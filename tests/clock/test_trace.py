@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
+from fedjax_async.clock import Limits, Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
 
 WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
 
@@ -26,11 +26,19 @@ def same(one, other):
 
 @pytest.mark.parametrize(("save", "load", "name"), WAYS)
 def test_a_trace_comes_back_exactly(tmp_path, save, load, name):
-    for schedule in (some(), plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30))):
+    faults = "drop+duplicate:probability=0.5+corrupt:probability=0.5"
+    failing = {"faults": faults, "limits": Limits(timeout=80)}
+    for options in ({}, failing):
+        schedule = plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30), **options)
         save(tmp_path / name, schedule)
+        same(schedule, load(tmp_path / name))
+    assert {0, 1} == set(schedule.corrupt)
+    assert len(set(schedule.fate)) > 2
+    for plain in (some(), schedule):
+        save(tmp_path / name, plain)
         back = load(tmp_path / name)
-        same(schedule, back)
-        np.testing.assert_array_equal(schedule.staleness, back.staleness)
+        same(plain, back)
+        np.testing.assert_array_equal(plain.staleness, back.staleness)
     assert isinstance(back.num_clients, int)
 
 
@@ -99,12 +107,16 @@ def test_pickles_are_never_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": np.array(2)}, "format version 2"),
+        ({"format_version": np.array(1)}, "format version 1, but only 2"),
         ({"job": np.zeros(57, np.int64)}, "contradict"),
         ({"client": np.full(95, 9, np.int32)}, "contradict"),
         ({"step": np.zeros(57, np.int64)}, "contradict"),
         ({"time": np.zeros(3)}, "column 'time'"),
         ({"closes": np.zeros(57)}, "column 'closes'"),
+        ({"fate": np.zeros(0, np.int8)}, "column 'fate'"),
+        ({"fate": np.zeros(95, np.int8)}, "contradict"),
+        ({"fate": np.full(95, 77, np.int8)}, "contradict"),
+        ({"corrupt": np.zeros(95)}, "column 'corrupt'"),
     ],
 )
 def test_damaged_columns_are_found(tmp_path, change, message):
@@ -113,3 +125,13 @@ def test_damaged_columns_are_found(tmp_path, change, message):
     np.savez(path, **(columns_of(path) | change))
     with pytest.raises(ValueError, match=message):
         load_schedule(path)
+
+
+def test_a_table_from_before_the_fates_names_what_is_missing(tmp_path):
+    path = tmp_path / "trace.csv"
+    save_schedule_csv(path, some())
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    place = rows[0].index("fate")
+    path.write_text("\n".join(",".join(row[:place] + row[place + 1 :]) for row in rows) + "\n")
+    with pytest.raises(ValueError, match="no column 'fate'"):
+        load_schedule_csv(path)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays
+from fedjax_async.clock import Delays, Fate, fault_counts
 from fedjax_async.types import Schedule
 
 
@@ -63,15 +63,44 @@ def check_invariants(schedule: Schedule) -> None:
     assert schedule.step.tolist() == closed[:-1]
     assert schedule.version.tolist() == [closed[p] for p in schedule.dispatched_after.tolist()]
     assert (schedule.staleness >= 0).all()
+    check_fates(schedule)
     applied_at = np.full(jobs, np.inf)
     applied_at[schedule.job] = schedule.time
     for client in range(schedule.num_clients):
         own = np.flatnonzero(schedule.client == client)
         assert schedule.number[own].tolist() == list(range(len(own)))
-        # never twice in flight: sent again only once the last job was applied, or called off
+        # never twice in flight: sent again only once the last job has come, or will never come
         for job, following in itertools.pairwise(own):
-            called_off = np.isinf(schedule.upload_time[job])
-            assert called_off or applied_at[job] <= schedule.dispatch_time[following]
+            assert schedule.freed_time[job] <= schedule.dispatch_time[following]
+            came = schedule.upload_time[job] if np.isinf(applied_at[job]) else applied_at[job]
+            assert np.isinf(came) or came <= schedule.dispatch_time[following]
+
+
+def check_fates(schedule: Schedule) -> None:
+    """What became of every job agrees with its times and with the list of arrivals."""
+    kinds = (schedule.fate.dtype, schedule.freed_time.dtype, schedule.corrupt.dtype, schedule.copies.dtype)
+    assert kinds == (np.int8, np.float64, np.bool_, np.int8)
+    assert {len(schedule.client)} == {len(schedule.fate), len(schedule.freed_time), len(schedule.copies)}
+    assert len(schedule.corrupt) == len(schedule.client)
+    fate = [Fate(code) for code in schedule.fate]
+    arrived = {Fate.APPLIED, Fate.LATE}
+    assert sorted(schedule.job) == [j for j, f in enumerate(fate) if f in arrived]
+    never = {Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED, Fate.CALLED_OFF}
+    for j, what in enumerate(fate):
+        assert (what in never) <= np.isinf(schedule.upload_time[j])
+        assert (what in {Fate.APPLIED, Fate.DROPPED_STALE}) <= np.isfinite(schedule.upload_time[j])
+        if what in {Fate.LATE, Fate.DROPPED_LATE, Fate.GIVEN_UP}:
+            assert schedule.freed_time[j] < schedule.upload_time[j] < np.inf
+        if what == Fate.APPLIED:
+            assert schedule.freed_time[j] == schedule.upload_time[j]
+        received = {Fate.DROPPED_LATE, Fate.DROPPED_STALE} | arrived
+        assert schedule.copies[j] == 0 or what in received
+    assert (schedule.freed_time > schedule.dispatch_time).all()
+    assert np.isfinite(schedule.freed_time).all()
+    counts = fault_counts(schedule)
+    parts = ("applied", "lost", "dropped_late", "dropped_stale", "called_off", "given_up", "under_way")
+    assert sum(counts[part] for part in parts) == len(fate)
+    assert counts["lost"] >= counts["crashed"] + counts["interrupted"]
 
 
 @st.composite
@@ -99,4 +128,8 @@ def traces(draw, max_arrivals: int = 9) -> Schedule:
         time=np.arange(1.0, arrivals + 1),
         closes=closes,
         step=closed[:-1],
+        fate=np.array([Fate.APPLIED if e >= 0 else Fate.LOST for e in place], np.int8),
+        freed_time=np.array([e + 1.0 if e >= 0 else p + 0.5 for p, _, e in rows]),
+        corrupt=np.array(draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_),
+        copies=np.zeros(len(rows), np.int8),
     )

@@ -71,7 +71,7 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
     schedule = plan(
         timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
     )
-    made = make_plan(schedule, max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
+    made = make_plan([schedule], max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
     assert np.diff(made.bounds).max() <= max_width
     done = np.zeros(len(schedule.job), int)
     for v, segments in enumerate(made.segments):
@@ -98,7 +98,7 @@ def test_most_executed_steps_are_useful(delay):
     rng = np.random.default_rng(0)
     steps = rng.integers(2, 50, 100)
     schedule = plan("every", delay, num_clients=100, local_steps=steps, until=Until(updates=5000))
-    made = make_plan(schedule, max_width=8)
+    made = make_plan([schedule], max_width=8)
     assert made.useful_steps / made.executed_steps > 0.8
 
 

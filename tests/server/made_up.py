@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async import registry
 from fedjax_async.types import Arrival
 from tests.server.textbook import Upload
 
@@ -101,13 +103,14 @@ def _compiled(factory, always_closes, fixed, traced):
 
 
 def run(factory, params, uploads, *, always_closes=False, **options):
-    """Final state, params after each arrival [E, D], weights [E]; numbers among the options are traced.
+    """Final state, params after each arrival [E, D], weights [E]; options annotated ``Any`` are traced.
 
     Runs are filled up to one length with rejected arrivals that close nothing, so that few programs are compiled.
     """
     lost = Upload(np.zeros(D), np.zeros(D), 0, 0.0, False)
-    fixed = tuple((key, value) for key, value in options.items() if isinstance(value, str))
-    traced = {key: float(value) for key, value in options.items() if not isinstance(value, str)}
+    static = {key for key, p in registry.options_of(factory).items() if p.annotation not in ("Any", Any)}
+    fixed = tuple((key, value) for key, value in options.items() if key in static)
+    traced = {key: float(value) for key, value in options.items() if key not in static}
     arrivals = stacked([*uploads, *[lost] * (LENGTH - len(uploads))])
     values = [jnp.asarray(value, float) for value in traced.values()]
     state, path, weights = _compiled(factory, always_closes, fixed, tuple(traced))(params, arrivals, *values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedjax_async import registry, tree
-from fedjax_async.server import SERVERS, STALENESS, rule, staleness_weight
-from tests.server.made_up import closing, flat, random_uploads, stacked, start_params
+from fedjax_async.server import SERVERS, STALENESS, mean, staleness_weight
+from tests.server.made_up import closing, flat, random_uploads, receive_all, stacked, start_params
 
 RECEIVE = {name: jax.jit(factory().receive) for name, factory in SERVERS.items()}
 
@@ -70,7 +71,9 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
 @pytest.mark.parametrize("name", SERVERS)
 def test_traced_hyperparameters_leave_the_types_alone(name):
     """A float32 learning rate, momentum ... of a sweep does not turn bfloat16 state into float32."""
-    options = {k: p.default for k, p in registry.options_of(SERVERS[name]).items() if isinstance(p.default, float)}
+    given = registry.options_of(SERVERS[name]).items()
+    options = {k: p.default for k, p in given if p.annotation == "Any" and p.default is not None}
+    options |= {"clip": 1.0, "max_staleness": 3.0, "overstale": 0.5}
     arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
 
     def before_and_after(options):
@@ -82,6 +85,71 @@ def test_traced_hyperparameters_leave_the_types_alone(name):
     assert options and jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(
         lambda s: (s.shape, s.dtype), before
     )
+
+
+# Every option that is annotated Any: a neutral value and one that matters.
+TRACED = {
+    "server_lr": (1.0, 0.3), "mixing": (0.6, 0.2), "momentum": (0.9, 0.5), "b1": (0.9, 0.5), "b2": (0.99, 0.9),
+    "eps": (1e-3, 1e-2), "initial": (1e-6, 0.1), "exponent": (0.5, 2.0), "slope": (10.0, 1.0), "threshold": (4.0, 1.0),
+    "trim": (0.2, 0.4), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
+    "clip": (1e6, 1.5), "max_staleness": (5.0, 0.0), "overstale": (0.9, 0.1),
+}  # fmt: skip
+NEEDS = {"overstale": {"max_staleness": 4.0}, "slope": {"staleness": "hinge"}, "threshold": {"staleness": "hinge"}}
+
+
+def traced_options(factory):
+    return [name for name, p in registry.options_of(factory).items() if p.annotation in ("Any", Any)]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_options_are_numbers_to_trace_or_static_choices(name):
+    for option, parameter in registry.options_of(SERVERS[name]).items():
+        if option in traced_options(SERVERS[name]):
+            assert option in TRACED and (parameter.default is None or isinstance(parameter.default, (int, float)))
+        else:
+            assert isinstance(parameter.default, {"str": str, "int": int}[parameter.annotation])
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_sweep_over_any_option_equals_separate_runs(name):
+    """A stack of runs, in each of which another option is changed; ``exponent`` has no place beside the hinge's."""
+    factory = SERVERS[name]
+    fixed = {"staleness": "hinge"} if "slope" in traced_options(factory) else {}
+    neutral = {option: TRACED[option][0] for option in traced_options(factory) if option != "exponent"}
+    settings = [neutral, *[neutral | {option: TRACED[option][1]} for option in neutral]]
+    with jax.enable_x64(True):
+        params, arrivals = start_params(), stacked(random_uploads(11, 24))
+
+        def play(options):
+            _, path, weights = receive_all(factory(**fixed, **options), params, arrivals)
+            return path["scale"], weights
+
+        alone = jax.jit(play)
+        numbers = {option: np.array([given[option] for given in settings]) for option in neutral}
+        paths, weights = jax.jit(jax.vmap(play))(numbers)
+        for path, weight, given in zip(paths, weights, settings):
+            expected, effective = alone(given)
+            np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(weight, effective, rtol=1e-9)
+        plain = jax.jit(lambda: play(neutral))()  # numbers, not tracers
+        np.testing.assert_allclose(paths[0], plain[0], rtol=1e-9, atol=1e-12)
+        changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
+        assert dict(zip(neutral, changed)) == dict.fromkeys(neutral, True)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_traced_whole_numbers_serve_as_well(name):
+    arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
+
+    def receive(options, fixed):
+        server = SERVERS[name](**options, **fixed)
+        state = server.init(start_params())[0]
+        return state, server.receive(state, (), arrival._replace(upload=start_params(), start=start_params()))[0]
+
+    for option in traced_options(SERVERS[name]):
+        fixed = NEEDS.get(option, {})
+        before, after = jax.eval_shape(lambda o, f=fixed: receive(o, f), {option: jnp.int32(1)})
+        assert jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(lambda s: (s.shape, s.dtype), before)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -110,6 +178,7 @@ def test_compiled_or_not_is_the_same(name):
         *[(name, {"server_lr": 1}) for name in SERVERS if name != "fedasync"],
         ("fedasync", {"mixing": 1, "exponent": 1}),
         ("fedbuff", {"staleness": "hinge", "slope": 10, "threshold": 4}),
+        ("asgd", {"clip": 1, "max_staleness": 3, "overstale": 1}),
     ],
 )
 def test_whole_numbers_serve_as_well(name, options):
@@ -135,6 +204,12 @@ BAD = [
     *[("fedadagrad", "initial", value) for value in AT_LEAST_0],
     *[(name, "exponent", value) for name in ("fedasync", "fedbuff") for value in [*AT_LEAST_0, "half"]],
     *[(name, "weighting", "size") for name in SERVERS if "weighting" in registry.options_of(SERVERS[name])],
+    *[("trimmed_mean", "trim", value) for value in (-0.1, 0.6, float("nan"), None, "half", True)],
+    *[("krum", "byzantine", value) for value in (-1, 1.5, float("nan"), None, "one", True)],
+    *[("krum", "select", value) for value in (0, 1.5, float("nan"), None, "one", True)],
+    *[(name, "size", value) for name in ("fedmedian", "trimmed_mean", "krum") for value in (0, 2.0, None, "ten", True)],
+    *[(name, "clip", value) for name in SERVERS for value in (0, -1.0, float("inf"), "some", True)],
+    *[(name, "max_staleness", value) for name in SERVERS for value in (-1, float("nan"), "some", True)],
 ]
 
 
@@ -168,4 +243,20 @@ def test_bad_staleness_weights_are_refused(name, options, message):
 @pytest.mark.parametrize("value", [0, -3, "n", float("inf")])
 def test_a_bad_divisor_is_refused(value):
     with pytest.raises(ValueError, match=r"^divisor = "):
-        rule(optimizer=None, divisor=value)
+        mean(divisor=value)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_overstale_must_be_a_share_and_needs_a_limit(name):
+    with pytest.raises(ValueError, match=r"^overstale = 0.5: must be left out: it needs max_staleness$"):
+        SERVERS[name](overstale=0.5)
+    for value in (-0.1, 1.5, float("nan"), "some", True):
+        with pytest.raises(ValueError, match=r"^overstale = "):
+            SERVERS[name](max_staleness=3, overstale=value)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_unknown_and_positional_options_are_refused(name):
+    for arguments, options in (((), {"lr": 1.0}), ((), {"guards": None}), ((1.0,), {})):
+        with pytest.raises(TypeError):
+            SERVERS[name](*arguments, **options)

@@ -11,7 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import registry
-from fedjax_async.server import SERVERS, asgd, fedasync, fedavg, fedbuff, rule, scale_by
+from fedjax_async.server import (
+    SERVERS,
+    asgd,
+    discount,
+    fedasync,
+    fedavg,
+    fedbuff,
+    guard_rails,
+    mean,
+    rule,
+    scale_by,
+)
+from fedjax_async.server.aggregate import Buffer
 from tests.server import textbook
 from tests.server.made_up import closing, flat, random_uploads, receive_all, run, stacked, start_params
 
@@ -27,10 +39,13 @@ CASES = [
     ("fedasync", {"staleness": "hinge"}, textbook.mixing(s=textbook.hinge)),
     ("asgd", {}, textbook.averaging(textbook.add())),
     ("fedbuff", {}, textbook.averaging(textbook.add(), s=textbook.polynomial)),
+    ("fedmedian", {"size": 16}, textbook.robust(textbook.median)),
+    ("trimmed_mean", {"size": 16}, textbook.robust(textbook.trimmed_mean)),
+    ("krum", {"size": 16}, textbook.robust(textbook.krum)),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "book"), CASES, ids=[f"{n}-{''.join(o.values())}" for n, o, _ in CASES])
+@pytest.mark.parametrize(("name", "options", "book"), CASES, ids=[f"{n}-{[*o.values()]}" for n, o, _ in CASES])
 def test_rule_equals_its_numpy_loop(name, options, book):
     uploads = random_uploads(sum(map(ord, name)))
     with jax.enable_x64(True):
@@ -86,20 +101,44 @@ SWEEPS = [
         {"staleness": "hinge", "server_lr": [1.0, 0.3], "slope": [10.0, 1.0], "threshold": [4.0, 0.0]},
         lambda lr, slope, b: textbook.averaging(textbook.add(lr), s=lambda tau: textbook.hinge(tau, slope, b)),
     ),
+    (
+        "fedmedian",
+        {"size": 16, "server_lr": [1.0, 0.3], "exponent": [0.0, 2.0]},
+        lambda lr, p: textbook.robust(textbook.median, lr, lambda tau: textbook.polynomial(tau, p)),
+    ),
+    (
+        "trimmed_mean",
+        {"size": 16, "trim": [0.3, 0.2], "server_lr": [1.0, 0.3], "exponent": [0.0, 2.0]},
+        lambda trim, lr, p: textbook.robust(
+            lambda d: textbook.trimmed_mean(d, trim), lr, lambda tau: textbook.polynomial(tau, p)
+        ),
+    ),
+    (
+        "krum",
+        {"size": 16, "byzantine": [0.0, 1.0], "select": [3.0, 2.0], "server_lr": [1.0, 0.3], "exponent": [0.0, 2.0]},
+        lambda f, m, lr, p: textbook.robust(
+            lambda d: textbook.krum(d, int(f), int(m)), lr, lambda tau: textbook.polynomial(tau, p)
+        ),
+    ),
 ]
+BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # of several, the first
+DISCOUNT, GUARDS = set(registry.options_of(discount)), set(registry.options_of(guard_rails))
 
 
 def test_every_rule_and_every_option_has_a_textbook_version():
     assert {name for name, _, _ in CASES} == set(SERVERS)
     for name, factory in SERVERS.items():
         swept = {key for other, options, _ in SWEEPS if other == name for key in options}
-        assert set(registry.options_of(factory)) <= swept
+        own = set(registry.options_of(factory))
+        assert own - DISCOUNT - GUARDS <= swept and own >= GUARDS
+        assert not own & DISCOUNT or (own >= DISCOUNT and "exponent" in swept)
+    assert {key for _, options, _ in SWEEPS for key in options} >= DISCOUNT
 
 
 @pytest.mark.parametrize(("name", "options", "book"), SWEEPS, ids=[f"{n}-{'-'.join(o)}" for n, o, _ in SWEEPS])
 def test_hyperparameters_may_be_traced(name, options, book):
-    fixed = {key: value for key, value in options.items() if isinstance(value, str)}
-    swept = {key: value for key, value in options.items() if not isinstance(value, str)}
+    fixed = {key: value for key, value in options.items() if not isinstance(value, list)}
+    swept = {key: value for key, value in options.items() if isinstance(value, list)}
     uploads = random_uploads(12, 30)
     with jax.enable_x64(True):
         params, arrivals = start_params(), stacked(uploads)
@@ -125,7 +164,50 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
         always, always_path, always_weights = run(SERVERS[name], start_params(), uploads, always_closes=True)
         np.testing.assert_allclose(always_path, path, rtol=1e-12, atol=1e-14)
         np.testing.assert_array_equal(always_weights, weights)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), always, state)
+        states = counted(always), counted(state)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), *states)
+
+
+GUARDED = {
+    "clipped": {"clip": 2.5, "max_staleness": np.inf, "overstale": 0.0},
+    "fresh": {"clip": np.inf, "max_staleness": 6, "overstale": 0.0},
+    "both": {"clip": 2.0, "max_staleness": 4, "overstale": 0.1},
+}
+
+
+@pytest.mark.parametrize("guards", GUARDED.values(), ids=GUARDED)
+@pytest.mark.parametrize("name", SERVERS)
+def test_guard_rails_equal_their_numpy_loop(name, guards):
+    options, book = BOOKS[name]
+    uploads = random_uploads(31)
+    with jax.enable_x64(True):
+        params = start_params()
+        _, path, weights = run(SERVERS[name], params, uploads, **options, **guards)
+        expected, effective = textbook.play(flat(params), uploads, book, textbook.Guards(**guards))
+        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(weights, effective, rtol=1e-12)
+        unguarded, _ = textbook.play(flat(params), uploads, book)
+    assert np.abs(expected - unguarded).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "always_closes"), [*[(name, False) for name in SERVERS], ("fedadam", True), ("krum", True)]
+)
+def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
+    good = closing(random_uploads(3, 4, rejected=0.0, most_stale=5))
+    bad = [u._replace(staleness=5 + i) for i, u in enumerate(closing(random_uploads(4, 5, rejected=0.0)))]
+    options = BOOKS[name][0] | {"clip": np.inf, "max_staleness": 4, "overstale": 0.0}
+    with jax.enable_x64(True):
+        before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes, **options)
+        after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes, **options)
+        jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
+        np.testing.assert_array_equal(weights[len(good) :], 0.0)
+        assert np.abs(path[-1] - path[0]).min() > 0
+
+
+def counted(state):
+    """The state without the buffer rows beyond its count, which mean nothing."""
+    return state._replace(gathered=state.gathered[1]) if isinstance(state.gathered, Buffer) else state
 
 
 @pytest.mark.parametrize("always_closes", [False, True])
@@ -136,7 +218,7 @@ def test_a_step_with_none_accepted_changes_nothing(name, always_closes):
     with jax.enable_x64(True):
         before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes)
         after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes)
-        jax.tree.map(np.testing.assert_array_equal, after, before)
+        jax.tree.map(np.testing.assert_array_equal, counted(after), counted(before))
         np.testing.assert_array_equal(weights[len(good) :], 0.0)
         assert np.abs(path[-1] - path[0]).min() > 0
 
@@ -171,8 +253,8 @@ def test_server_optimisers_are_optax_on_the_averaged_delta(name):
         params = jnp.asarray(flat(start_params()))
         state, update = OPTAX[name].init(params), jax.jit(OPTAX[name].update)
         for i, group in enumerate(groups):
-            mean = np.average([u.delta for u in group], axis=0, weights=[u.examples for u in group])
-            updates, state = update(jnp.asarray(-mean), state, params)
+            average = np.average([u.delta for u in group], axis=0, weights=[u.examples for u in group])
+            updates, state = update(jnp.asarray(-average), state, params)
             params = params + updates
             np.testing.assert_allclose(path[4 * i + 3], params, rtol=1e-9, atol=1e-12)
 
@@ -259,7 +341,7 @@ def test_a_round_knows_no_order_and_no_unit_of_weight(seed, data):
 
 
 def seventeenths(*, server_lr):
-    return rule(optimizer=optax.sgd(server_lr), divisor=17)
+    return rule(optimizer=optax.sgd(server_lr), aggregate=mean(divisor=17))
 
 
 def test_a_divisor_replaces_the_sum_of_weights():

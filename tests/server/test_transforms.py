@@ -15,6 +15,8 @@ from fedjax_async.server import (
     STALENESS,
     Transform,
     chain,
+    clip_by_norm,
+    limit_staleness,
     rule,
     scale_by,
     scale_by_staleness,
@@ -23,7 +25,8 @@ from fedjax_async.server import (
     towards_client,
 )
 from tests.server import textbook
-from tests.server.made_up import closing, flat, random_uploads, run, stacked, start_params
+from tests.server.made_up import D, closing, flat, random_uploads, run, stacked, start_params
+from tests.server.textbook import Upload
 
 TAU = np.arange(200, dtype=np.int32)
 
@@ -57,10 +60,11 @@ def counting(step):
     """Multiplies the n-th accepted direction by ``step ** n``, so that its state matters."""
 
     def update(direction, count, params, arrival):
-        del params, arrival
-        return jax.tree.map(lambda leaf: leaf * jnp.asarray(step**count, leaf.dtype), direction), count + 1
+        del params
+        moved = jax.tree.map(lambda leaf: leaf * jnp.asarray(step**count, leaf.dtype), direction)
+        return moved, count + 1, jnp.ones_like(arrival.weight)
 
-    return Transform(lambda params: jnp.zeros((), float), update, lambda arrival: jnp.ones_like(arrival.weight))
+    return Transform(lambda params: jnp.zeros((), float), update)
 
 
 def by_time(arrival):
@@ -75,29 +79,30 @@ def test_a_chain_applies_its_parts_in_order_and_keeps_each_state():
     state = both.init(params)
     assert len(state) == 4 and state[0] == state[1] == ()
     for n in range(3):
-        direction, state = both.update(arrival.upload, state, params, arrival)
+        direction, state, _ = both.update(arrival.upload, state, params, arrival)
         np.testing.assert_allclose(flat(direction), (4 * flat(arrival.upload) + 1) * 6.0**n, rtol=1e-5)
         assert state[2:] == (n + 1, n + 1)
     other = chain(plus_one, scale_by(by_time))
-    direction, _ = other.update(arrival.upload, other.init(params), params, arrival)
+    direction, _, _ = other.update(arrival.upload, other.init(params), params, arrival)
     np.testing.assert_allclose(flat(direction), 4 * (flat(arrival.upload) + 1), rtol=1e-5)
 
 
 def test_a_chain_weighs_as_the_product_of_its_parts():
     arrival = tree.take(stacked(random_uploads(0, 4)), 2)._replace(staleness=jnp.int32(3))
     parts = chain(towards_client(), scale_by(by_time), scale_by_staleness(staleness_weight("polynomial"), 0.6))
-    np.testing.assert_allclose(parts.weight(arrival), 3 * 0.6 * 0.5, rtol=1e-6)
-    assert chain().weight(arrival) == 1.0 and towards_client().weight(arrival) == 1.0
-    direction, state = chain().update(arrival.upload, (), start_params(), arrival)
-    assert state == () and direction is arrival.upload
+    params = start_params()
+    _, _, weight = parts.update(arrival.upload, parts.init(params), params, arrival)
+    np.testing.assert_allclose(weight, 3 * 0.6 * 0.5, rtol=1e-6)
+    assert towards_client().update(arrival.upload, (), params, arrival)[2] == 1.0
+    direction, state, weight = chain().update(arrival.upload, (), params, arrival)
+    assert state == () and direction is arrival.upload and weight == 1.0
 
 
 def test_towards_client_points_from_the_server_to_the_trained_model():
     with jax.enable_x64(True):
         upload, params = random_uploads(1, 1, rejected=0.0)[0], start_params()
-        direction, _ = towards_client().update(
-            tree.take(stacked([upload]), 0).upload, (), params, tree.take(stacked([upload]), 0)
-        )
+        arrival = tree.take(stacked([upload]), 0)
+        direction, _, _ = towards_client().update(arrival.upload, (), params, arrival)
         np.testing.assert_allclose(flat(direction), upload.start + upload.delta - flat(params), rtol=1e-12, atol=1e-14)
 
 
@@ -115,3 +120,72 @@ def test_the_state_of_a_transform_skips_rejected_arrivals_and_survives_closing()
         np.testing.assert_allclose(path[-1], flat(start_params()) + deltas, rtol=1e-9, atol=1e-12)
         assert state.transforms[0] == 3
         np.testing.assert_array_equal(weights, [1, 0, 3, 0, 5])
+
+
+def clipped(delta, limit):
+    arrival = tree.take(stacked([Upload(delta, delta, 0, 1.0, True)]), 0)
+    direction, state, weight = clip_by_norm(limit).update(arrival.upload, (), arrival.start, arrival)
+    assert state == ()
+    return flat(direction), float(weight)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**31), size=st.floats(1e-6, 1e6), limit=st.floats(1e-6, 1e6))
+def test_clipping_keeps_the_direction_and_never_exceeds_the_limit(seed, size, limit):
+    with jax.enable_x64(True):
+        delta = size * np.random.default_rng(seed).normal(size=D)
+        direction, weight = clipped(delta, limit)
+        norm = np.linalg.norm(delta)
+        np.testing.assert_allclose(direction, delta * min(1.0, limit / norm), rtol=1e-12)
+        np.testing.assert_allclose(weight * delta, direction, rtol=1e-12)
+        assert np.linalg.norm(direction) <= limit * (1 + 1e-12)
+        assert (weight == 1.0) == (norm <= limit)
+
+
+@pytest.mark.parametrize("limit", [1e30, jnp.inf, jnp.float32(jnp.inf)])
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e6])
+def test_clipping_far_away_is_no_clipping(limit, size):
+    delta = np.float32(size * np.random.default_rng(0).normal(size=D))
+    direction, weight = clipped(delta, jnp.asarray(limit))
+    np.testing.assert_array_equal(direction, delta)
+    assert weight == 1.0
+
+
+def test_a_clipped_zero_is_a_zero():
+    direction, weight = clipped(np.zeros(D), 1e-3)
+    assert weight == 1.0 and not direction.any()
+
+
+def test_clipping_sees_the_direction_that_reaches_it():
+    """After a factor of 10, not before; and the whole tree has one norm."""
+    with jax.enable_x64(True):
+        arrival = tree.take(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
+        both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))
+        direction, _, weight = both.update(arrival.upload, both.init(arrival.start), arrival.start, arrival)
+        np.testing.assert_allclose(flat(direction), np.full(D, 2.0), rtol=1e-12)
+        np.testing.assert_allclose(weight, 2.0, rtol=1e-12)
+
+
+def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
+    params = start_params()
+    for most, overstale, expected in ((4, 0.0, [1, 1, 0, 0]), (4.0, 0.25, [1, 1, 0.25, 0.25]), (0, 0.0, [1, 0, 0, 0])):
+        weights = []
+        for tau in (0, 4, 5, 100):
+            arrival = tree.take(stacked([Upload(np.ones(D), np.ones(D), tau, 1.0, True)]), 0)
+            direction, _, weight = limit_staleness(most, overstale).update(arrival.upload, (), params, arrival)
+            np.testing.assert_allclose(flat(direction), np.full(D, weight))
+            weights.append(float(weight))
+        assert weights == expected
+
+
+def test_too_stale_uploads_are_not_counted_and_do_not_touch_the_transforms():
+    fresh, stale, late = (u._replace(staleness=t) for u, t in zip(random_uploads(5, 3, rejected=0.0), (0, 9, 3)))
+
+    def made():
+        return rule(limit_staleness(4), counting(2.0), optimizer=optax.sgd(1.0))
+
+    with jax.enable_x64(True):
+        state, path, weights = run(made, start_params(), closing([fresh, stale, late], at=[2]))
+        np.testing.assert_allclose(path[-1], flat(start_params()) + (fresh.delta + 2 * late.delta) / 2, rtol=1e-9)
+        np.testing.assert_array_equal(weights, [1, 0, 1])
+        assert state.transforms[1] == 2

@@ -18,29 +18,51 @@ class Upload(NamedTuple):
     closes: bool
 
 
-class Rule(NamedTuple):
-    """``weight(upload)``, ``share(upload)``, ``move(x, upload)``, and ``step(x, mean, state) -> (x, state)``."""
+class Guards(NamedTuple):
+    """Clip to a norm, then weigh what is staler than ``max_staleness`` by ``overstale``."""
 
-    weight: Callable[[Upload], float]  # the effective weight that a run records
+    clip: float = np.inf
+    max_staleness: float = np.inf
+    overstale: float = 0.0
+
+    def factor(self, direction: np.ndarray, u: Upload) -> float:
+        length = np.sqrt((direction**2).sum())
+        clipped = self.clip / length if length > self.clip else 1.0
+        return clipped * (self.overstale if u.staleness > self.max_staleness else 1.0)
+
+
+def weighted_mean(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    return sum(p * d for p, d in zip(shares / shares.sum(), directions))
+
+
+class Rule(NamedTuple):
+    """``scale(u)``, ``share(u)``, ``direction(x, u)``, ``combine(directions, shares)``, ``step(x, d, state)``."""
+
+    scale: Callable[[Upload], float]  # the staleness weight, mixing rate included
     share: Callable[[Upload], float]  # of the mean over one server step
-    move: Callable[[np.ndarray, Upload], np.ndarray]  # what is averaged
+    direction: Callable[[np.ndarray, Upload], np.ndarray]
     step: Callable[[np.ndarray, np.ndarray, Any], tuple[np.ndarray, Any]]
     state: Any = None
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray] = weighted_mean
 
 
-def play(x: np.ndarray, uploads: list[Upload], rule: Rule) -> tuple[np.ndarray, np.ndarray]:
+NO_GUARDS = Guards()
+
+
+def play(x: np.ndarray, uploads: list[Upload], rule: Rule, guards: Guards = NO_GUARDS) -> tuple[np.ndarray, np.ndarray]:
     """Params after every arrival [E, D] and effective weights [E]: gather until ``closes``, then step."""
-    gathered: list[Upload] = []
+    gathered: list[tuple[np.ndarray, float]] = []
     path, weights, state = [], [], rule.state
-    for upload in uploads:
-        accepted = upload.examples > 0
-        weights.append(rule.weight(upload) if accepted else 0.0)
-        gathered += [upload] if accepted else []
-        if upload.closes:
+    for u in uploads:
+        direction = rule.direction(x, u)
+        factor = guards.factor(direction, u) * rule.scale(u) if u.examples > 0 else 0.0
+        weights.append(rule.share(u) * factor)
+        if factor > 0:
+            gathered.append((factor * direction, rule.share(u)))
+        if u.closes:
             if gathered:
-                total = sum(rule.share(u) for u in gathered)
-                mean = sum(rule.share(u) / total * rule.move(x, u) for u in gathered)
-                x, state = rule.step(x, mean, state)
+                directions, shares = (np.array(column) for column in zip(*gathered))
+                x, state = rule.step(x, rule.combine(directions, shares), state)
             gathered = []
         path.append(x)
     return np.array(path), np.array(weights)
@@ -64,7 +86,36 @@ def averaging(step: Any, state: Any = None, *, by_examples: bool = False, s: Any
     def share(u: Upload) -> float:
         return u.examples if by_examples else 1.0
 
-    return Rule(lambda u: share(u) * s(u.staleness), share, lambda x, u: s(u.staleness) * u.delta, step, state)
+    return Rule(lambda u: s(u.staleness), share, lambda x, u: u.delta, step, state)
+
+
+def robust(combine: Any, lr: float = 1.0, s: Any = None) -> Rule:
+    """``x <- x + lr combine(s(tau_i) Delta_i)``."""
+    return averaging(add(lr), s=s or polynomial)._replace(combine=lambda directions, shares: combine(directions))
+
+
+def median(directions: np.ndarray) -> np.ndarray:
+    return np.median(directions, axis=0)
+
+
+def trimmed_mean(directions: np.ndarray, trim: float = 0.2) -> np.ndarray:
+    """Yin et al. (2018), Definition 2, coordinate by coordinate; ``trim`` has two decimals at the most."""
+    n = len(directions)
+    k = round(100 * trim) * n // 100
+    return np.array([np.mean(sorted(column)[k : n - k]) for column in directions.T])
+
+
+def krum(directions: np.ndarray, f: int = 1, m: int = 1) -> np.ndarray:
+    """Blanchard et al. (2017), section 4: sum over the n - f - 2 nearest others; the m best, first come first."""
+    n = len(directions)
+    while f > 0 and n < 2 * f + 3:
+        f -= 1
+    scores = []
+    for i in range(n):
+        others = sorted(((directions[i] - directions[j]) ** 2).sum() for j in range(n) if j != i)
+        scores.append(sum(others[: max(n - f - 2, 0)]))
+    best = sorted(range(n), key=lambda i: (scores[i], i))[: min(m, n - f)]
+    return np.mean(directions[best], axis=0)
 
 
 def add(lr: float = 1.0) -> Any:
@@ -123,12 +174,9 @@ def yogi(*options: float) -> tuple[Any, Any]:
 
 
 def mixing(a: float = 0.6, s: Any = polynomial) -> Rule:
-    """FedAsync: ``x <- (1 - a_t) x + a_t x_i``; several in one server step: the mean of their mixing steps."""
+    """FedAsync: ``x <- x + a_t (x_i - x)``; several in one server step: the mean of their mixing steps."""
 
-    def weight(u: Upload) -> float:
-        return a * s(u.staleness)
+    def step(x: np.ndarray, way: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
+        return x + way, state
 
-    def move(x: np.ndarray, u: Upload) -> np.ndarray:
-        return (1 - weight(u)) * x + weight(u) * (u.start + u.delta)
-
-    return Rule(weight, lambda u: 1.0, move, lambda x, mean, state: (mean, state))
+    return Rule(lambda u: a * s(u.staleness), lambda u: 1.0, lambda x, u: u.start + u.delta - x, step)

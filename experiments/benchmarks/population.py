@@ -1,0 +1,103 @@
+"""From a hundred clients to a million: time per update, planning time per event and peak memory.
+
+    python experiments/benchmarks/population.py            # about ten minutes on 2 cores
+    python experiments/benchmarks/population.py --smoke    # does it run
+
+FedAsync on the generated data set ``population``, logistic regression, exponential delays, 1,000 clients in
+flight (all, where there are fewer). Each size runs in a process of its own, so that its peak memory is its
+own; a run is timed after a first one that compiles. The time per update is to depend on the clients in flight,
+not on the population: the last column is its ratio to that of 1,000 clients, where as many are in flight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import write_table
+
+from fedjax_async import Settings
+from fedjax_async.clock import Until, plan, waves
+from fedjax_async.engine import execute, prepare
+
+IN_FLIGHT = 1000
+
+
+def settings(clients: int, updates: int) -> Settings:
+    """One run of the benchmark."""
+    concurrency = min(clients, IN_FLIGHT)
+    return Settings(
+        method=f"fedasync@every:concurrency={concurrency}",
+        delay="exponential",
+        dataset="population:features=64",
+        clients=clients,
+        model="logistic",
+        steps=10,
+        updates=updates,
+        eval_updates=updates,
+    )
+
+
+def measure(clients: int, updates: int, rounds: int) -> dict[str, Any]:
+    """One size, in this process."""
+    s = settings(clients, updates)
+    timing = s.method.partition("@")[2]
+    began = time.perf_counter()
+    planned = plan(timing, s.delay, num_clients=clients, local_steps=10, until=Until(updates=10 * updates))
+    waves(planned)
+    planning = time.perf_counter() - began
+    experiment = prepare(s)
+    execute(experiment)
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        execute(experiment)
+        seconds.append(time.perf_counter() - began)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {
+        "clients": clients,
+        "in flight": min(clients, IN_FLIGHT),
+        "updates": updates,
+        "us / update": 1e6 * min(seconds) / updates,
+        "us / planned event": 1e6 * planning / len(planned.job),
+        "peak memory (MiB)": peak / 2**20,
+    }
+
+
+def main() -> None:
+    """Parse, measure each size in its own process, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--updates", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
+    parser.add_argument("--one", action="store_true", help="measure one size here and print it as JSON")
+    a = parser.parse_args()
+    if a.smoke:
+        a.clients, a.updates, a.rounds = [100, 2000], 500, 1
+    if a.one:
+        print(json.dumps(measure(a.clients[0], a.updates, a.rounds)))
+        return
+    rows = []
+    for clients in a.clients:
+        command = [sys.executable, __file__, "--one", "--clients", str(clients)]
+        command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(answer.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    base = {row["clients"]: row["us / update"] for row in rows}.get(IN_FLIGHT, rows[0]["us / update"])
+    rows = [row | {"to 1,000 clients": row["us / update"] / base} for row in rows]
+    folder = Path(__file__).parent / "results"
+    if a.out is not None or not a.smoke:
+        write_table(rows, a.out or folder / "population.csv")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A sweep of 64 runs (16 settings x 4 seeds) beside the same runs one after another, and as single commands.
+
+    python experiments/benchmarks/sweep.py                        # three models, about half an hour on 2 cores
+    python experiments/benchmarks/sweep.py --models mlp --commands 8
+    python experiments/benchmarks/sweep.py --smoke                # does it run
+
+FedAsync on ``fashion_mnist_6k``, 10 clients, ``rpi`` delays; mixing rate x learning rate, four seeds.
+
+* sweep: ``plan_groups`` and ``execute_group``, from settings to results, compilation included.
+* in turn: ``execute(prepare(s))`` for the same settings in one process that has compiled already.
+* commands: ``fedjax-async run``, a process a run. So many are timed as ``--commands`` says, spread over the settings,
+  and multiplied up to 64.
+
+Sweep and in turn are interleaved; ratios are medians over the rounds. ``compilations`` counts training programs that
+XLA compiled during the first sweep: one a group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from common import interleave, write_table
+
+from fedjax_async import Run, Settings
+from fedjax_async.engine import execute, execute_group, plan_groups, prepare
+
+MIXING, RATES, SEEDS = (0.2, 0.4, 0.6, 0.8), (0.01, 0.02, 0.05, 0.1), range(4)
+
+
+def settings(model: str, updates: int) -> list[Settings]:
+    """All 64 runs."""
+    return [
+        Settings(
+            method=f"fedasync:mixing={mixing}", model=model, lr=lr, seed=seed, updates=updates, eval_updates=updates
+        )
+        for mixing, lr, seed in itertools.product(MIXING, RATES, SEEDS)
+    ]
+
+
+def sweep(runs: list[Settings]) -> dict[int, Run]:
+    """All runs, side by side."""
+    found: dict[int, Run] = {}
+    for group in plan_groups(runs):
+        execute_group(runs, group, on_finished=found.__setitem__)
+    assert len(found) == len(runs)
+    return found
+
+
+def in_turn(runs: list[Settings]) -> list[Run]:
+    """All runs, one after another."""
+    return [execute(prepare(one)) for one in runs]
+
+
+def command(one: Settings) -> float:
+    """Seconds of one ``fedjax-async run``."""
+    line = [sys.executable, "-m", "fedjax_async.cli", "run", "--quiet", "--method", one.method, "--model", one.model]
+    line += ["--lr", one.lr, "--seed", one.seed, "--updates", one.updates, "--eval-updates", one.eval_updates]
+    began = time.perf_counter()
+    subprocess.run([str(word) for word in line], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def count_compilations(call: Any) -> int:
+    """How many training programs XLA compiled meanwhile."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **details: Any) -> None:
+        del seconds
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(str(details.get("fun_name", "")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    call()
+    jax.monitoring.unregister_event_duration_listener(listen)
+    return sum("train" in name for name in seen)
+
+
+def measure(model: str, updates: int, rounds: int, commands: int) -> dict[str, Any]:
+    """One model."""
+    runs = settings(model, updates)
+    compilations = count_compilations(lambda: sweep(runs))
+    began = time.perf_counter()
+    jax.clear_caches()
+    sweep(runs)
+    cold = time.perf_counter() - began
+    seconds = interleave({"sweep": lambda: sweep(runs) and None, "in turn": lambda: in_turn(runs) and None}, rounds)
+    chosen = runs[:: max(1, len(runs) // commands)][:commands] if commands else []
+    single = len(runs) * float(np.mean([command(one) for one in chosen])) if chosen else float("nan")
+    warm, turn = (np.asarray(seconds[name]) for name in ("sweep", "in turn"))
+    return {
+        "model": model,
+        "runs": len(runs),
+        "updates a run": updates,
+        "sweep (s)": float(np.median(warm)),
+        "sweep, compiling (s)": cold,
+        "in turn (s)": float(np.median(turn)),
+        "commands (s)": single,
+        "in turn / sweep": float(np.median(turn / warm)),
+        "commands / sweep, compiling": single / cold,
+        "groups": len(plan_groups(runs)),
+        "compilations": compilations,
+    }
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["logistic", "mlp", "lenet5"])
+    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--commands", type=int, default=4, help="how many single commands to time, 0 for none [4]")
+    parser.add_argument("--out", type=Path, default=None, help="CSV [results/sweep.csv beside this file]")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
+    a = parser.parse_args()
+    if a.smoke:
+        a.models, a.updates, a.rounds, a.commands = ["logistic"], 10, 1, 1
+    rows = []
+    for model in a.models:
+        rows.append(measure(model, a.updates, a.rounds, a.commands))
+        print(rows[-1], flush=True)
+    if a.out is not None or not a.smoke:
+        write_table(rows, a.out or Path(__file__).parent / "results" / "sweep.csv")
+
+
+if __name__ == "__main__":
+    main()

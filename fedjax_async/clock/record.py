@@ -1,0 +1,113 @@
+"""What was dispatched and applied so far, in growing columns, and the ``Schedule`` they become."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedjax_async.clock.fates import RECEIVED, Fate
+from fedjax_async.clock.world import World
+from fedjax_async.types import Schedule
+
+# A budget of 0.3 s admits the third window of 0.1 s, though 3 * 0.1 > 0.3 in floating point.
+SLACK = 1 + 1e-12
+
+
+class Record:
+    """The job and arrival columns of a plan in the making, and its budget."""
+
+    def __init__(self, world: World):
+        self.client, self.number, self._applied_before = array("q"), array("q"), array("q")
+        self.dispatch_time, self.upload_time = array("d"), array("d")
+        self._job, self._time, self._closes = array("q"), array("d"), array("b")
+        self.jobs_of = [0] * world.num_clients
+        # what only some jobs have, by job: a fate other than applied or under way, a place freed before
+        # the upload came (or because none will), a corrupt upload, and (job, time) of further copies
+        self.fates: dict[int, Fate] = {}
+        self.freed: dict[int, float] = {}
+        self.corrupt: list[int] = []
+        self.copies: list[tuple[int, float]] = []
+        self._applied = self.closed = 0
+        until = world.until
+        self.horizon = math.inf if until.time is None else until.time * SLACK
+        self._last_update = math.inf if until.updates is None else until.updates
+        self._last_step = math.inf if until.steps is None else until.steps
+
+    def dispatch(self, client: int, time: float, upload: float) -> int:
+        """Note a job sent now, whose upload will reach the server at ``upload``; returns the job."""
+        number = self.jobs_of[client]
+        self.jobs_of[client] = number + 1
+        job = len(self.client)
+        self.client.append(client)
+        self.number.append(number)
+        self.dispatch_time.append(time)
+        self.upload_time.append(upload)
+        self._applied_before.append(self._applied)
+        return job
+
+    def call_off(self, job: int, time: float) -> None:
+        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite)."""
+        self.upload_time[job] = math.inf
+        self.freed[job] = min(self.freed.get(job, math.inf), time)
+        self.fates[job] = Fate.CALLED_OFF
+
+    def apply(self, job: int, time: float, closes: bool) -> bool:
+        """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
+        self._job.append(job)
+        self._time.append(time)
+        self._closes.append(closes)
+        self._applied += 1
+        self.closed += closes
+        return self._applied < self._last_update and self.closed < self._last_step
+
+    def apply_step(self, jobs: Iterable[int], time: float) -> bool:
+        """Apply ``jobs``, at least one, as one server step at ``time``; false once the budget is spent."""
+        if time > self.horizon:
+            return False
+        *others, last = jobs
+        return all(self.apply(job, time, False) for job in others) and self.apply(last, time, True)
+
+    @property
+    def end(self) -> float:
+        """When the plan ended: at its last application if updates or steps were limited and reached, else its time."""
+        spent = self._applied >= self._last_update or self.closed >= self._last_step
+        return self._time[-1] if spent and self._time else self.horizon
+
+    def schedule(self, world: World) -> Schedule:
+        """The record as arrays. Versions and steps are counts of the closed steps before a position."""
+        client = np.array(self.client, np.int32)
+        closes = np.array(self._closes, np.bool_)
+        closed = np.concatenate([[0], np.cumsum(closes, dtype=np.int64)])
+        dispatched_after = np.array(self._applied_before, np.int64)
+        job = np.array(self._job, np.int64)
+        fate = np.full(len(client), Fate.UNDER_WAY, np.int8)
+        fate[job] = Fate.APPLIED
+        fate[list(self.fates)] = list(self.fates.values())
+        upload_time = np.array(self.upload_time, np.float64)
+        freed_time = upload_time.copy()
+        freed_time[list(self.freed)] = list(self.freed.values())
+        corrupt, copies = np.zeros(len(client), np.bool_), np.zeros(len(client), np.int8)
+        corrupt[self.corrupt] = True
+        delivered = [of for of, time in self.copies if time <= self.end and fate[of] in RECEIVED]
+        np.add.at(copies, delivered, 1)
+        return Schedule(
+            num_clients=world.num_clients,
+            client=client,
+            number=np.array(self.number, np.int32),
+            local_steps=world.local_steps[client].astype(np.int32),
+            dispatch_time=np.array(self.dispatch_time, np.float64),
+            upload_time=upload_time,
+            dispatched_after=dispatched_after,
+            version=closed[dispatched_after],
+            job=job,
+            time=np.array(self._time, np.float64),
+            closes=closes,
+            step=closed[:-1],
+            fate=fate,
+            freed_time=freed_time,
+            corrupt=corrupt,
+            copies=copies,
+        )

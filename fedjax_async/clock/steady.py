@@ -1,0 +1,185 @@
+"""Asynchrony in a reliable world, at millions of events a second: policies whose clients leave when they return.
+
+Without absences and losses every upload sends one client off, so job ``C + e`` is the one that arrival
+``e`` sends, and all columns follow from the order of arrivals. Where clients send themselves off again,
+that order is a merge of the clients' own timelines, made with whole arrays. Where others are drawn, a
+heap finds it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock.fates import Fate
+from fedjax_async.clock.record import SLACK
+from fedjax_async.clock.successors import Rule
+from fedjax_async.clock.world import World, checked_durations, duration_lookup
+from fedjax_async.types import Schedule
+
+# Events that one step of the merge adds to the timelines of those that lag behind, at the most.
+_CHUNK = 1 << 18
+
+
+class Arrivals(NamedTuple):
+    """Who arrives when. ``client`` and ``number`` (one a job), ``upload`` (one a job), ``job`` (one an arrival)."""
+
+    client: np.ndarray
+    number: np.ndarray
+    upload: np.ndarray
+    job: np.ndarray
+
+
+def budget(world: World, size: int) -> tuple[float, float]:
+    """The most arrivals, and the last moment, that the budget admits when every ``size`` arrivals are a step."""
+    until = world.until
+    most = min(
+        math.inf if until.updates is None else until.updates, math.inf if until.steps is None else until.steps * size
+    )
+    return most, math.inf if until.time is None else until.time * SLACK
+
+
+def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> Schedule:
+    """The schedule of ``arrivals`` of which every ``size`` are a server step.
+
+    Jobs that the end of the budget leaves unsent are cut off: of uploads at the very moment at which it
+    is spent, none sends anybody.
+    """
+    job = arrivals.job
+    time = arrivals.upload[job]
+    spent = len(job) == budget(world, size)[0]
+    sending = int(np.searchsorted(time, time[-1])) if spent else len(job)
+    jobs = concurrency + sending
+    client = arrivals.client[:jobs].astype(np.int32)
+    upload = arrivals.upload[:jobs]
+    started = np.zeros(concurrency, np.int64)
+    dispatched_after = np.concatenate([started, np.searchsorted(time, time[:sending], side="right")])
+    position = np.arange(1, len(job) + 1)
+    fate = np.full(jobs, Fate.UNDER_WAY, np.int8)
+    fate[job] = Fate.APPLIED
+    return Schedule(
+        num_clients=world.num_clients,
+        client=client,
+        number=arrivals.number[:jobs].astype(np.int32),
+        local_steps=world.local_steps[client].astype(np.int32),
+        dispatch_time=np.concatenate([np.zeros(concurrency), time[:sending]]),
+        upload_time=upload,
+        dispatched_after=dispatched_after,
+        version=dispatched_after // size,
+        job=job,
+        time=time,
+        closes=position % size == 0,
+        step=(position - 1) // size,
+        fate=fate,
+        freed_time=upload.copy(),
+        corrupt=np.zeros(jobs, np.bool_),
+        copies=np.zeros(jobs, np.int8),
+    )
+
+
+def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
+    """The arrivals when a client drawn by ``rule`` leaves in the stead of each that returns."""
+    candidates, fill, add, draw, _ = rule(world.num_clients, concurrency, world.seed)
+    first = sorted(candidates[:concurrency])
+    fill(candidates[concurrency:])
+    duration = duration_lookup(world)
+    clients, numbers, arrived = array("q", first), array("q", bytes(8 * concurrency)), array("q")
+    uploads = array("d", [duration(client, 0) for client in first])
+    heap = list(zip(uploads, first, range(concurrency)))
+    heapq.heapify(heap)
+    jobs_of = array("i", bytes(4 * world.num_clients))
+    for client in first:
+        jobs_of[client] = 1
+    most, horizon = budget(world, size)
+    replace, next_job = heapq.heapreplace, concurrency
+    while next_job - concurrency < most:
+        now, client, job = heap[0]
+        if now > horizon:
+            break
+        arrived.append(job)
+        add(client)
+        client = draw()
+        number = jobs_of[client]
+        jobs_of[client] = number + 1
+        upload = now + duration(client, number)
+        if upload <= now:
+            raise too_short(client, now)
+        clients.append(client)
+        numbers.append(number)
+        uploads.append(upload)
+        replace(heap, (upload, client, next_job))
+        next_job += 1
+    return Arrivals(*(np.array(column) for column in (clients, numbers, uploads, arrived)))
+
+
+def too_short(client: int, time: float) -> ValueError:
+    """The error for a job whose end cannot be told from its beginning."""
+    return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+
+
+def merged(world: World, size: int, concurrency: int) -> Arrivals:
+    """The arrivals when the clients 0..C-1 leave again as soon as they return."""
+    most, horizon = budget(world, size)
+    client, number, time = _timelines(world, concurrency, most, horizon)
+    within = np.flatnonzero(time <= horizon)
+    order = within[np.lexsort((client[within], time[within]))]
+    if len(order) > most:
+        order = order[: int(most)]
+    who, which = client[order], number[order]
+    # Job C + e is the one that arrival e sends; so that of an arrival is known from its client's arrival before.
+    own = np.argsort(who, kind="stable")
+    job = np.empty(len(order), np.int64)
+    job[own[1:]] = concurrency + own[:-1]
+    begins = which == 0
+    job[begins] = who[begins]
+    everyone = np.arange(concurrency)
+    jobs_client, jobs_number = np.concatenate([everyone, who]), np.concatenate([np.zeros_like(everyone), which + 1])
+    upload = np.empty(len(jobs_client))
+    upload[job] = time[order]
+    # What is under way at the end: each client's job after its last arrival.
+    done = np.bincount(who, minlength=concurrency)
+    latest = everyone.copy()
+    latest[who] = concurrency + np.arange(len(who))
+    open_ = np.flatnonzero(number == done[client])
+    upload[latest[client[open_]]] = time[open_]
+    return Arrivals(jobs_client, jobs_number, upload, job)
+
+
+def _timelines(
+    world: World, concurrency: int, most: float, horizon: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Uploads (client, number, time) of the clients 0..C-1: all that the budget admits, and each client's next.
+
+    The timelines are drawn until every client's reaches beyond the moment at which the budget ends, as far
+    as that is known: no later than the ``most``-th earliest upload drawn so far.
+    """
+    everyone = np.arange(concurrency)
+    reach, drawn = np.zeros(concurrency), np.zeros(concurrency, np.int64)
+    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    lagging, rows = everyone, 1
+    if most < math.inf:
+        rows = min(max(1, math.ceil(1.1 * most / concurrency)), max(1, 2 * _CHUNK // concurrency))
+    while len(lagging):
+        depth = max(1, min(rows, _CHUNK // len(lagging)))
+        numbers = drawn[lagging] + np.arange(depth)[:, None]
+        clients = np.broadcast_to(lagging, numbers.shape)
+        durations = checked_durations(world, clients, numbers)
+        times = np.cumsum(np.concatenate([reach[lagging][None], durations]), axis=0)
+        stuck = np.argwhere(times[1:] <= times[:-1])
+        if len(stuck):
+            row, column = stuck[0]
+            raise too_short(int(lagging[column]), float(times[row, column]))
+        columns.append((clients.reshape(-1), numbers.reshape(-1), times[1:].reshape(-1)))
+        reach[lagging], drawn[lagging] = times[-1], drawn[lagging] + depth
+        end = horizon
+        if sum(len(times) for _, _, times in columns) >= most:
+            together = np.concatenate([times for _, _, times in columns])
+            end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]))
+        lagging = np.flatnonzero(reach <= end)
+        rows *= 2
+    client, number, time = (np.concatenate(column) for column in zip(*columns))
+    return client, number, time

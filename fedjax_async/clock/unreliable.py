@@ -1,0 +1,208 @@
+"""The event queue of an unreliable world: clients that are away, jobs that fail, a server that loses patience.
+
+Sending. A client is sent a message only while it is there and has nothing to do. When a place becomes
+free, the sampling rule chooses among the clients that are there; if none is, the place stays empty and
+goes to the first that appears, which gets the model of that moment. A client has one job at a time.
+
+Losing. What becomes of a job is decided by draws that belong to it, and by the comings and goings of its
+client. A job that will never arrive frees its place when the server notices: at the job's timeout; without
+one, at the moment at which the upload would have arrived.
+
+Giving up. At its timeout a job frees its place, unless the upload comes at that very moment. Its client
+is not told: it goes on, takes no other message until it is through, and its upload, if it comes at all,
+is applied or dropped as the limits say. A crashed client takes no message before it has restarted.
+
+Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
+messages), then client, then job.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedjax_async.clock.availability import Window, together
+from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
+from fedjax_async.clock.fates import APPLIED, Fate
+from fedjax_async.clock.faults import Mishap, mishap_lookup
+from fedjax_async.clock.record import Record
+from fedjax_async.clock.world import World, duration_lookup
+
+# So many jobs in a row of which not one was applied: none ever will be.
+_FRUITLESS = 100_000
+
+UPLOAD, FREED = 0, 1
+Event = tuple[float, int, int, int]  # time, kind, client, job
+
+
+class News(NamedTuple):
+    """What an event means for who may be sent off next: whether a place, and whether the job's client is free."""
+
+    job: int
+    place: bool
+    client: bool
+
+
+class Fortune(NamedTuple):
+    """What will become of a job if nobody interferes; times are infinite for what never happens."""
+
+    fate: Fate
+    upload: float  # when the upload reaches the server
+    noticed: float  # when a server without timeout notices that none will
+    struck: float  # when the client crashes
+    free: float  # when the client can take another message, if it is there
+    mishap: Mishap | None
+
+
+def fortunes(world: World, conditions: Conditions) -> Callable[[int, int, float], Fortune]:
+    """``fortune(client, number, time)`` of a client's next job, sent at ``time``, when the client is there."""
+    duration = duration_lookup(world)
+    befalls = mishap_lookup(conditions.faults, world.num_clients)
+    pausing = together([one.window for one in conditions.availability if one.leaving == "pause"])
+    losing = together([one.window for one in conditions.availability if one.leaving == "lose"])
+
+    def fortune(client: int, number: int, time: float) -> Fortune:
+        mishap = befalls(client, number)
+        seconds = duration(client, number)
+        if mishap is not None:
+            seconds = seconds * mishap.factor + mishap.extra
+        end = time + seconds if pausing is None else _with_pauses(pausing, client, time, seconds)
+        noticed = end if end < math.inf else time + seconds
+        crash = math.inf if mishap is None else time + min(mishap.crash_share * seconds, mishap.crash_after)
+        off = math.inf if losing is None else losing(client, time)[1]
+        if mishap is not None and crash < min(end, off):
+            return Fortune(Fate.CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)
+        if off < end or end == math.inf:
+            return Fortune(Fate.INTERRUPTED, math.inf, noticed, math.inf, min(off, end), mishap)
+        if mishap is not None and mishap.lost:
+            return Fortune(Fate.LOST, math.inf, noticed, math.inf, end, mishap)
+        return Fortune(Fate.APPLIED, end, math.inf, math.inf, end, mishap)
+
+    return fortune
+
+
+def _with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
+    """When ``seconds`` of work are done that goes on only while the client is there."""
+    while True:
+        start, end = window(client, time)
+        time = max(time, start)
+        if time + seconds <= end or time == math.inf:
+            return time + seconds
+        seconds -= end - time
+        time = end
+
+
+class UnreliableQueue:
+    """Jobs under way in a heap, what will become of them, and the record of what did."""
+
+    def __init__(self, world: World):
+        conditions = world.conditions or NO_CONDITIONS
+        self.record = Record(world)
+        self.horizon = self.record.horizon
+        self.there: Window = together([one.window for one in conditions.availability]) or _always
+        self._limits = conditions.limits
+        self._patience = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
+        self._fortune = fortunes(world, conditions)
+        self._events: list[Event] = []
+        self._open: dict[int, Fortune] = {}  # jobs whose place is freed, or will be, before their upload comes
+        self._sent_version = array("q")
+        self._fruitless = 0
+
+    def dispatch(self, client: int, time: float) -> int:
+        """Send the current model to ``client``, which must be there and have nothing to do; returns the job."""
+        record = self.record
+        fortune = self._fortune(client, record.jobs_of[client], time)
+        _, upload, noticed, _, _, mishap = fortune
+        freed = noticed if upload == self._patience == math.inf else min(upload, time + self._patience)
+        if not freed > time:
+            raise ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+        job = record.dispatch(client, time, upload)
+        self._sent_version.append(record.closed)
+        if upload < math.inf:
+            heapq.heappush(self._events, (upload, UPLOAD, client, job))
+        if freed < upload:
+            heapq.heappush(self._events, (freed, FREED, client, job))
+            record.freed[job] = freed
+            self._open[job] = fortune
+        if mishap is not None:
+            if mishap.corrupt:
+                record.corrupt.append(job)
+            if mishap.copies:
+                record.copies += [(job, upload + delay) for delay in mishap.copies]
+        return job
+
+    def next_time(self) -> float:
+        """Time of the next upload or notice; infinity if there is none."""
+        return self._events[0][0] if self._events else math.inf
+
+    def take(self, before: float) -> Event | None:
+        """The next event if it comes at ``before`` or earlier. Of a freed place the job's fate is noted here."""
+        if not self._events or self._events[0][0] > before:
+            return None
+        event = heapq.heappop(self._events)
+        if event[1] == FREED:
+            fate = self._open[event[3]].fate
+            self._settle(event[3], Fate.GIVEN_UP if fate in APPLIED else fate)
+        return event
+
+    def news(self, event: Event) -> News:
+        """What an event sets free, to be asked before its upload is applied: given up, a job keeps its client busy."""
+        given_up = self.record.fates.get(event[3]) == Fate.GIVEN_UP
+        return News(event[3], event[1] == FREED or not given_up, event[1] == UPLOAD or not given_up)
+
+    def judge(self, job: int) -> Fate:
+        """What the server does with the upload of ``job`` if it turns to it now: apply it, or drop it and why."""
+        late = self.record.fates.get(job) == Fate.GIVEN_UP
+        if late and self._limits.late == "drop":
+            return Fate.DROPPED_LATE
+        most = self._limits.max_staleness
+        if most is not None and self.record.closed - self._sent_version[job] > most:
+            return Fate.DROPPED_STALE
+        return Fate.LATE if late else Fate.APPLIED
+
+    def apply(self, job: int, fate: Fate, time: float, closes: bool) -> bool:
+        """Apply an upload that was judged fit; false once the budget is spent."""
+        self._fruitless = 0
+        if fate != Fate.APPLIED:
+            self.record.fates[job] = fate
+        return self.record.apply(job, time, closes)
+
+    def apply_step(self, judged: list[tuple[int, Fate]], time: float) -> bool:
+        """Apply the fit ones of the judged uploads as one step, drop the others; false once the budget is spent."""
+        for job, fate in judged:
+            if fate not in APPLIED:
+                self.drop(job, fate)
+        fit = [(job, fate) for job, fate in judged if fate in APPLIED]
+        return all(self.apply(job, fate, time, k == len(fit)) for k, (job, fate) in enumerate(fit, 1))
+
+    def drop(self, job: int, fate: Fate) -> None:
+        """Note that an upload came and was not applied."""
+        self._settle(job, fate)
+
+    def ready(self, job: int, time: float) -> float:
+        """When the client of ``job``, whose place is free from ``time`` on, has nothing to do any more."""
+        return max(time, self._open.pop(job).free) if job in self._open else time
+
+    def call_off(self, time: float) -> dict[int, float]:
+        """Call back every job under way; returns until when clients are down that have crashed since the last time."""
+        for *_, job in self._events:
+            self.record.call_off(job, time)
+        self._events.clear()
+        crashed = {
+            self.record.client[job]: one.free for job, one in self._open.items() if one.struck <= time < one.free
+        }
+        self._open.clear()
+        return crashed
+
+    def _settle(self, job: int, fate: Fate) -> None:
+        self.record.fates[job] = fate
+        self._fruitless += 1
+        if self._fruitless > _FRUITLESS:
+            raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
+
+
+def _always(client: int, time: float) -> tuple[float, float]:
+    return 0.0, math.inf

@@ -1,0 +1,157 @@
+"""The timing policies under conditions: clients that come and go, jobs that fail, limits of the server.
+
+The rules are those of ``timing``, of which these are the general cases; what is sent when, and what
+becomes of it, is in ``unreliable``. A window acts on losses at its end, as on uploads. A cohort takes as
+many clients as it wants of those that are there and have nothing to do; if there are fewer it begins
+with these, if there are none it waits for the first. It ends when it has the uploads it wants, when no
+job of it is left to wait for, or at its deadline; if nothing came it is no step, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedjax_async.clock import chance
+from fedjax_async.clock.fates import APPLIED, Fate
+from fedjax_async.clock.places import Places
+from fedjax_async.clock.unreliable import UPLOAD, UnreliableQueue
+from fedjax_async.clock.world import World
+from fedjax_async.types import Schedule
+
+# A cohort that met its deadline with no upload so many times in a row never will.
+FRUITLESS_ROUNDS = 1000
+
+
+def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule:
+    """Every ``size`` arrivals are a server step; see ``timing.buffer``."""
+    queue = UnreliableQueue(world)
+    places = Places(queue, world, concurrency, sampling)
+    filled, funded = 0, True
+    while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
+        news = []
+        while funded and (event := queue.take(now)) is not None:
+            news.append(queue.news(event))
+            _, kind, _, job = event
+            if kind == UPLOAD and (fate := queue.judge(job)) in APPLIED:
+                filled = (filled + 1) % size
+                funded = queue.apply(job, fate, now, filled == 0)
+            elif kind == UPLOAD:
+                queue.drop(job, fate)
+        if funded:
+            places.release(news, now)
+    return queue.record.schedule(world)
+
+
+def window(world: World, length: float, concurrency: int, sampling: str) -> Schedule:
+    """Every ``length`` seconds are a server step; see ``timing.window``."""
+    queue = UnreliableQueue(world)
+    places = Places(queue, world, concurrency, sampling)
+    count, funded = 0, True
+    while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
+        count = max(count + 1, math.floor(now / length))
+        while count * length < now:
+            count += 1
+        end = count * length
+        uploads, news = [], []
+        while (now := min(queue.next_time(), places.next_time())) <= min(end, queue.horizon):
+            if now == end < queue.next_time():
+                break  # who appears at the end of the window leaves with the others
+            while (event := queue.take(now)) is not None:
+                news.append(queue.news(event))
+                if event[1] == UPLOAD:
+                    uploads.append(event[3])
+            if now < end:
+                places.fill(now)
+        if end > queue.horizon:
+            break
+        funded = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
+        if funded:
+            places.release(news, end)
+    return queue.record.schedule(world)
+
+
+def cohort(world: World, wanted: int, selected: int, deadline: float | None) -> Schedule:
+    """Synchronous rounds of ``selected`` clients, ``wanted`` uploads and at most ``deadline`` seconds."""
+    rng = chance.generator(world.seed, "rounds")
+    queue = UnreliableQueue(world)
+    down: dict[int, float] = {}  # crashed clients, until when
+    start, rounds, fruitless = 0.0, 0, 0
+    while start <= queue.horizon:
+        chosen = _choose(queue, down, rng, world, selected, rounds, start)
+        if not chosen:
+            start = min(_ready(queue, down, client, start) for client in range(world.num_clients))
+            if start == math.inf:
+                break
+            continue
+        for client in chosen:
+            queue.dispatch(client, start)
+        judged, end = _round(queue, wanted, len(chosen), math.inf if deadline is None else start + deadline)
+        if end > queue.horizon:
+            break
+        down = {client: until for client, until in down.items() if until > end} | queue.call_off(end)
+        if not queue.apply_step(judged, end):
+            break
+        start, rounds = end, rounds + 1
+        fruitless = 0 if any(fate in APPLIED for _, fate in judged) else fruitless + 1
+        if fruitless == FRUITLESS_ROUNDS:
+            raise ValueError(f"faults, deadline = {deadline}: {fruitless} rounds in a row without an upload")
+    return queue.record.schedule(world)
+
+
+def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tuple[list[tuple[int, Fate]], float]:
+    """Wait for ``wanted`` uploads of ``left`` jobs: the uploads with what becomes of them, and the round's end."""
+    judged: list[tuple[int, Fate]] = []
+    fit, end = 0, limit
+    while left and fit < wanted:
+        event = queue.take(min(limit, queue.horizon))
+        if event is None:
+            return judged, limit
+        end, kind, _, job = event
+        left -= queue.news(event).place
+        if kind == UPLOAD:
+            judged.append((job, queue.judge(job)))
+            fit += judged[-1][1] in APPLIED
+    return judged, end
+
+
+def _ready(queue: UnreliableQueue, down: dict[int, float], client: int, time: float) -> float:
+    """When a client is there and up: now, or as soon as it is."""
+    up = max(time, down.get(client, time))
+    return max(up, queue.there(client, up)[0])
+
+
+def _choose(
+    queue: UnreliableQueue,
+    down: dict[int, float],
+    rng: np.random.Generator,
+    world: World,
+    selected: int,
+    rounds: int,
+    time: float,
+) -> list[int]:
+    """Up to ``selected`` clients that can go now, each set of them equally probable, in order of number."""
+    chosen: list[int] = []
+    for client in _tried(rng, world, selected, rounds):
+        if len(chosen) == selected:
+            break
+        if _ready(queue, down, client, time) <= time:
+            chosen.append(client)
+    return sorted(chosen)
+
+
+def _tried(rng: np.random.Generator, world: World, selected: int, rounds: int) -> Iterator[int]:
+    """All clients in random order, the first of them as in a world where everybody is there."""
+    first = rng.choice(world.num_clients, selected, replace=False)
+    yield from first.tolist()
+    more = chance.generator(world.seed, "substitutes", rounds)
+    tried = set(first.tolist())
+    while 2 * len(tried) < world.num_clients:  # most guesses are new
+        client = int(more.integers(world.num_clients))
+        if client not in tried:
+            tried.add(client)
+            yield client
+    rest = np.setdiff1d(np.arange(world.num_clients), np.fromiter(tried, np.int64, len(tried)))
+    yield from more.permutation(rest).tolist()

@@ -1,0 +1,207 @@
+"""Client data on disk, larger than memory: a folder of ``.npy`` files, memory-mapped when opened.
+
+Layout: ``FOLDER/{x,y,size,test_x,test_y}.npy``, with per-client test sets also ``test_{order,offset,size}.npy``, and
+``metadata.json`` (format, version, name, decoder, classes; dtype, shape and sha256 of every file). The rows of a client
+lie side by side, client after client. A folder appears in one rename, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.check import require, whole
+from fedjax_async.data import decode as decoders
+from fedjax_async.data.cache import appearing
+from fedjax_async.data.column import Column, open_column
+from fedjax_async.data.dataset import Federation
+from fedjax_async.data.published import array_hash
+from fedjax_async.data.staging import spans
+from fedjax_async.data.virtual import MOST, Identity
+from fedjax_async.types import Array, FederatedData
+
+FORMAT, VERSION = "fedjax_async clients", 1
+CHUNK = 64 * 2**20  # bytes of x that are rearranged at a time
+FIELDS = ("x", "y", "size", "test_x", "test_y")
+OWN_TESTS = ("test_order", "test_offset", "test_size")
+
+Where = str | os.PathLike[str]
+Decode = Callable[[Array], Array]
+Chunk = tuple[np.ndarray, np.ndarray, np.ndarray]  # x [R, ...], y [R, ...] and the sizes of the clients, summing to R
+
+
+def write_clients(
+    folder: Where,
+    chunks: Iterable[Chunk],
+    *,
+    test_x: np.ndarray,
+    test_y: np.ndarray,
+    decode: Decode = decoders.as_is,
+    num_classes: int | None = None,
+    name: str = "clients",
+    **own_tests: np.ndarray,
+) -> Path:
+    """Write clients as they come to a new folder, which :func:`open_folder` opens; only a chunk is in memory.
+
+    Args:
+      chunks: ``(x, y, size)`` of any number of whole clients: x [R, ...], y [R, ...] and size int[n] with sum R.
+      decode: kept by name if it is one of ``data.decode``; any other must be given again when opening.
+      own_tests: ``test_order``, ``test_offset`` and ``test_size`` of ``FederatedData``, all three or none.
+
+    Returns the folder. ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
+    """
+    folder = Path(folder)
+    require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
+    require(set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), " and ".join(OWN_TESTS))
+    with appearing(folder) as temporary:
+        sizes: list[np.ndarray] = []
+        files: dict[str, Any] = {}
+        with Column(temporary / "x.npy") as column_x, Column(temporary / "y.npy") as column_y:
+            for x, y, size in chunks:
+                sizes.append(_check_chunk(x, y, size, num_classes))
+                column_x.append(x)
+                column_y.append(y)
+                allowed = f"at most {MOST}, since rows are numbered by int32"
+                require(column_x.rows <= MOST, "chunks", f"{column_x.rows} examples or more", allowed)
+        require(len(sizes) > 0, "chunks", "none", "at least one chunk of clients")
+        files |= {"x": column_x.about(), "y": column_y.about()}
+        whole_arrays = {"size": np.concatenate(sizes), "test_x": test_x, "test_y": test_y, **own_tests}
+        for field, array in whole_arrays.items():
+            with Column(temporary / f"{field}.npy") as column:
+                column.append(np.asarray(array))
+            files[field] = column.about()
+        metadata = {"format": FORMAT, "version": VERSION, "name": name, "num_classes": num_classes}
+        metadata |= {"decode": _decoder_name(decode), "files": files}
+        (temporary / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def write_folder(folder: Where, data: FederatedData) -> Path:
+    """Write any ``FederatedData`` to a new folder: rows in order of their owners, virtual arrays computed.
+
+    A ``Dataset`` is dealt first: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
+    """
+    tests = {} if data.test_order is None else {field: getattr(data, field) for field in OWN_TESTS}
+    return write_clients(
+        folder, _chunks(data), test_x=data.test_x, test_y=data.test_y, decode=data.decode,
+        num_classes=data.num_classes, name=data.name, **tests,
+    )  # fmt: skip
+
+
+def open_folder(folder: Where, *, decode: Decode | None = None, verify: bool = False) -> FederatedData:
+    """The clients in a folder: x and y memory-mapped, the rest loaded, and ``streamed`` set.
+
+    ``decode``: needed if the folder was written with a function that ``data.decode`` does not have. Types, shapes
+    and lengths of all files are compared with the metadata; with ``verify`` also their contents (this
+    reads them whole). ``ValueError`` for anything that is missing, cut short, altered or foreign.
+    """
+    folder = Path(folder)
+    metadata = _read_metadata(folder)
+    if decode is None:
+        known = metadata["decode"]
+        require(known in decoders.DECODERS, f"{folder}: decode", known, "given as decode=...: it is not a known one")
+        decode = decoders.DECODERS[known]
+    arrays = {field: open_column(folder / f"{field}.npy", about) for field, about in metadata["files"].items()}
+    if verify:
+        for field, array in arrays.items():
+            good = array_hash(array) == metadata["files"][field]["sha256"]
+            require(good, f"{folder}: {field}", "other contents than were written", "unaltered (sha256)")
+    x, y = arrays.pop("x"), arrays.pop("y")
+    size, test_x, test_y = (np.array(arrays.pop(field)) for field in FIELDS[2:])
+    good = size.dtype == np.int32 and size.ndim == 1 and len(size) > 0 and size.min() >= 1
+    good = good and int(size.sum(dtype=np.int64)) == len(x) == len(y) and len(test_x) == len(test_y)
+    require(bool(good), f"{folder}: size", f"{size.dtype}{list(size.shape)}", f"sizes >= 1 of {len(x)} examples in all")
+    return FederatedData(
+        metadata["name"], x, y, Identity((len(x),)), (np.cumsum(size) - size).astype(np.int32), size, test_x, test_y,
+        decode=decode, num_classes=metadata["num_classes"], streamed=True,
+        **{field: np.array(array) for field, array in arrays.items()},
+    )  # fmt: skip
+
+
+def folder(*, path: str) -> Federation:
+    """Clients streamed from a folder of memory-mapped arrays, of any size; natural clients: folder:path=DIR.
+
+    The folder is one that ``data.write_folder`` or ``data.write_clients`` wrote. With fewer clients than it has, the
+    first ones take part; with more it is a ``ValueError``.
+    """
+    data = open_folder(str(path))
+
+    def deal(num_clients: int | None, seed: int) -> FederatedData:
+        del seed  # everything was decided when the folder was written
+        if num_clients is None or num_clients == len(data.size):
+            return data
+        whole("num_clients", num_clients, 1, len(data.size))
+        fewer = data._replace(offset=data.offset[:num_clients], size=data.size[:num_clients])
+        if data.test_order is None or data.test_offset is None or data.test_size is None:
+            return fewer
+        test_size = data.test_size[:num_clients]
+        return fewer._replace(
+            test_order=data.test_order[spans(data.test_offset[:num_clients], test_size)],
+            test_offset=(np.cumsum(test_size) - test_size).astype(np.int32),
+            test_size=test_size,
+        )
+
+    return Federation(data.name, deal)
+
+
+def _check_chunk(x: np.ndarray, y: np.ndarray, size: np.ndarray, num_classes: int | None) -> np.ndarray:
+    """The sizes as int32[n], or a ``ValueError``."""
+    size, y = np.asarray(size), np.asarray(y)
+    good = size.ndim == 1 and len(size) > 0 and np.issubdtype(size.dtype, np.integer) and bool(size.min() >= 1)
+    require(good, "size", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 a client")
+    total = int(size.sum(dtype=np.int64))
+    allowed = f"the number of examples, {len(x)} in x and {len(y)} in y"
+    require(total == len(x) == len(y), "size", f"{total} in all", allowed)
+    if num_classes is not None:
+        good = np.issubdtype(y.dtype, np.integer) and 0 <= y.min() <= y.max() < num_classes
+        require(bool(good), "y", y.dtype.name, f"integer labels in [0, {num_classes})")
+    return size.astype(np.int32)
+
+
+def _chunks(data: FederatedData) -> Iterator[Chunk]:
+    """Whole clients, about ``CHUNK`` bytes of x at a time."""
+    row = max(1, int(np.prod(data.x.shape[1:])) * np.dtype(data.x.dtype).itemsize)
+    last = np.cumsum(data.size, dtype=np.int64)
+    first = 0
+    while first < len(last):
+        done = last[first] - data.size[first]
+        after = max(first + 1, int(np.searchsorted(last, done + CHUNK // row, "right")))
+        size = data.size[first:after]
+        rows = data.order[spans(data.offset[first:after], size)]
+        yield np.asarray(data.x[rows]), np.asarray(data.y[rows]), size
+        first = after
+
+
+def _decoder_name(decode: Decode) -> str | None:
+    return next((name for name, known in decoders.DECODERS.items() if known is decode), None)
+
+
+def _read_metadata(folder: Path) -> dict[str, Any]:
+    """``metadata.json``, with everything in it that :func:`open_folder` reads of the right kind."""
+    file = folder / "metadata.json"
+    try:
+        metadata = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"folder = '{folder}': must hold clients' data, and a metadata.json ({error})") from error
+    kind = metadata.get("format") if isinstance(metadata, dict) else None
+    require(kind == FORMAT, f"{file}: format", kind, repr(FORMAT))
+    require(metadata.get("version") == VERSION, f"{file}: version", metadata.get("version"), str(VERSION))
+    good = isinstance(metadata.get("name"), str) and isinstance(metadata.get("decode"), (str, type(None)))
+    classes = metadata.get("num_classes", "")
+    good = good and (classes is None or (isinstance(classes, int) and classes >= 1))
+    require(good, f"{file}: name, decode, num_classes", "missing or of another type", "as they were written")
+    files = metadata.get("files")
+    good = isinstance(files, dict) and set(files) in (set(FIELDS), {*FIELDS, *OWN_TESTS})
+    good = good and all(_is_described(about) for about in files.values())
+    require(good, f"{file}: files", "missing or of another form", "dtype, shape, bytes and sha256 of every file")
+    return metadata
+
+
+def _is_described(about: Any) -> bool:
+    kinds = {"dtype": str, "shape": list, "bytes": int, "sha256": str}
+    return isinstance(about, dict) and all(isinstance(about.get(key), kind) for key, kind in kinds.items())

@@ -1,0 +1,152 @@
+"""Many runs from one description: every combination of a grid, listed points, and seeds.
+
+What is swept is named as in :class:`~fedjax_async.engine.settings.Settings`: ``lr``, ``delay``, ``seed``; an
+option inside a spec by a dot: ``method.mixing``, ``delay.sigma``, ``optimizer.momentum``, ``timing.size``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedjax_async import check
+from fedjax_async.engine.paths import FIELDS, Fields, changed, checked, flat, option_text
+from fedjax_async.engine.settings import Settings, as_dict
+
+MOST_RUNS = 100_000  # more is a slip of the keyboard
+LONGEST_NAME = 120  # characters; file systems take 255 bytes
+PLAIN = frozenset(string.ascii_letters + string.digits + "._-=@")  # kept as they are in a name
+SWAPPED = {":": "~", ",": "+"}  # so that specs stay readable in a name; the rest becomes %XX
+
+
+class Point(NamedTuple):
+    """One run of a sweep."""
+
+    name: str  # its folder: "mixing=0.4,exponent=0.5,seed=1"
+    values: dict[str, Any]  # what the sweep sets, by path: {"method.mixing": 0.4, ..., "seed": 1}
+    settings: Settings
+
+
+def labels(paths: Iterable[str]) -> dict[str, str]:
+    """Path -> short name: the option alone where that can mean nothing else.
+
+    >>> labels(["method.mixing", "decay.steps", "lr"])
+    {'method.mixing': 'mixing', 'decay.steps': 'decay.steps', 'lr': 'lr'}
+    """
+    paths = list(paths)
+    ends = [path.rpartition(".")[2] for path in paths]
+    alone = [ends.count(end) == 1 and ("." not in path or end not in FIELDS) for path, end in zip(paths, ends)]
+    return {path: end if clear else path for path, end, clear in zip(paths, ends, alone)}
+
+
+def _escaped(value: Any) -> str:
+    """A value as part of a file name; different values of a setting stay different."""
+    text = value if isinstance(value, str) else option_text("value", value)
+    return "".join(c if c in PLAIN else SWAPPED.get(c) or "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
+
+
+def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
+    """The folder's name of a point; different values, different names (over-long ones end in a hash).
+
+    >>> point_name({"method": "fedbuff@buffer:size=5", "seed": 1}, {"method": "method", "seed": "seed"})
+    'method=fedbuff@buffer~size=5,seed=1'
+    """
+    name = ",".join(f"{short[path]}={_escaped(value)}" for path, value in values.items()) or "base"
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def setting_title(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
+    """The same for people, without the seed: ``mixing=0.4, exponent=0.5``."""
+    return ", ".join(f"{short[path]}={value}" for path, value in values.items() if path != "seed") or "base"
+
+
+def swept(points: Iterable[Point]) -> list[str]:
+    """Every path that some point sets, in order of first use, the seed last."""
+    paths = dict.fromkeys(path for point in points for path in point.values)
+    return sorted(paths, key=lambda path: path == "seed")
+
+
+def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
+    """What all runs share, from settings or a mapping by path; it need not be a whole run yet."""
+    if isinstance(base, Settings):
+        return as_dict(base)
+    check.require(isinstance(base, Mapping), "base", base, "Settings or a mapping, setting -> value")
+    fields: Fields = {name: field.default for name, field in FIELDS.items()}
+    return changed(fields, {path: checked(path, value, fields) for path, value in flat(base).items()})
+
+
+def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
+    """Path -> its values, checked; a value that is no list is a list of one."""
+    axes: dict[str, list[Any]] = {}
+    for path, given in flat(grid).items():
+        single = isinstance(given, str) or not isinstance(given, Iterable)
+        values = [checked(path, value, fields) for value in ([given] if single else given)]
+        check.require(len(values) > 0, path, values, "at least one value")
+        twice = any(value in values[:place] for place, value in enumerate(values))
+        check.require(not twice, path, values, "values that are different from each other")
+        axes[path] = values
+    return axes
+
+
+def _seeds(seeds: int | Iterable[int], first: int) -> list[int]:
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        return list(seeds)
+    check.whole("seeds", seeds, high=MOST_RUNS)
+    return list(range(first, first + seeds))
+
+
+def expand(
+    base: Settings | Mapping[str, Any],
+    grid: Mapping[str, Any] | None = None,
+    *,
+    points: Iterable[Mapping[str, Any]] | None = None,
+    seeds: int | Iterable[int] | None = None,
+) -> list[Point]:
+    """The runs of a sweep, in order: the grid's combinations, then the listed points, each with every seed.
+
+    Args:
+      base: what all runs share: ``Settings``, or a mapping by path.
+      grid: path -> list of values; every combination is a run, the last path varies fastest.
+      points: further runs, each a mapping path -> value; a list of values makes it a small grid of its own.
+      seeds: a number of seeds, counted from the base's, or a list of them.
+
+    Raises: ``ValueError`` for unknown paths (naming the nearest), values of the wrong type, empty lists,
+    and two runs with the same settings.
+
+    >>> [point.name for point in expand(Settings(updates=9), {"method.mixing": [0.4, 0.8]}, seeds=2)]
+    ['mixing=0.4,seed=0', 'mixing=0.4,seed=1', 'mixing=0.8,seed=0', 'mixing=0.8,seed=1']
+    """
+    fields = base_fields(base)
+    entries = [*([grid] if grid else []), *(points or [])]
+    for entry in entries:
+        check.require(isinstance(entry, Mapping), "grid or point", entry, "a mapping, setting -> values")
+    axes = [_axes(entry, fields) for entry in entries]
+    check.require(any(axes) or seeds is not None, "grid", grid, "at least one setting with its values")
+    if seeds is not None:
+        listed = any("seed" in each for each in axes)
+        check.require(not listed, "seeds", seeds, "left out where the grid or a point says seed")
+        found = _axes({"seed": _seeds(seeds, fields["seed"])}, fields)
+        axes = [each | found for each in axes or [{}]]
+    count = sum(math.prod(map(len, each.values())) for each in axes)
+    check.require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
+    combined = [dict(zip(each, values)) for each in axes for values in itertools.product(*each.values())]
+    short = labels(dict.fromkeys(path for each in axes for path in each))
+    expanded = [Point(point_name(values, short), values, Settings(**changed(fields, values))) for values in combined]
+    _all_different(expanded)
+    return expanded
+
+
+def _all_different(points: Sequence[Point]) -> None:
+    """``ValueError`` if two points are the same run, or if a file system could take their folders for one."""
+    seen: dict[Any, str] = {}
+    for point in points:
+        for same in (point.settings, point.name.lower()):
+            if same in seen:
+                raise ValueError(f"points = {seen[same]!r}, {point.name!r}: must be different from each other")
+            seen[same] = point.name

@@ -1,0 +1,255 @@
+"""One setting by its path: ``lr``, ``delay``, or an option inside a spec, ``method.mixing``, ``timing.size``.
+
+Where a spec joins several models, the model's name stands between: ``faults.drop.probability``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from fedjax_async import check, registry
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.data import DATASETS, PARTITIONERS
+from fedjax_async.engine.methods import METHODS, method_options
+from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.local import DECAYS, OPTIMIZERS
+from fedjax_async.models import MODELS
+
+Fields = Mapping[str, Any]  # every setting by name; not yet checked together, as a Settings is
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "timing": TIMINGS,
+    "delay": DELAYS,
+    "availability": AVAILABILITY,
+    "faults": FAULTS,
+    "network": NETWORKS,
+    "dataset": DATASETS,
+    "partition": PARTITIONERS,
+    "model": MODELS,
+    "optimizer": OPTIMIZERS,
+    "decay": DECAYS,
+}
+USUAL = {"partition": "dirichlet:alpha=0.1"}  # what None stands for where an option of it is set
+JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
+PLUS = re.compile(r"\+(?=[a-z_]*(?::|\+|$))")
+
+
+class Address(NamedTuple):
+    """The parts of a path."""
+
+    field: str
+    name: str  # of one of several joined models; "" where the spec is of one
+    option: str  # "" for the setting as a whole
+
+
+def address(path: str) -> Address:
+    """Split a path: ``lr``, ``method.mixing``, ``faults.drop.probability``."""
+    field, *rest = path.split(".")
+    has_options = field == "method" or field in REGISTRIES
+    fits = not rest or (has_options and len(rest) <= 2 and all(part.isidentifier() for part in rest))
+    check.require(fits, "setting", path, "a setting or SPEC.OPTION, such as method.mixing")
+    return Address(field, rest[0] if len(rest) == 2 else "", rest[-1] if rest else "")
+
+
+# --- specs ------------------------------------------------------------------------------------------
+
+
+def with_option(spec: str, key: str, value: Any) -> str:
+    """``spec`` with one option set, the others as they stand.
+
+    >>> with_option("fedasync:mixing=0.6,exponent=0.5", "mixing", 0.4), with_option("constant", "mean", 2.0)
+    ('fedasync:mixing=0.4,exponent=0.5', 'constant:mean=2.0')
+    """
+    name, options = registry.parse_spec("spec", spec)
+    texts = (item.partition("=")[2].strip() for item in spec.partition(":")[2].split(",") if item)
+    merged = dict(zip(options, texts)) | {key: option_text(key, value)}
+    return f"{name}:{','.join(f'{k}={text}' for k, text in merged.items())}"
+
+
+def option_text(path: str, value: Any) -> str:
+    """An option's value as a spec holds it: what :func:`fedjax_async.registry.parse_value` reads back."""
+    if isinstance(value, (bool, type(None))):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, float) else str(value).strip()
+    fits = isinstance(value, (int, float, str)) and text != "" and not set(text) & set(",@")
+    check.require(fits, path, value, "a number, true, false, none, or a text without ',' and '@'")
+    return text
+
+
+def _method_name(fields: Fields) -> str:
+    name: str = fields["method"].partition("@")[0].partition(":")[0]
+    registry.find("method", METHODS, name)
+    return name
+
+
+def _spec(fields: Fields, field: str) -> str | None:
+    """The spec that options of ``field`` stand in."""
+    rule, _, timing = fields["method"].partition("@")
+    # a method's own "@timing" wins over the run's, and that over the method's usual one
+    places: dict[str, Callable[[], str | None]] = {
+        "method": lambda: rule,
+        "timing": lambda: timing or fields["timing"] or METHODS[_method_name(fields)].timing,
+    }
+    return places[field]() if field in places else fields[field] or USUAL.get(field)
+
+
+def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
+    """The inverse of ``_spec``."""
+    rule, at, timing = fields["method"].partition("@")
+    places = {"method": {"method": spec + at + timing}}
+    if at:
+        places["timing"] = {"method": f"{rule}@{spec}"}
+    return {**fields, **places.get(field, {field: spec})}
+
+
+def _models(fields: Fields, field: str) -> dict[str, str]:
+    """Name -> spec of each model that a setting names; none where it is None."""
+    spec = _spec(fields, field)
+    if spec is None:
+        return {}
+    specs = PLUS.split(spec) if field in JOINED else [spec]
+    models = {one.partition(":")[0]: one for one in specs}
+    check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
+    return models
+
+
+def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
+    """The models of a setting, and the name of the one that a path means."""
+    models = _models(fields, where.field)
+    check.require(len(models) > 0, where.field, fields[where.field], f"given, to set its option {where.option}")
+    name = where.name or (next(iter(models)) if len(models) == 1 else "")
+    paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
+    check.require(name in models, "setting", ".".join(filter(None, where)), paths)
+    return models, name
+
+
+def _options(field: str, name: str) -> Iterable[str]:
+    """The options that a model called ``name`` takes."""
+    if field == "method":
+        return method_options(name)
+    return registry.options_of(registry.find(field, REGISTRIES[field], name))
+
+
+# --- paths ------------------------------------------------------------------------------------------
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by path: TOML reads ``method.mixing = 0.4`` as ``{"method": {"mixing": 0.4}}``."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        path = f"{prefix}{key}"
+        inner = flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+        for name in inner:
+            check.require(name not in found, "setting", name, "given once")
+        found |= inner
+    return found
+
+
+def _unknown(path: str, fields: Fields) -> ValueError:
+    """The error for a path that is neither a setting nor an option, naming the nearest that is."""
+    known = [*FIELDS]
+    for field in ("method", *REGISTRIES):
+        models = _models(fields, field)
+        for name in models:
+            start = f"{field}.{name}" if len(models) > 1 else field
+            known += [f"{start}.{option}" for option in _options(field, name)]
+    near = [name for name in known if name.endswith(f".{path}")]
+    near += difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FIELDS)}"
+    return ValueError(f"setting = {path!r}: unknown; {hint} (options of a spec are written as in method.mixing)")
+
+
+FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
+}
+CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
+KINDS = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
+
+
+def _field_value(field: str, value: Any) -> Any:
+    """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
+    kinds = str(FIELDS[field].type).split(" | ")
+    if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
+        return None
+    check.require(FITS[kinds[0]](value), field, value, " or ".join(KINDS[kind] for kind in kinds))
+    return CONVERT[kinds[0]](value)
+
+
+def checked(path: str, value: Any, fields: Fields) -> Any:
+    """``value`` as the settings hold it; ``ValueError`` if nothing is called ``path``, or the type is wrong."""
+    value = value.item() if hasattr(value, "item") else value  # NumPy's numbers
+    if path.partition(".")[0] not in FIELDS:
+        raise _unknown(path, fields)
+    where = address(path)
+    return registry.parse_value(option_text(path, value)) if where.option else _field_value(path, value)
+
+
+def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with checked ``values`` by path: whole settings first, then the options inside them.
+
+    >>> changed({"method": "fedasync@every", "lr": 0.1}, {"method.mixing": 0.4, "lr": 0.2})
+    {'method': 'fedasync:mixing=0.4@every', 'lr': 0.2}
+    """
+    new = {**fields, **{path: value for path, value in values.items() if "." not in path}}
+    for path, value in values.items():
+        where = address(path)
+        if not where.option:
+            continue
+        models, name = _chosen(new, where)
+        known = _options(where.field, name)
+        if where.option not in known:
+            near = difflib.get_close_matches(where.option, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {path[: -len(where.option)] + near[0]!r}?" if near else ""
+            takes = ", ".join(known) or "none"
+            raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
+        models[name] = with_option(models[name], where.option, value)
+        new = _with_spec(new, where.field, "+".join(models.values()))
+    return new
+
+
+def value_of(settings: Settings, path: str) -> Any:
+    """What a run has for a path: the setting, or the option where its spec states it, else None.
+
+    >>> run = Settings(updates=9, method="fedbuff@buffer:size=5")
+    >>> value_of(run, "lr"), value_of(run, "timing.size"), value_of(run, "delay.mean")
+    (0.01, 5, None)
+    """
+    where = address(path)
+    if not where.option:
+        return getattr(settings, where.field)
+    models = _models(as_dict(settings), where.field)
+    spec = models.get(where.name) if where.name else next(iter(models.values()), None)
+    return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
+
+
+def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
+    """``value_of`` each path; a spec is shown without the options that are among the paths themselves.
+
+    >>> values_of(Settings(updates=9, method="fedasync:mixing=0.4,clip=1"), ["method", "method.mixing"])
+    {'method': 'fedasync:clip=1', 'method.mixing': 0.4}
+    """
+    found = {path: value_of(settings, path) for path in paths}
+    places = [address(path) for path in found]
+    for field in {where.field for where in places if where.option} & set(found):
+        rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
+        parts = PLUS.split(rule) if field in JOINED else [rule]
+        text = "+".join(_without(part, field, places) for part in parts)
+        found[field] = text + at + _without(timing, "timing", places) if text else found[field]
+    return found
+
+
+def _without(spec: str, field: str, places: Iterable[Address]) -> str:
+    """A model's spec without the options that ``places`` name."""
+    name, _, tail = spec.partition(":")
+    gone = {where.option for where in places if where.field == field and where.name in ("", name)}
+    kept = [item for item in tail.split(",") if item and item.partition("=")[0].strip().replace("-", "_") not in gone]
+    return f"{name}:{','.join(kept)}" if kept else name

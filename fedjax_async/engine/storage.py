@@ -1,0 +1,73 @@
+"""Start models kept at half precision: slots of a large model take half the memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.engine.pieces import ClientFamily, Hyper, ServerFamily, bound
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Key,
+    Message,
+    Params,
+    ServerAlgorithm,
+    State,
+)
+
+SLOT_DTYPES = ("full", "bfloat16")
+
+
+def _cast(params: Params, dtype: Any) -> Params:
+    """Floating-point leaves in another dtype."""
+    return jax.tree.map(lambda w: w.astype(dtype) if jnp.issubdtype(w.dtype, jnp.floating) else w, params)
+
+
+@lru_cache(maxsize=64)
+def server_storing(server: ServerAlgorithm | ServerFamily, dtype: str) -> ServerFamily:
+    """The rule, whose messages leave in ``dtype``: clients start from the rounded model."""
+
+    def family(hyper: Hyper) -> ServerAlgorithm:
+        rule: ServerAlgorithm = bound(server, hyper)
+
+        def dispatch(state: State, memory: State) -> tuple[Message, State]:
+            message, memory = rule.dispatch(state, memory)
+            return message._replace(params=_cast(message.params, dtype)), memory
+
+        def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, dict[str, Array]]:
+            start = jax.tree.map(lambda s, w: s.astype(w.dtype), arrival.start, rule.params(state))
+            return rule.receive(state, memory, arrival._replace(start=start))
+
+        return rule._replace(dispatch=dispatch, receive=receive)
+
+    return family
+
+
+@lru_cache(maxsize=64)
+def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> ClientFamily:
+    """Local training in ``dtype`` from messages that came in another."""
+
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        one: ClientAlgorithm = bound(client, hyper)
+
+        def full(message: Message) -> Message:
+            return message._replace(params=_cast(message.params, dtype))
+
+        def begin(key: Key, message: Message, state: State, data: ClientData) -> State:
+            return one.begin(key, full(message), state, data)
+
+        def step(work: State, k: Array, message: Message, data: ClientData) -> State:
+            return one.step(work, k, full(message), data)
+
+        def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
+            return one.finish(work, full(message), state)
+
+        return ClientAlgorithm(one.init, begin, step, finish)
+
+    return family

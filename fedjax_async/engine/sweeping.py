@@ -1,0 +1,211 @@
+"""Many runs in few programs: which runs may share one, how many fit side by side, and running them."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.record import Outcome, make_run
+from fedjax_async.engine.run import Member, Progress, default_lanes, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.settings import Settings
+from fedjax_async.engine.simulate import Experiment, execute, prepare
+from fedjax_async.engine.world import Shape
+from fedjax_async.types import Run
+
+# Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.
+CPU_STACK = 8
+# Jobs of a batch in a stack on a CPU: runs side by side fill longer batches than one run does.
+CPU_WIDTH = 32
+# Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
+SHARE = 0.5
+CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
+
+
+class Group(NamedTuple):
+    """Runs that share one compilation, and how they are stacked."""
+
+    members: tuple[int, ...]  # indices into the list of settings
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time
+    num_bytes: int  # estimated device memory in use at a time
+    updates: int  # of all members together
+    about: str  # what the runs share
+
+
+def _shared(e: Experiment) -> tuple[Any, ...]:
+    """What must be equal for two runs to share a program."""
+    p, s, d = e.pieces, e.settings, e.pieces.data
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
+    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype)
+    options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
+    closes = bool(np.all(e.schedule.closes))
+    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes
+
+
+def plan_groups(
+    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None
+) -> list[Group]:
+    """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
+
+    ``memory_limit``: bytes of device memory for everything that runs at a time. ``ValueError`` where one
+    run alone needs more. Nothing is compiled.
+    """
+    lanes = default_lanes() if lanes is None else lanes
+    check.whole("lanes", lanes)
+    experiments = [prepare(s) for s in settings]
+    found: dict[Any, list[int]] = {}
+    for i, experiment in enumerate(experiments):
+        alone = (i,) if experiment.settings.engine == "reference" else ()
+        found.setdefault((*_shared(experiment), *alone), []).append(i)
+    return [_stacked(tuple(members), experiments, memory_limit or default_limit(), lanes) for members in found.values()]
+
+
+def default_limit() -> int:
+    """Bytes a group may use: half of the device's memory, where it is known."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    return int(SHARE * statistics.get("bytes_limit", 2**33))
+
+
+def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int) -> Group:
+    first = experiments[members[0]]
+    sizes = {i: _num_bytes(experiments[i]) for i in members}
+    held = first.pieces.data
+    pool = () if held.streamed else (held.x, held.y)
+    data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
+    room = (limit - data) // lanes
+    largest = max(sizes.values())
+    check.require(largest <= room, "memory_limit", limit, f"at least {data + lanes * largest} bytes for one run a lane")
+    most = max(1, room // largest)
+    if jax.default_backend() == "cpu":
+        most = min(most, CPU_STACK)
+    # as many stacks as lanes, or a multiple, and all of nearly the same length
+    rounds = -(-len(members) // (most * lanes))
+    count = min(len(members), rounds * lanes)
+    length = -(-len(members) // count)
+    longest_first = sorted(members, key=lambda i: -len(experiments[i].schedule.job))
+    stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))
+    s = first.settings
+    about = f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
+    updates = sum(len(experiments[i].schedule.job) for i in members)
+    return Group(members, stacks, data + lanes * length * largest, updates, about)
+
+
+def _num_bytes(e: Experiment) -> int:
+    """Device memory of one run, roughly: messages, rows, tables, and four copies of the model to train with."""
+    model = tree.num_bytes(e.params)
+    schedule, data = e.schedule, e.pieces.data
+    in_flight = len(schedule.client) - len(schedule.job) + 1
+    rows = min(schedule.num_clients, CPU_WIDTH)
+    tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
+    return model * (in_flight + 2 * rows + 4) + tables
+
+
+def member_of(e: Experiment) -> Member:
+    """The run of a prepared experiment."""
+    return Member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit)
+
+
+def execute_group(
+    settings: Sequence[Settings],
+    group: Group,
+    *,
+    on_finished: Callable[[int, Run], None],
+    progress: Progress | None = None,
+    lanes: int | None = None,
+    folder: Path | None = None,
+) -> None:
+    """Run the members of a group, stack by stack, ``lanes`` stacks at a time.
+
+    ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
+    ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there.
+    """
+    lanes = default_lanes() if lanes is None else lanes
+    experiments = {i: prepare(settings[i]) for i in group.members}
+    if experiments[group.members[0]].settings.engine == "reference":
+        for i in group.members:
+            on_finished(i, execute(experiments[i], progress=progress))
+        return
+    plans = [_plan([experiments[i] for i in stack]) for stack in group.stacks]
+    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(plan) for plan in plans))))
+    report = _Together(progress, group.updates)
+    first = experiments[group.members[0]].settings
+
+    keepers = [
+        None if folder is None else _keeper(folder, [experiments[i] for i in stack], plan)
+        for stack, plan in zip(group.stacks, plans, strict=True)
+    ]
+
+    def stack(k: int) -> Callable[[], list[Outcome]]:
+        members = [member_of(experiments[i]) for i in group.stacks[k]]
+        made = make_stack(members, plans[k], shape, per_client=first.per_client)
+        return lambda: run_stack(made, on_bad=first.on_bad, progress=report.part(k), keeper=keepers[k])
+
+    for k, outcomes in _in_lanes(stack, len(plans), lanes):
+        for i, outcome in zip(group.stacks[k], outcomes, strict=True):
+            e = experiments[i]
+            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
+        if (keeper := keepers[k]) is not None:
+            keeper.clear()
+
+
+def _plan(members: Sequence[Experiment]) -> Plan:
+    s = members[0].settings
+    width = s.max_width
+    if width is None and jax.default_backend() == "cpu":
+        width = max(1, min(CPU_WIDTH, 2**27 // tree.num_bytes(members[0].params)))
+    return plan_stack([member_of(e) for e in members], max_width=width, batching=s.batching)
+
+
+def _keeper(folder: Path, members: Sequence[Experiment], plan: Plan) -> Keeper:
+    identity = {"settings": [e.described for e in members], "plan": [len(plan.run), len(plan.groups)]}
+    name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
+
+
+def _in_lanes(
+    make: Callable[[int], Callable[[], list[Outcome]]], count: int, lanes: int
+) -> Iterator[tuple[int, list[Outcome]]]:
+    """``(k, result of make(k)())`` as they come, ``lanes`` at a time; made here, called in threads."""
+    running: dict[Future[list[Outcome]], int] = {}
+    pending = iter(range(count))
+    with ThreadPoolExecutor(lanes) as pool:
+        while True:
+            while len(running) < lanes and (k := next(pending, None)) is not None:
+                running[pool.submit(make(k))] = k
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+
+
+class _Together:
+    """The progress of several stacks as one."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def part(self, k: int) -> Progress | None:
+        """What stack ``k`` reports to."""
+        if self._progress is None:
+            return None
+
+        def report(done: int, total: int, **status: float) -> None:
+            del total
+            with self._lock:
+                self._done[k] = done
+                if self._progress is not None:
+                    self._progress(sum(self._done.values()), self._total, **status)
+
+        return report

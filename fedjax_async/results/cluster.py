@@ -1,0 +1,125 @@
+"""The stacks of a sweep as independent jobs of an existing scheduler, through ``submitit`` (extra ``cluster``).
+
+Each job trains some runs of the sweep whose definition stands in the folder, and writes them there; a job
+that failed or ran out of time is submitted again by starting the sweep again, which skips what is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_async import check, registry
+from fedjax_async.results import sweep_folder
+from fedjax_async.results.sweeps import Work, plan_sweep, train_into
+
+SCHEDULERS = ("slurm", "local")
+LOGS = "jobs"  # submitit's own files, inside the sweep's folder
+# option of --submit -> submitit's parameter
+OPTIONS = {
+    "time": "timeout_min",
+    "memory": "mem_gb",
+    "cpus": "cpus_per_task",
+    "gpus": "gpus_per_node",
+    "partition": "slurm_partition",
+    "account": "slurm_account",
+    "qos": "slurm_qos",
+    "constraint": "slurm_constraint",
+    "at_once": "slurm_array_parallelism",
+}
+DEFAULTS: dict[str, Any] = {"time": 60}
+TEXTS = frozenset(("partition", "account", "qos", "constraint"))
+
+
+class Job(NamedTuple):
+    """One submitted job."""
+
+    id: str
+    runs: tuple[str, ...]  # the names of what it trains
+    handle: Any  # submitit's object
+
+
+def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
+    """``"slurm:partition=gpu,time=120"`` -> the scheduler and its options, checked.
+
+    ``time`` in minutes (60 unless told), ``memory`` in GB, ``cpus`` and ``gpus`` a job, ``partition``,
+    ``account``, ``qos``, ``constraint``, and ``at_once``, the most jobs that run at the same time.
+    ``local`` starts a process a job on this machine, and hides the GPUs that were not asked for.
+
+    >>> parse_target("slurm:partition=gpu,gpus=1")
+    ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
+    """
+    name, given = registry.parse_spec("submit", spec)
+    registry.find("submit", dict.fromkeys(SCHEDULERS), name)
+    for option, value in given.items():
+        registry.find(f"option of {name}", OPTIONS, option)
+        if option in TEXTS:
+            given[option] = str(value)
+        elif option == "memory":
+            check.positive(option, value)
+        else:
+            check.whole(option, value)
+    return name, DEFAULTS | given
+
+
+def _executor(scheduler: str, options: Mapping[str, Any], folder: Path) -> Any:
+    try:
+        import submitit  # noqa: PLC0415
+    except ImportError as error:
+        raise ValueError("submitting jobs needs submitit: pip install 'fedjax-async[cluster]'") from error
+    try:
+        executor = submitit.AutoExecutor(folder / LOGS / "%j", cluster=scheduler)
+    except RuntimeError as error:  # no srun on this machine
+        raise ValueError(f"submit = {scheduler!r}: must be a scheduler that is at hand; {error}") from error
+    parameters = {OPTIONS[option]: value for option, value in options.items()}
+    executor.update_parameters(name="fedjax-async-sweep", **parameters)
+    return executor
+
+
+def submit(
+    work: Work,
+    folder: str | Path,
+    target: str,
+    *,
+    memory_limit: int | None = None,
+    lanes: int | None = None,
+) -> list[Job]:
+    """Submit every stack that has something left to train as a job of its own; returns at once.
+
+    ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs are one array. ``folder`` must be
+    on a disk that the nodes share. ``memory_limit`` should be the nodes', where they differ from this machine.
+    Wait for the jobs before you start the sweep again: what they are training now looks unfinished.
+    """
+    scheduler, options = parse_target(target)
+    home = Path(folder).resolve()
+    executor = _executor(scheduler, options, home)
+    sweep_folder.begin(home, work.points)
+    stacks = [[place for place in stack if place not in work.finished] for g in work.groups for stack in g.stacks]
+    stacks = [stack for stack in stacks if stack]
+    if not stacks:
+        return []
+    limits = [_text(memory_limit), _text(lanes)]
+    members = [",".join(map(str, stack)) for stack in stacks]
+    count = len(stacks)
+    handles = executor.map_array(train_members, [str(home)] * count, members, *([limit] * count for limit in limits))
+    names = [tuple(work.points[place].name for place in stack) for stack in stacks]
+    return [Job(handle.job_id, runs, handle) for handle, runs in zip(handles, names, strict=True)]
+
+
+def _text(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> str:
+    """What a job does: train the runs at the places ``members`` ("0,3,5") of the sweep in ``folder``.
+
+    Arguments and result are plain texts, because submitit pickles them. Empty limits are the machine's own.
+    """
+    home = Path(folder)
+    points = sweep_folder.read_definition(home)
+    chosen = [points[int(place)] for place in members.split(",")]
+    limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
+    work = plan_sweep(chosen, folder=home, **limits)
+    train_into(home, work, lanes=limits["lanes"], progress=False)
+    return f"{len(chosen) - len(work.finished)} runs"

@@ -1,0 +1,107 @@
+"""A sweep's folder: what it is a sweep of (``sweep.json``), and one folder a finished run (``runs/NAME/``)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedjax_async.engine.grid import Point
+from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.results import files, store
+from fedjax_async.results.report import write_run
+from fedjax_async.types import Run
+
+FORMAT = "fedjax_async sweep 1"
+DEFINITION = "sweep.json"
+LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # what a killed process leaves of files.write
+
+
+def run_folder(folder: Path, point: Point) -> Path:
+    """Where the run of a point is kept."""
+    return folder / "runs" / point.name
+
+
+def definition(points: Sequence[Point]) -> bytes:
+    """The sweep as its folder keeps it: every run's name, swept values in order, and settings."""
+    runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
+    return files.json_bytes({"format": FORMAT, "runs": runs})
+
+
+def read_definition(folder: str | Path) -> list[Point]:
+    """The points of the sweep in a folder; ``ValueError`` where there is none."""
+    path = Path(folder) / DEFINITION
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}")
+        return [Point(run["name"], dict(run["values"]), Settings(**run["settings"])) for run in content["runs"]]
+    except FileNotFoundError:
+        raise ValueError(f"folder = {str(folder)!r}: must hold a sweep, but it has no {DEFINITION}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        found = f"folder = {str(folder)!r}: must hold a sweep ({FORMAT!r}), but {DEFINITION} does not"
+        raise ValueError(f"{found}: {error}") from error
+
+
+def is_finished(folder: Path, settings: Settings) -> bool:
+    """Whether ``folder`` holds a whole run of ``settings``: every file there, with the check sum it was saved with."""
+    if not (folder / store.MANIFEST).is_file():
+        return False
+    try:
+        digests = store._manifest(folder)["sha256"]
+        contents = {name: store._checked(folder, name, digest) for name, digest in digests.items()}
+    except ValueError:  # cut short, changed, or foreign: as if it were not there
+        return False
+    return contents["settings.json"] == files.json_bytes(as_dict(settings))
+
+
+def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool = False) -> Path:
+    """``ValueError`` unless the sweep may use ``folder``: missing, empty, or of the same definition (or ``overwrite``).
+
+    What a killed process left behind is no obstacle.
+    """
+    folder = Path(folder)
+    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
+        raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    if overwrite or not folder.exists():
+        return folder
+    left = [path for path in folder.iterdir() if not LEFTOVER.fullmatch(path.name)]
+    saved = folder / DEFINITION
+    if left and (not saved.is_file() or saved.read_bytes() != definition(points)):
+        found = "another sweep" if saved.is_file() else "other files"
+        raise ValueError(
+            f"folder = {str(folder)!r}: must be empty or hold the same sweep, but it holds {found} "
+            "(choose another folder, or overwrite: finished runs with the same settings are kept)"
+        )
+    return folder
+
+
+def begin(folder: Path, points: Sequence[Point]) -> None:
+    """Write the definition, before the first run is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / DEFINITION, definition(points))
+    sweep_up(folder)
+
+
+def save_run(run: Run, folder: Path, point: Point) -> None:
+    """Write one finished run, its manifest last."""
+    place = write_run(run, run_folder(folder, point), plots=False, overwrite=True)
+    sweep_up(place)
+
+
+def saved_updates(folder: Path, point: Point) -> int:
+    """How many updates a finished run has."""
+    return int(json.loads((run_folder(folder, point) / "counters.json").read_bytes())["updates"])
+
+
+def load_run(folder: Path, point: Point) -> Run:
+    """Read a finished run back."""
+    return store.load(run_folder(folder, point))
+
+
+def sweep_up(folder: Path) -> None:
+    """Remove temporary files of processes that were killed while they wrote."""
+    for path in folder.iterdir():
+        if LEFTOVER.fullmatch(path.name):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,232 @@
+"""The tables of a sweep: one row a run, one row an evaluation, and means over seeds with the best settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.engine.grid import Point, labels, setting_title, swept
+from fedjax_async.engine.paths import values_of
+from fedjax_async.engine.settings import Settings
+from fedjax_async.results import files, metrics, tables
+from fedjax_async.results.sweeps import Sweep
+from fedjax_async.types import Run
+
+# How a run was executed, not what came out of it: it may differ between a run alone and the same run in a sweep.
+EXECUTION = frozenset(
+    ("waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs")
+)
+TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
+
+Columns = dict[str, Any]  # equally long lists or arrays
+
+
+class Record(NamedTuple):
+    """What the tables and pictures need of a run; its parameters and updates are not kept."""
+
+    point: Point
+    numbers: dict[str, Any]
+    run: Run
+
+
+class Ranked(NamedTuple):
+    """Settings by how well they did."""
+
+    metric: str  # "final test accuracy (%)"
+    order: list[int]  # places in the list of settings, the best first
+
+
+def record(point: Point, run: Run, target: float | None = None) -> Record:
+    """Everything a run's row says; times, updates and bytes to ``target`` are NaN where it was never reached."""
+    staleness = np.asarray(run.updates["staleness"])
+    final = metrics.final_accuracy(run)
+    last = {name: column[-1].item() for name, column in run.evaluations.items()}
+    numbers = {
+        "final_accuracy": final,
+        "final_loss": last["loss"],
+        "best_accuracy": metrics.best_accuracy(run),
+        "mean_accuracy": metrics.area(run),
+        "virtual_time": last["time"],
+        **({} if target is None else {name: metrics.to_target(run, target, unit) for unit, name in TARGETS.items()}),
+        "staleness_mean": float(staleness.mean()) if staleness.size else math.nan,
+        "staleness_max": int(staleness.max()) if staleness.size else 0,
+        "bytes_up": last["bytes_up"],
+        "bytes_down": last["bytes_down"],
+        **{name: count for name, count in run.counters.items() if name not in EXECUTION and np.ndim(count) == 0},
+    }
+    return Record(point, numbers, run._replace(params=(), updates={}, per_client={}))
+
+
+def records(sweep: Sweep, target: float | None = None) -> list[Record]:
+    """One a run, in order; the runs pass through memory one at a time."""
+    if target is not None:
+        check.require(isinstance(target, float | int) and 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
+    return [record(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
+
+
+def columns_of(found: Sequence[Record]) -> dict[str, str]:
+    """Swept path (the seed aside) -> its column; never the name of a measured one."""
+    short = labels(swept(each.point for each in found))
+    taken = {"run", "seed", *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    clear = {path: path if "." in path else f"setting.{path}" for path in short}
+    return {path: clear[path] if name in taken else name for path, name in short.items() if path != "seed"}
+
+
+def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
+    settings = each.point.settings
+    chosen = {columns[path]: value for path, value in values_of(settings, columns).items()}
+    return {"run": each.point.name, **chosen, "seed": settings.seed}
+
+
+def run_rows(found: Sequence[Record]) -> list[dict[str, Any]]:
+    """The tidy table: name, swept values, seed, and what came out, one row a run."""
+    columns = columns_of(found)
+    return [_identity(each, columns) | each.numbers for each in found]
+
+
+def evaluation_columns(found: Sequence[Record]) -> Columns:
+    """The long table: name, swept values, seed and one evaluation a row."""
+    columns = columns_of(found)
+    counts = [len(each.run.evaluations["time"]) for each in found]
+    identities = [_identity(each, columns) for each in found]
+    repeated: Columns = {
+        name: [identity[name] for identity, count in zip(identities, counts) for _ in range(count)]
+        for name in identities[0]
+    }
+    for name in found[0].run.evaluations:
+        repeated[name] = np.concatenate([each.run.evaluations[name] for each in found])
+    return repeated
+
+
+def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
+    """Runs that differ in their seed alone, by the name of their setting, in order of first use."""
+    short = labels(swept(each.point for each in found))
+    names: dict[Settings, str] = {}
+    grouped: dict[str, list[Record]] = {}
+    for each in found:
+        key = dataclasses.replace(each.point.settings, seed=0)
+        name = names.setdefault(key, setting_title(each.point.values, short))
+        grouped.setdefault(name, []).append(each)
+    return grouped
+
+
+def _spread(each: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread:
+    return tables.spread([factor * record.numbers[name] for record in each])
+
+
+def has_accuracy(found: Iterable[Record]) -> bool:
+    """Whether anything was classified; otherwise the loss is what counts."""
+    return any(not math.isnan(each.numbers["final_accuracy"]) for each in found)
+
+
+def setting_rows(found: Sequence[Record], target: float | None = None) -> list[dict[str, Any]]:
+    """One row a setting: mean and sample standard deviation over its seeds."""
+    columns = columns_of(found)
+    reached = "" if target is None else f"to {100 * target:g} %"
+    wanted: dict[str, tuple[str, float]] = {
+        **({"final accuracy (%)": ("final_accuracy", 100.0)} if has_accuracy(found) else {}),
+        "final loss": ("final_loss", 1.0),
+        **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
+        **({f"updates {reached}": (TARGETS["update"], 1.0)} if reached else {}),
+        **({f"MB {reached}": (TARGETS["bytes"], 1e-6)} if reached else {}),
+        "staleness": ("staleness_mean", 1.0),
+    }
+    counted = ("rejected", "lost", "late", "duplicates")
+    wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
+    rows = []
+    for group in by_setting(found).values():
+        settings = group[0].point.settings
+        values = values_of(settings, columns).items()
+        chosen = {columns[path]: tables.NOTHING if value is None else str(value) for path, value in values}
+        spreads = {title: _spread(group, name, factor) for title, (name, factor) in wanted.items()}
+        rows.append({**chosen, "seeds": len(group), **spreads})
+    return rows
+
+
+def decimals_of(rows: Sequence[tables.Row]) -> dict[str, int]:
+    """Places of each column of :func:`setting_rows` in text and Markdown."""
+    whole = ("time ", "updates ", "rejected", "lost", "late", "duplicates")
+    return {name: 0 if name.startswith(whole) else 4 if name == "final loss" else 2 for row in rows for name in row}
+
+
+def rank(found: Sequence[Record]) -> Ranked:
+    """The settings from best to worst by the mean of the final metric, ties by the smaller spread.
+
+    The metric is the accuracy at the last evaluation, or the loss where nothing has classes, both of the
+    test data; settings without a finite mean come last.
+    """
+    sign, name, metric = (
+        (-1.0, "final_accuracy", "final test accuracy (%)")
+        if has_accuracy(found)
+        else (1.0, "final_loss", "final test loss")
+    )
+    spreads = [_spread(group, name) for group in by_setting(found).values()]
+
+    def key(place: int) -> tuple[bool, float, float]:
+        mean, std = spreads[place].mean, spreads[place].std
+        finite = math.isfinite(mean)
+        return not finite, sign * mean if finite else 0.0, 0.0 if math.isnan(std) else std
+
+    return Ranked(metric, sorted(range(len(spreads)), key=key))
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def as_columns(rows: Sequence[tables.Row]) -> Columns:
+    """Rows as columns; None where a row has no such cell."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _arrow(column: Any) -> Any:
+    """A list as Parquet can hold it, of one type: whole numbers among floats become floats, other mixtures texts."""
+    kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
+    if len(kinds) > 1:
+        convert: Callable[[Any], Any] = float if kinds == {int, float} else str
+        return [None if value is None else convert(value) for value in column]
+    return column
+
+
+def parquet_writer() -> Callable[[Columns], bytes] | None:
+    """Columns -> the bytes of a Parquet file; None where pyarrow, of the extra ``sweep``, is not installed."""
+    try:
+        import pyarrow  # noqa: PLC0415
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError:
+        return None
+
+    def content(columns: Columns) -> bytes:
+        stream = io.BytesIO()
+        arrays = {name: pyarrow.array(_arrow(column)) for name, column in columns.items()}
+        parquet.write_table(pyarrow.table(arrays), stream)
+        return stream.getvalue()
+
+    return content
+
+
+def write_tables(found: Sequence[Record], folder: Path, target: float | None = None) -> list[str]:
+    """``runs`` and ``evaluations`` as CSV and Parquet, ``settings`` as CSV and Markdown; returns what was written."""
+    rows, long = run_rows(found), evaluation_columns(found)
+    summary = setting_rows(found, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables.write(rows, folder / "runs.csv")
+    files.write(folder / "evaluations.csv", files.csv_bytes(long))
+    for name in ("settings.csv", "settings.md"):
+        tables.write(summary, folder / name, decimals=decimals_of(summary))
+    written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md"]
+    parquet = parquet_writer()
+    for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
+        if parquet is None:
+            (folder / name).unlink(missing_ok=True)  # of an earlier call: better none than one of other runs
+        else:
+            files.write(folder / name, parquet(columns))
+            written.append(name)
+    return written

@@ -1,0 +1,113 @@
+"""How the directions of one server step become one: their mean, or a function of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.server.transforms import scaled
+from fedjax_async.types import Array, Params, Schedule, State
+
+
+class Aggregate(NamedTuple):
+    """``init(params) -> gathered`` (nothing yet), ``add(gathered, direction, share) -> gathered`` and
+    ``close(gathered, closes) -> (direction, weight, gathered)``.
+
+    A ``share`` of 0 means that the arrival is not to be counted. ``close`` is called after every ``add``;
+    its direction is used only if the step closes and ``weight > 0``, and then ``gathered`` is empty again.
+    """
+
+    init: Callable[[Params], State]
+    add: Callable[[State, Params, Array], State]
+    close: Callable[[State, Any], tuple[Params, Array, State]]
+
+
+class Sum(NamedTuple):
+    """What :func:`mean` gathers."""
+
+    total: Params  # weighted sum of the directions since the last close
+    weight: Array  # float[], sum of their weights
+
+
+def mean(*, divisor: Any = None) -> Aggregate:
+    """``sum w_i d_i / sum w_i``, or the sum divided by the number ``divisor`` (AsynFL divides by n)."""
+    if divisor is not None:
+        check.positive("divisor", divisor)
+
+    def init(params: Params) -> Sum:
+        return Sum(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.result_type(float)))
+
+    def add(gathered: Sum, direction: Params, share: Array) -> Sum:
+        total = jax.tree.map(jnp.add, gathered.total, scaled(direction, share))
+        return Sum(total, gathered.weight + share)
+
+    def close(gathered: Sum, closes: Any) -> tuple[Params, Array, Sum]:
+        total, weight = gathered
+        below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
+        emptied = jax.tree.map(lambda leaf: jnp.where(closes, jnp.zeros_like(leaf), leaf), gathered)
+        return scaled(total, 1.0 / below), weight, emptied
+
+    return Aggregate(init, add, close)
+
+
+class Buffer(NamedTuple):
+    """What :func:`buffered` gathers: the accepted directions of the step, in order of arrival."""
+
+    rows: Params  # [K, ...]; only the first ``filled`` mean something
+    filled: Array  # int32[]
+
+
+def buffered(size: int, combine: Callable[[Params, Array], Params]) -> Aggregate:
+    """``combine(rows [K, ...], count)`` of the ``count`` <= K = ``size`` accepted directions, each counted once.
+
+    The buffer must hold the longest server step: :func:`check_capacity` says so before a run. A longer
+    one gives NaN, not a wrong answer. ``combine`` runs only when a step closes; it may be called with a
+    count of 0, when its result is not used.
+    """
+    check.whole("size", size)
+
+    def init(params: Params) -> Buffer:
+        return Buffer(tree.stack_zeros(params, size), jnp.int32(0))
+
+    def add(gathered: Buffer, direction: Params, share: Array) -> Buffer:
+        def written(rows: Array, row: Array) -> Array:
+            return rows.at[gathered.filled].set(row, mode="drop")
+
+        return Buffer(jax.tree.map(written, gathered.rows, direction), gathered.filled + (share > 0).astype(jnp.int32))
+
+    def close(gathered: Buffer, closes: Any) -> tuple[Params, Array, Buffer]:
+        rows, count = gathered
+
+        def nothing() -> Params:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), rows)
+
+        direction = jax.lax.cond(closes, lambda: combine(rows, count), nothing)
+        fits = count <= size
+        direction = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.full_like(leaf, jnp.nan)), direction)
+        weight = count.astype(jnp.result_type(float))
+        return direction, weight, Buffer(rows, jnp.where(closes, jnp.zeros_like(count), count))
+
+    return Aggregate(init, add, close)
+
+
+def along(vector: Array, rows: Array) -> Array:
+    """``vector`` [K] as [K, 1, ...], to be broadcast against ``rows`` [K, ...]."""
+    return vector.reshape((-1,) + (1,) * (rows.ndim - 1))
+
+
+def check_capacity(state: State, schedule: Schedule) -> None:
+    """``ValueError`` if a server step of the schedule has more arrivals than a buffer of the rule has rows.
+
+    ``state``: the rule's state, or its shapes (``jax.eval_shape(server.init, params)[0]``).
+    """
+    longest = int(np.bincount(schedule.step).max(initial=0))
+    for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Buffer)):
+        if isinstance(node, Buffer):
+            size = jax.tree.leaves(node.rows)[0].shape[0]
+            allowed = f"at least {longest}, the most arrivals of one server step of this run (option size)"
+            check.require(size >= longest, "size of the rule's buffer", size, allowed)

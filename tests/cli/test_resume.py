@@ -1,0 +1,104 @@
+"""Runs and sweeps that are killed, at random moments, and go on: the files end up identical, byte for byte."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedjax_async import cli
+
+COMMAND = [sys.executable, "-m", "fedjax_async.cli"]
+RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "1200", "--eval-updates", "100",
+       "--method", "fedbuff", "--checkpoint", "100", "--quiet"]  # fmt: skip
+SWEEP = """
+seeds = 2
+[base]
+method = "fedasync"
+model = "mlp"
+delay = "exponential"
+updates = 500
+eval_updates = 100
+[grid]
+lr = [0.01, 0.02]
+"""
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def killed(command: list[str], after: float) -> bool:
+    """Start a command and kill it after so many seconds; whether it was still running."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        _, error = process.communicate(timeout=after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return True
+    assert process.returncode == 0, error
+    return False
+
+
+def kill_until(first: list[str], again: list[str], folder: Path, kills: int, seconds: tuple[float, float]) -> int:
+    """Kill at random moments, ``kills`` times at most, going on each time; how many kills there were."""
+    dice = random.Random(kills)
+    done = 0
+    while done < kills:
+        begun = (folder / "checkpoints" / "settings.json").is_file()
+        if not killed(again if begun else first, dice.uniform(*seconds)):
+            return done
+        done += 1
+    begun = (folder / "checkpoints" / "settings.json").is_file()
+    assert not killed(again if begun else first, 500)
+    return done
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert not killed([*COMMAND, "run", *RUN, "--out", str(whole)], 500)
+    want, total = files(whole), 0
+    while total < kills:
+        folder = cut / str(total)
+        run = [*COMMAND, "run", *RUN, "--out", str(folder)]
+        total += kill_until(run, [*COMMAND, "resume", str(folder), "--quiet"], folder, kills - total, (2.0, 6.0))
+        assert files(folder) == want
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills):
+    definition = tmp_path / "sweep.toml"
+    definition.write_text(SWEEP)
+    whole, cut, total = tmp_path / "whole", tmp_path / "cut", 0
+    command = [*COMMAND, "sweep", str(definition), "--quiet", "--out"]
+    assert not killed([*command, str(whole)], 500)
+    want = files(whole)
+    while total < kills:
+        folder = cut / str(total)
+        again = [*command, str(folder)]
+        total += kill_until(again, again, folder, kills - total, (2.0, 8.0))
+        assert files(folder) == want
+
+
+def test_nothing_to_resume(capsys, tmp_path):
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "begun with --checkpoint" in capsys.readouterr().err
+    small = ["--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet"]
+    assert cli.main(["run", *small, "--out", str(tmp_path / "one")]) == 0
+    capsys.readouterr()
+    assert cli.main(["resume", str(tmp_path / "one")]) == 2
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_checkpoints_of_other_settings_are_refused(capsys, tmp_path):
+    kept = tmp_path / "checkpoints"
+    kept.mkdir()
+    (kept / "settings.json").write_text('{"method": "fedavg"}')
+    small = ["--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet", "--checkpoint", "2"]
+    assert cli.main(["run", *small, "--out", str(tmp_path)]) == 2
+    assert "same settings" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""``fedjax-async sweep`` from the outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from fedjax_async import cli, cli_sweep
+from fedjax_async.engine import prepare
+from fedjax_async.results import cluster, load, sweep_report
+from fedjax_async.results.sweeps import collect, plan_sweep, run_work
+from tests.results import sweep_engine
+
+SMALL = """
+seeds = 2
+target = 0.05
+[base]
+model = "logistic"
+clients = 4
+steps = 1
+updates = 6
+eval_updates = 3
+[grid]
+method.mixing = [0.4, 0.8]
+lr = [0.02, 0.1]
+"""
+
+
+def ok(capsys, *arguments: str) -> str:
+    assert cli.main(["sweep", *arguments]) == 0
+    done = capsys.readouterr()
+    assert done.err == ""
+    return done.out
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main(["sweep", *arguments]) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.count("\n") == 1 and done.err.startswith("fedjax-async: error: ")
+    return done.err
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mixing.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """They take longer than everything else."""
+    monkeypatch.setattr(sweep_report, "pictures", lambda found: {})
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
+    out = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
+    assert "8 runs: mixing (2), lr (2), seed (2)" in out and "0 finished, 8 to train: 48 updates" in out
+    assert "Best of 4 settings by the mean of the final test accuracy over 2 seeds" in out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("runs", "sweep.json", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
+        *("settings.csv", "settings.md", "best.md", "accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
+    }
+    header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
+    assert header.startswith("run,mixing,lr,seed,final_accuracy,final_loss") and len(rows) == 8
+    assert "time_to_target" in header
+    assert load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
+    before = tree(tmp_path / "out")
+    monkeypatch.setattr(sweep_report, "pictures", lambda found: {})  # that they come out the same is tested elsewhere
+    again = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
+    assert "8 finished, 0 to train" in again and tree(tmp_path / "out") == before
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    file.write_text(SMALL + '[[points]]\nmethod = "fedavg"\n')
+    out = ok(capsys, str(file), "--dry-run")
+    assert out.splitlines()[:2] == [
+        "10 runs: mixing (3), lr (3), method (2), seed (2)",
+        f"0 finished, 10 to train: {10 * sweep_engine.UPDATES} updates",
+    ]
+    assert "2 groups, one compilation each" in out
+    lines = [line.split() for line in out.splitlines() if "made up" in line]
+    assert [line[:7] for line in lines] == [
+        ["1", "8", "4", "2", "2.5", "GB", str(8 * sweep_engine.UPDATES)],
+        ["2", "2", "1", "2", "2.5", "GB", str(2 * sweep_engine.UPDATES)],
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["mixing.toml"]
+
+
+def test_an_option_beside_its_name_is_quoted(file):
+    file.write_text(SMALL.replace("method.mixing", '"method.mixing"') + 'method = ["fedasync:clip=1"]\n')
+    assert cli_sweep.read(file).points[0].settings.method == "fedasync:clip=1,mixing=0.4"
+
+
+def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch, KeyboardInterrupt(), fail_after=3)
+    arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sweep", *arguments])
+    assert ended.value.code == 130 and "the same command goes on" in capsys.readouterr().err
+    out = ok(capsys, *arguments, "--collect")
+    assert "3 of 8 runs are finished; missing: mixing=0.4,lr=0.1,seed=1, mixing=0.8," in out
+    assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 4
+    sweep_engine.use(monkeypatch)
+    assert "Best of 4 settings" in ok(capsys, *arguments)
+    assert "missing" not in ok(capsys, *arguments, "--collect")
+
+
+def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    given = {}
+
+    def submit(work, folder, target, **limits):
+        given.update(folder=folder, target=target, **limits)
+        return [cluster.Job("77_0", (work.points[0].name, work.points[1].name), None)]
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    out = ok(
+        capsys, str(file), "--out", str(tmp_path), "--overwrite", "--submit", "slurm:gpus=1", "--memory-limit", "2GB"
+    )
+    assert "job 77_0: 2 runs, mixing=0.4,lr=0.02,seed=0..." in out
+    assert f"fedjax-async sweep {file} --out {tmp_path} --collect" in out
+    assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
+
+
+def test_killed_it_goes_on_where_it_was(file, tmp_path):
+    """SIGKILL, for real, once the first run is there."""
+    out = tmp_path / "out"
+    command = ["-m", "fedjax_async.cli", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not list(out.glob("runs/*/manifest.json")):
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+    finished, missing = collect(out)
+    assert finished.points and process.returncode in (-signal.SIGKILL, 0)
+    points = cli_sweep.read(file).points
+    assert len(finished.points) + len(missing) == len(points)
+    for folder in (out, tmp_path / "whole"):
+        run_work(plan_sweep(points, folder=folder, lanes=1), folder=folder, lanes=1, progress=False)
+    assert not collect(out)[1]
+    assert tree(tmp_path / "whole" / "runs") == tree(out / "runs")
+
+
+def test_float64(capsys, file, tmp_path, no_pictures):
+    file.write_text(SMALL.replace("[base]", '[base]\ncompute = "float64"').replace("seeds = 2", "seeds = 1"))
+    file.write_text(re.sub(r"\[0\.\d+, (0\.\d+)\]", r"\1", file.read_text()))
+    ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
+    run = load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=0")
+    assert run.params["output"]["kernel"].dtype == "float64"
+
+
+# --- the help teaches ---------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["sweep", "--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    lines = [line.strip() for line in cli_sweep.EXAMPLE.splitlines()]
+    assert all(line in shown for line in lines)
+    (tmp_path / "mixing.toml").write_text(cli_sweep.EXAMPLE)
+    file = cli_sweep.read(tmp_path / "mixing.toml")
+    assert len(file.points) == 72 and file.target == 0.7
+    assert set(tomllib.loads(cli_sweep.EXAMPLE)) == set(cli_sweep.KEYS)
+    prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5))
+
+
+def test_the_commands_of_the_help_parse():
+    commands = re.findall(r"^ +(fedjax-async .+)$", cli_sweep.EPILOG, re.MULTILINE)
+    assert len(commands) == 4
+    for command in commands:
+        assert callable(cli.parser().parse_args(shlex.split(command)[1:]).action)
+
+
+# --- what cannot be used ------------------------------------------------------------------------------
+
+BAD = {
+    "not TOML": ("[base\n", "must be TOML"),
+    "an option beside its name": (SMALL + 'method = ["asgd"]\n', "quote an option beside its name"),
+    "an unknown table": (SMALL + "[gird]\nlr = [1]\n", "'gird': unknown; did you mean 'grid'?"),
+    "an unknown setting": (SMALL.replace("clients", "client"), "did you mean 'clients'?"),
+    "an unknown swept setting": (SMALL.replace("lr =", "lrr ="), "did you mean 'lr'?"),
+    "an unknown option": (SMALL.replace("mixing", "mixin"), "did you mean 'method.mixing'?"),
+    "an unknown name": (SMALL.replace('"logistic"', '"logistics"'), "did you mean 'logistic'?"),
+    "a wrong type": (SMALL.replace("clients = 4", "clients = 4.0"), "clients = 4.0: must be a whole number"),
+    "a value out of range": (SMALL.replace("0.8]", "1.8]"), "mixing = 1.8: must be between 0.0 and 1.0"),
+    "no values": (SMALL.replace("[0.02, 0.1]", "[]"), "lr = []: must be at least one value"),
+    "no budget": (SMALL.replace("updates = 6\neval_updates = 3\n", ""), "give at least one, or the run has no end"),
+    "a target in percent": (SMALL.replace("0.05", "70"), "target = 70: must be between 0 and 1"),
+    "a grid that is none": ("grid = 3\n", "grid = 3: must be a table, [grid]"),
+    "points that are none": ("[points]\nlr = 1\n", "must be a table, [[points]]"),
+    "nothing to sweep": ("[base]\nupdates = 3\n", "at least one setting with its values"),
+    "seeds that are none": (SMALL.replace("seeds = 2", 'seeds = "2"'), "seeds = '2': must be a whole number"),
+    "an empty file": ("", "at least one setting with its values"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
+def test_a_bad_file_is_one_line(capsys, file, tmp_path, text, says):
+    file.write_text(text)
+    assert says in refused(capsys, str(file), "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_flags_are_one_line(capsys, file, tmp_path):
+    out = ("--out", str(tmp_path / "out"))
+    assert "must be a TOML file" in refused(capsys, str(tmp_path / "none.toml"), *out)
+    for size in ("4 elephants", "GB", "0GB", "-1GB", ""):
+        assert "a size such as 4GB" in refused(capsys, str(file), *out, f"--memory-limit={size}")
+    assert "lanes = 0" in refused(capsys, str(file), *out, "--lanes", "0")
+    assert "did you mean 'slurm'?" in refused(capsys, str(file), *out, "--submit", "slurn")
+    assert "no sweep.json" in refused(capsys, str(file), *out, "--collect")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_file_is_refused(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch)
+    out = ("--out", str(tmp_path / "out"), "--quiet")
+    ok(capsys, str(file), *out)
+    file.write_text(SMALL.replace("0.8", "0.9"))
+    for flags in ((), ("--dry-run",), ("--collect",)):
+        assert "it holds another sweep" in refused(capsys, str(file), *out, *flags)
+    assert "4 finished, 4 to train" in ok(capsys, str(file), *out, "--overwrite")

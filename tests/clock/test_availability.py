@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock import AVAILABILITY, Limits, Until, bind_conditions, plan
+from fedjax_async.clock.availability import together
+from fedjax_async.clock.conditions import models_of
+
+INF = math.inf
+MODELS = [
+    "always",
+    "joins:share=0.4,by=50",
+    "leaves:share=0.4,by=50",
+    "periodic:on=5,off=3",
+    "periodic:on=5,off=0",
+    "periodic:on=0.1,off=0.2,phase=0.25",
+    "sessions:on=5,off=3",
+    "sessions:on=5,off=3,family=lognormal,spread=2",
+]
+
+
+def window_of(spec, num_clients=1000, seed=0):
+    models = models_of("availability", AVAILABILITY, spec)
+    return together([model(num_clients, seed, part).window for model, part in models])
+
+
+def stretches(window, client, end=100.0):
+    """All stretches that begin before ``end``."""
+    found, time = [], 0.0
+    while time < end:
+        start, stop = window(client, time)
+        if start == INF:
+            break
+        found.append((start, stop))
+        time = stop
+    return found
+
+
+@pytest.mark.parametrize("spec", [*MODELS, "joins:share=0.5+periodic:on=4,off=1+sessions:on=9,off=1"])
+@given(client=st.integers(0, 999), times=st.lists(st.floats(0, 300), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=25)
+def test_a_stretch_holds_the_moment_or_is_the_next_whatever_was_asked_before(spec, client, times):
+    asked_in_order = window_of(spec)
+    for time in times:
+        start, end = window_of(spec)(client, time)
+        assert (start, end) == asked_in_order(client, time)
+        assert start < end or start == end == INF
+        assert end > time
+        if start > time and start < INF:
+            assert asked_in_order(client, start) == (start, end)
+        for inside in (max(start, time), (max(start, time) + min(end, 1e6)) / 2):
+            if start <= inside < end:
+                assert asked_in_order(client, inside)[1] == end
+
+
+@pytest.mark.parametrize("spec", MODELS)
+def test_the_draws_of_a_client_are_its_own(spec):
+    few, many = window_of(spec, num_clients=10), window_of(spec, num_clients=5000)
+    assert [few(i, 20.0) for i in range(10)] == [many(i, 20.0) for i in range(10)]
+    if "always" in spec or "phase" in spec or "off=0" in spec:
+        return
+    other = window_of(spec, seed=1)
+    assert [many(i, 20.0) for i in range(100)] != [other(i, 20.0) for i in range(100)]
+    twice = [model(100, 0, part) for model, part in models_of("availability", AVAILABILITY, f"{spec}+{spec}")]
+    assert [twice[0].window(i, 20.0) for i in range(100)] != [twice[1].window(i, 20.0) for i in range(100)]
+
+
+def test_a_share_of_the_clients_joins_late_and_another_leaves():
+    window = window_of("joins:share=0.1,by=100", 20_000)
+    starts = np.array([window(i, 0.0)[0] for i in range(20_000)])
+    assert abs((starts > 0).mean() - 0.1) < 4 * math.sqrt(0.09 / 20_000)
+    late = starts[starts > 0]
+    assert late.max() <= 100
+    assert abs(late.mean() - 50) < 4 * 100 / math.sqrt(12 * len(late))
+    assert {window_of("joins:share=1,at=7")(i, 0.0) for i in range(50)} == {(7.0, INF)}
+    leaving = window_of("leaves:share=0.25,by=40", 20_000)
+    ends = np.array([leaving(i, 0.0)[1] for i in range(20_000)])
+    assert abs(np.isfinite(ends).mean() - 0.25) < 4 * math.sqrt(0.1875 / 20_000)
+    gone = int(np.flatnonzero(np.isfinite(ends))[0])
+    assert leaving(gone, float(ends[gone])) == (INF, INF)
+    assert window_of("leaves:share=1,at=0")(3, 0.0) == (INF, INF)
+
+
+def test_periods_have_their_lengths_and_their_phases_are_uniform():
+    window = window_of("periodic:on=5,off=3", 4000)
+    for start, end in stretches(window, 17)[1:]:
+        assert end - start == pytest.approx(5)
+    there = np.mean([window(i, 40.0)[0] <= 40.0 for i in range(4000)])
+    assert abs(there - 5 / 8) < 4 * math.sqrt(15 / 64 / 4000)
+    fixed = window_of("periodic:on=5,off=3,phase=4")
+    assert stretches(fixed, 0, 17) == [(-4, 1), (4, 9), (12, 17)]
+
+
+def test_sessions_have_their_means_and_their_share():
+    window = window_of("sessions:on=5,off=3", 2000)
+    rows = [stretches(window, i, 200.0) for i in range(2000)]
+    on = np.concatenate([[end - start for start, end in row[1:]] for row in rows])
+    off = np.concatenate([[b[0] - a[1] for a, b in itertools.pairwise(row)] for row in rows])
+    assert abs(on.mean() - 5) < 4 * 5 / math.sqrt(len(on)) + 0.1  # the last that begins before 200 counts whole
+    assert abs(off.mean() - 3) < 4 * 3 / math.sqrt(len(off)) + 0.1
+    for time in (0.0, 50.0):
+        there = np.mean([window(i, time)[0] <= time for i in range(2000)])
+        assert abs(there - 5 / 8) < 4 * math.sqrt(15 / 64 / 2000)
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=100)
+def test_sources_joined_are_there_when_all_are(data):
+    rows = []
+    for _ in range(data.draw(st.integers(2, 3))):
+        cuts = data.draw(st.lists(st.integers(0, 40), min_size=2, max_size=8, unique=True).map(sorted))
+        rows.append([(a, b) for a, b in zip(cuts[::2], cuts[1::2])])
+
+    def source(row):
+        return lambda client, time: next(((a, b) for a, b in row if time < b), (INF, INF))
+
+    window = together([source(row) for row in rows])
+    everywhere = [t for t in range(40) if all(any(a <= t < b for a, b in row) for row in rows)]
+    found = [t for start, end in stretches(window, 0, 50.0) for t in range(int(max(start, 0)), int(end))]
+    assert found == everywhere
+    assert together([]) is None
+
+
+def test_sources_that_never_agree_are_never_there():
+    window = window_of("periodic:on=1,off=1,phase=0+periodic:on=1,off=1,phase=1")
+    assert window(0, 0.0) == (INF, INF)
+
+
+# --- recorded traces ----------------------------------------------------------------------------
+
+
+def write(tmp_path, text):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    return f"csv:path={path}"
+
+
+def test_a_trace_gives_each_client_its_stretches(tmp_path):
+    spec = write(tmp_path, "client,start,end\n1,0,5\n0,2.5,4\n\n0,10,12\n1,5,6\n0,7,8\n")
+    window = window_of(spec, 2)
+    assert stretches(window, 0) == [(2.5, 4), (7, 8), (10, 12)]
+    assert stretches(window, 1) == [(0, 6)]  # touching stretches are one
+    assert window(1, 6.0) == (INF, INF)
+    schedule = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=99), availability=spec)
+    assert schedule.dispatch_time[schedule.client == 0].tolist() == [2.5, 3.5, 7, 10, 11]
+
+
+def test_a_trace_repeats(tmp_path):
+    spec = write(tmp_path, "client,start,end\n0,0,2\n0,6,10\n1,3,4\n2,0,10\n") + ",repeat=10"
+    window = window_of(spec, 3)
+    assert stretches(window, 0, 30) == [(0, 2), (6, 12), (16, 22), (26, 32)]
+    assert stretches(window, 1, 24) == [(3, 4), (13, 14), (23, 24)]
+    assert window(2, 25.0)[1] == INF
+    with pytest.raises(ValueError, match="line 3, column 'end': 10 must be at most repeat = 9"):
+        window_of(spec.replace("repeat=10", "repeat=9"), 3)
+
+
+def test_clients_draw_devices_from_a_deck(tmp_path):
+    spec = write(tmp_path, "device,start,end\n" + "".join(f"phone-{k},{k},{k + 1}\n" for k in range(5)))
+    window = window_of(spec, 10)
+    first = [window(i, 0.0)[0] for i in range(10)]
+    assert sorted(first[:5]) == sorted(first[5:]) == [0, 1, 2, 3, 4]
+    assert first != [window_of(spec, 10, seed=1)(i, 0.0)[0] for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have a header line and at least one line"),
+        ("client,start,end\n", "must have a header line and at least one line"),
+        ("client,start\n0,1\n", "line 1, column 'end': missing"),
+        ("client,start,end,speed\n0,1,2,3\n", "line 1, column 'speed': unknown"),
+        ("client,start,start,end\n0,1,1,2\n", "line 1, column 'start': occurs twice"),
+        ("client,device,start,end\n0,a,1,2\n", "one of the columns 'client' and 'device'"),
+        ("start,end\n1,2\n", "one of the columns 'client' and 'device'"),
+        ("client,start,end\n0,1\n", "line 2: 2 cells for 3 columns"),
+        ("client,start,end\n0,,2\n", "line 2, column 'start': empty"),
+        ("client,start,end\n,1,2\n", "line 2, column 'client': empty"),
+        ("client,start,end\n0,1,2\n-1,1,2\n", "line 3, column 'client': '-1' must be a client number"),
+        ("client,start,end\n0,-1,2\n", "line 2, column 'start': '-1' must be a finite number >= 0"),
+        ("client,start,end\n0,nan,2\n", "line 2, column 'start': 'nan'"),
+        ("client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),
+        ("client,start,end\n0,one,2\n", "line 2, column 'start': 'one'"),
+        ("client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
+        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps a stretch until 6.0"),
+        ("client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
+    ],
+)
+def test_anything_amiss_in_a_trace_is_a_one_line_error(tmp_path, text, message):
+    with pytest.raises(ValueError) as error:
+        bind_conditions(write(tmp_path, text), None, Limits(), 3, 0)
+    assert message in str(error.value)
+    assert "trace.csv" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_binary_files_are_refused(tmp_path):
+    (tmp_path / "trace.csv").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ValueError, match="not a text file"):
+        window_of(f"csv:path={tmp_path / 'trace.csv'}")

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_async import registry
+from fedjax_async.clock import NETWORKS, Until, bind_delays, plan
+
+
+def network(spec, num_clients=10, seed=0):
+    return registry.bind("network", NETWORKS, spec)()(num_clients, seed)
+
+
+def plain(timing="every", **options):
+    options = {
+        "num_clients": 5,
+        "local_steps": 3,
+        "until": Until(updates=40),
+        "bytes_down": 600,
+        "bytes_up": 90,
+    } | options
+    return plan(timing, options.pop("delays", "lognormal"), **options)
+
+
+def test_every_network_has_a_summary():
+    assert all(registry.summary(factory) for factory in NETWORKS.values())
+
+
+def test_a_link_is_latency_and_bytes_each_way():
+    model = network("link:down=100,up=10,latency=0.5")
+    np.testing.assert_allclose(model.seconds([0, 9], [0, 3], 600, 90), 0.5 + 6 + 0.5 + 9)
+    np.testing.assert_allclose(network("link:latency=0.5").seconds(0, 0, 600, 90), 1.0)
+    np.testing.assert_allclose(network("link:up=10").seconds(0, 0, 600, 90), 9)
+    np.testing.assert_array_equal(network("link").seconds(np.arange(3), 0, 600, 90), np.zeros(3))
+
+
+def test_the_network_comes_on_top_of_the_delays():
+    spec = "link:down=100,up=10,latency=0.5,jitter=0.4,heterogeneity=0.7"
+    for timing in ("every", "window:length=2", "cohort:size=3", "every:concurrency=2"):
+        s = plain(timing, network=spec)
+        who, which = s.client, s.number
+        expected = bind_delays("lognormal", 5, 0).durations(who, which, 3, 600, 90)
+        expected = expected + network(spec, 5).seconds(who, which, 600, 90)
+        np.testing.assert_allclose(s.upload_time - s.dispatch_time, expected, rtol=1e-9)
+    for one, other in zip(plain(), plain(network="link")):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_links_differ_by_factors_of_mean_one_down_and_up_apart():
+    model = network("link:down=1,up=1,heterogeneity=0.5", 20_000)
+    clients = np.arange(20_000)
+    down, up = model.seconds(clients, 0, 1, 0), model.seconds(clients, 0, 0, 1)
+    for seconds in (down, up):
+        assert abs(seconds.mean() - 1) < 4 * math.sqrt(math.expm1(0.25) / 20_000)
+        assert abs(np.log(seconds).std() - 0.5) < 0.02
+    assert abs(np.corrcoef(down, up)[0, 1]) < 0.03
+    np.testing.assert_array_equal(down, model.seconds(clients, 5, 1, 0))  # once a client, not once a job
+    few = network("link:down=1,up=1,heterogeneity=0.5", 10).seconds(np.arange(10), 0, 1, 0)
+    np.testing.assert_array_equal(few, down[:10])
+
+
+def test_jitter_is_noise_of_mean_one_once_a_message():
+    model = network("link:down=1,up=1,jitter=0.3", 500)
+    clients, numbers = np.repeat(np.arange(500), 40), np.tile(np.arange(40), 500)
+    down, up = model.seconds(clients, numbers, 1, 0), model.seconds(clients, numbers, 0, 1)
+    assert abs(down.mean() - 1) < 4 * math.sqrt(math.expm1(0.09) / len(down))
+    assert abs(np.log(down).std() - 0.3) < 0.01
+    assert abs(np.corrcoef(down, up)[0, 1]) < 0.03
+    np.testing.assert_array_equal(model.seconds(clients[::-1], numbers[::-1], 1, 0)[::-1], down)
+    assert (network("link:down=1,jitter=0.3", 500, seed=1).seconds(clients, numbers, 1, 0) != down).all()
+
+
+def write(tmp_path, text):
+    path = tmp_path / "links.csv"
+    path.write_text(text)
+    return f"csv:path={path}"
+
+
+def test_a_table_gives_each_client_its_link(tmp_path):
+    spec = write(tmp_path, "latency,client,up,down\n0.5,1,10,100\n0,0,1,2\n9,7,1,1\n")
+    model = network(spec, 2)
+    np.testing.assert_allclose(model.seconds([0, 1], 0, 600, 90), [300 + 90, 0.5 + 6 + 0.5 + 9])
+    noisy = network(write(tmp_path, "client,down,up,latency,jitter\n0,1,1,0,0\n1,1,1,0,0.5\n"), 2)
+    seconds = noisy.seconds(np.repeat([0, 1], 50), np.tile(np.arange(50), 2), 1, 0)
+    np.testing.assert_allclose(seconds[:50], 1, rtol=1e-12)
+    assert len(set(seconds[50:])) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: must have the columns"),
+        ("client,down,up\n0,1,1\n", "line 1: must have the columns"),
+        ("client,down,up,latency,colour\n0,1,1,1,1\n", "line 1: must have the columns"),
+        ("client,down,up,latency,latency\n0,1,1,1,1\n", "line 1: must have the columns"),
+        ("client,down,up,latency\n0,1,1\n", "line 2: 3 cells for 4 columns"),
+        ("client,down,up,latency\n0,1,1,\n", "line 2, column 'latency': '' must be a finite number >= 0"),
+        ("client,down,up,latency\n0,0,1,1\n", "line 2, column 'down': '0' must be a finite number > 0"),
+        ("client,down,up,latency\n0,1,nan,1\n", "line 2, column 'up': 'nan'"),
+        ("client,down,up,latency\n0,1,1,-1\n", "line 2, column 'latency': '-1'"),
+        ("client,down,up,latency,jitter\n0,1,1,1,x\n", "line 2, column 'jitter': 'x'"),
+        ("client,down,up,latency\nx,1,1,1\n", "line 2, column 'client': 'x'"),
+        ("client,down,up,latency\n0,1,1,1\n0,1,1,1\n", "line 3, column 'client': 0 occurs twice"),
+        ("client,down,up,latency\n0,1,1,1\n2,1,1,1\n", "no line for client 1 of 3"),
+    ],
+)
+def test_anything_amiss_in_a_table_is_a_one_line_error(tmp_path, text, message):
+    with pytest.raises(ValueError) as error:
+        network(write(tmp_path, text), 3)
+    assert message in str(error.value)
+    assert "links.csv" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("link:down=0", "down = 0"),
+        ("link:up=-1", "up = -1"),
+        ("link:down=fast", "down = 'fast'"),
+        ("link:latency=-1", "latency = -1"),
+        ("link:jitter=nan", "jitter = nan"),
+        ("link:heterogeneity=-0.1", "heterogeneity = -0.1"),
+        ("lnk", "did you mean 'link'"),
+        ("csv:path=nowhere.csv", "path = 'nowhere.csv'"),
+        ("csv", "needs the option path"),
+    ],
+)
+def test_bad_settings_are_value_errors(spec, message):
+    with pytest.raises(ValueError) as error:
+        plain(network=spec)
+    assert message in str(error.value)

@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import registry
+from fedjax_async.clock import (
+    AVAILABILITY,
+    FAULTS,
+    TIMINGS,
+    Fate,
+    Limits,
+    Mishap,
+    Until,
+    allocate,
+    bind_conditions,
+    fault_counts,
+    longest_chain,
+    mishap_lookup,
+    plan,
+    unreliable_timing,
+    waves,
+)
+from fedjax_async.clock.availability import together
+from fedjax_async.clock.conditions import Conditions, models_of
+from fedjax_async.clock.world import World
+from tests.clock.slow_world import Script, play, scripts
+from tests.clock.test_slots import most_live_at_once, replay
+from tests.clock.test_waves import fewest_stabbing_points
+from tests.clock.textbook import check_invariants, table_of
+
+TIMING_SPECS = [
+    "every",
+    "every:concurrency=3,sampling=same",
+    "every:concurrency=3,sampling=uniform",
+    "every:concurrency=3,sampling=round_robin",
+    "buffer:size=2,concurrency=5",
+    "window:length=0.7",
+    "window:length=1,concurrency=4,sampling=round_robin",
+    "cohort:size=4",
+    "cohort:size=3,over_selection=2,deadline=2",
+    "participation:length=0.3",
+]
+AVAILABILITY_SPECS = [
+    "always",
+    "joins:share=0.5,by=9",
+    "leaves:share=0.3,by=30",
+    "periodic:on=3,off=2",
+    "periodic:on=3,off=2,leaving=pause",
+    "sessions:on=4,off=2,leaving=lose",
+    "sessions:on=4,off=2,family=lognormal+joins:share=0.5,by=5",
+]
+FAULT_SPECS = [
+    "drop:probability=0.2",
+    "duplicate:probability=0.3,delay=0.5",
+    "crash:probability=0.2,restart=3",
+    "crash:rate=0.2,restart=1",
+    "late:probability=0.3,extra=2,factor=1.5",
+    "corrupt:probability=0.2",
+    "groups:count=3,up=9,down=2",
+    "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3",
+]
+LIMITS = [Limits(), Limits(timeout=1.5), Limits(max_staleness=2, timeout=1.0, late="drop")]
+N = 7
+
+
+def make(timing, delays="lognormal", updates=60, **options):
+    options = {"num_clients": N, "local_steps": 5, "until": Until(updates=updates, time=400)} | options
+    return plan(timing, delays, **options)
+
+
+def windows(availability, faults, seed):
+    bound = bind_conditions(availability, faults, Limits(), N, seed)
+    return together([one.window for one in bound.availability]) or (lambda client, time: (0, math.inf))
+
+
+def test_the_specs_cover_the_registries():
+    assert {spec.partition(":")[0] for spec in TIMING_SPECS} == set(TIMINGS)
+    names = {part.partition(":")[0] for spec in AVAILABILITY_SPECS for part in spec.split("+")}
+    assert names == set(AVAILABILITY) - {"csv"}
+    assert {part.partition(":")[0] for spec in FAULT_SPECS for part in spec.split("+")} == set(FAULTS)
+    for known in (AVAILABILITY, FAULTS):
+        assert all(registry.summary(factory) for factory in known.values())
+
+
+def check_conditions(s, there):
+    """Nothing is sent to a client that is away; lost uploads never arrive; one job at a time."""
+    check_invariants(s)
+    for client, time in zip(s.client.tolist(), s.dispatch_time.tolist()):
+        start, end = there(client, time)
+        assert start <= time * (1 + 1e-12)
+        assert end > time
+    if len(s.job) <= 60:
+        bounds = waves(s)
+        assert len(bounds) - 1 == longest_chain(s)
+        for personal in (False, True):
+            slots = allocate(s, bounds, personal)
+            replay(s, bounds, slots, personal)
+            assert slots.count == most_live_at_once(s, bounds, personal)
+
+
+@pytest.mark.parametrize("availability", AVAILABILITY_SPECS)
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_every_policy_keeps_the_contract_whoever_is_there(timing, availability):
+    for limits in LIMITS:
+        s = make(timing, availability=availability, limits=limits, seed=3)
+        check_conditions(s, windows(availability, None, 3))
+        again = make(timing, availability=availability, limits=limits, seed=3)
+        for one, other in zip(s, again):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("faults", FAULT_SPECS)
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_every_policy_keeps_the_contract_whatever_fails(timing, faults):
+    for limits in LIMITS:
+        s = make(timing, faults=faults, limits=limits, seed=3)
+        check_conditions(s, windows(None, faults, 3))
+        assert s.closes.sum() > 5
+        again = make(timing, faults=faults, limits=limits, seed=3)
+        for one, other in zip(s, again):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+@pytest.mark.parametrize(("short", "long"), [((25, None, 400), (60, None, 400)), ((None, None, 15), (None, None, 40))])
+def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
+    options = {
+        **{"availability": "sessions:on=6,off=2,leaving=lose", "faults": "drop+crash:restart=2+late:extra=2"},
+        **{"limits": Limits(timeout=2.0, max_staleness=6)},
+    }
+    one, two = (make(timing, until=Until(time=u[2], updates=u[0]), **options) for u in (short, long))
+    arrivals, jobs = len(one.job), len(one.client)
+    assert arrivals < len(two.job)
+    for name in ("job", "time", "step"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
+    for name in ("client", "dispatch_time", "dispatched_after", "version", "corrupt"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:jobs])
+    settled = ~np.isin(one.fate, [Fate.UNDER_WAY, Fate.GIVEN_UP])
+    np.testing.assert_array_equal(one.fate[settled], two.fate[:jobs][settled])
+
+
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+@pytest.mark.parametrize("delays", ["constant", "exponential", "lognormal:heterogeneity=1"])
+def test_conditions_that_change_nothing_change_nothing(timing, delays):
+    """The fast ways of a reliable world against the general one."""
+    faults = "drop:probability=0+crash:probability=0+groups:up=1e12,down=1e-9"
+    limits = Limits(max_staleness=10**6, timeout=1e9)
+    for until in (Until(updates=80), Until(time=11.5), Until(steps=17)):
+        plain = make(timing, delays, until=until, seed=1)
+        same = make(timing, delays, until=until, seed=1, availability="always", faults=faults, limits=limits)
+        for name in plain._fields:
+            np.testing.assert_array_equal(getattr(plain, name), getattr(same, name), err_msg=name)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.sampled_from([{"updates": 17}, {"time": 9}, {"steps": 5}]),
+    st.data(),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_fast_ways_agree_with_the_general_one_on_ties(rows, until, data):
+    clients = len(rows)
+    flying = data.draw(st.integers(1, clients))
+    size = data.draw(st.integers(1, flying))
+    sampling = data.draw(st.sampled_from(["same", "uniform", "round_robin"]))
+    timing = f"buffer:size={size},concurrency={flying},sampling={sampling}"
+    options = {"num_clients": clients, "until": Until(**until)}
+    plain = make(timing, table_of(*rows), **options)
+    general = make(timing, table_of(*rows), availability="always", **options)
+    for name in plain._fields:
+        np.testing.assert_array_equal(getattr(plain, name), getattr(general, name), err_msg=name)
+
+
+@given(scripts(), st.integers(1, 3), st.sampled_from([7, 1000]), st.data())
+@settings(deadline=None, max_examples=150)
+def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, clients, updates, data):
+    windows = data.draw(st.booleans())
+    length = data.draw(st.sampled_from([0.25, 1.0, 2.5])) if windows else 0.0
+    size = 0 if windows else data.draw(st.integers(1, clients))
+    if windows:
+        updates = 1000  # where the budget cuts a window, who was dropped is a matter of taste
+    end = 12.0
+    jobs, arrivals = play(script, clients, updates, end, size=size, length=length)
+    availability = tuple(script.availability(k)(clients, 0, 0) for k in range(len(script.absences)))
+    world = World(
+        num_clients=clients,
+        local_steps=np.ones(clients, np.int64),
+        delays=script.delays(clients, 0),
+        until=Until(time=end, updates=updates),
+        seed=0,
+        conditions=Conditions(availability, (script.faults(clients, 0, 0),), script.limits),
+    )
+    if windows:
+        s = unreliable_timing.window(world, length, clients, "same")
+    else:
+        s = unreliable_timing.buffer(world, size, clients, "same")
+    check_invariants(s)
+    found = [
+        (int(s.client[j]), int(s.number[j]), time, int(stale), int(step))
+        for j, time, stale, step in zip(s.job, s.time.tolist(), s.staleness, s.step)
+    ]
+    assert sorted(found) == sorted(arrivals)
+    if not windows:  # in a window: in order of arrival, in the play too, but for ties
+        assert found == arrivals
+    planned = {}
+    for j in range(len(s.client)):
+        fate = Fate(s.fate[j]).name.lower()
+        sent = (float(s.dispatch_time[j]), int(s.version[j]), int(s.dispatched_after[j]))
+        planned[int(s.client[j]), int(s.number[j])] = (*sent, float(s.upload_time[j]), float(s.freed_time[j]), fate)
+    assert planned == {
+        key: (job["sent"], job["version"], job["after"], job["upload"], job["freed"], job["fate"])
+        for key, job in jobs.items()
+    }
+    if len(arrivals) <= 9:
+        intervals = [(int(s.dispatched_after[j]), e) for e, j in enumerate(s.job)]
+        assert len(waves(s)) - 1 == fewest_stabbing_points(intervals)
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timing", [spec for spec in TIMING_SPECS if not spec.startswith("cohort")])
+def test_the_counts_are_those_of_the_draws(timing):
+    spec = "drop:probability=0.1+duplicate:probability=0.05,delay=0+corrupt:probability=0.05"
+    s = make(timing, updates=400, faults=spec)
+    lookup = mishap_lookup([model(N, 0, part) for model, part in models_of("faults", FAULTS, spec)], N)
+    drawn = [lookup(int(i), int(n)) or Mishap() for i, n in zip(s.client, s.number)]
+    closed = s.fate != Fate.UNDER_WAY
+    assert set(s.fate) <= {Fate.APPLIED, Fate.LOST, Fate.UNDER_WAY}
+    np.testing.assert_array_equal(s.fate[closed] == Fate.LOST, np.array([m.lost for m in drawn])[closed])
+    np.testing.assert_array_equal(s.corrupt, [m.corrupt for m in drawn])
+    arrived = np.isin(np.arange(len(s.client)), s.job)
+    np.testing.assert_array_equal(s.copies, [len(m.copies) * a for m, a in zip(drawn, arrived)])
+    counts = fault_counts(s)
+    assert counts["lost"] == sum(m.lost for m, c in zip(drawn, closed) if c) > 0
+    assert counts["corrupt"] == sum(m.corrupt for m, a in zip(drawn, arrived) if a) > 0
+    assert counts["duplicates"] == sum(len(m.copies) for m, a in zip(drawn, arrived) if a) > 0
+    assert counts["late"] == counts["dropped_stale"] == counts["called_off"] == 0
+
+
+def test_copies_come_later_and_only_those_that_come_before_the_end_count():
+    slow = make("every", updates=300, faults="duplicate:probability=1,delay=1e9")
+    assert fault_counts(slow)["duplicates"] == 0
+    soon = make("every", updates=300, faults="duplicate:probability=1,delay=1e-9+duplicate:probability=1,delay=0")
+    assert set(soon.copies[soon.job[:-N]]) == {2}
+    clean = make("every", updates=300)
+    for name in ("client", "job", "time", "version", "upload_time"):
+        np.testing.assert_array_equal(getattr(soon, name), getattr(clean, name))
+
+
+def test_a_schedule_without_conditions_reports_no_trouble():
+    counts = fault_counts(make("cohort:size=3,over_selection=2", until=Until(steps=10)))
+    assert counts == dict.fromkeys(counts, 0) | {"applied": 30, "called_off": 20}
+
+
+# --- rules, by hand -----------------------------------------------------------------------------
+
+
+def faulty(**mishaps):
+    """Mishaps of client 0, by job number: ``job1=Mishap(...)``."""
+    return Script([], {(0, int(name[3:])): mishap for name, mishap in mishaps.items()}, [], Limits()).faults
+
+
+def there(*stretches, leaving="finish"):
+    return Script([], {}, [(leaving, list(stretches))], Limits()).availability(0)
+
+
+ALWAYS = [(0, math.inf)]
+
+
+def test_a_lost_job_frees_its_place_when_its_upload_was_due():
+    s = make("every", table_of([3]), num_clients=1, updates=2, faults=faulty(job0=Mishap(lost=True)))
+    np.testing.assert_array_equal(s.dispatch_time, [0, 3, 6])
+    np.testing.assert_array_equal(s.upload_time, [np.inf, 6, 9])
+    np.testing.assert_array_equal(s.freed_time, [3, 6, 9])
+    np.testing.assert_array_equal(s.fate, [Fate.LOST, Fate.APPLIED, Fate.APPLIED][: len(s.fate)])
+    np.testing.assert_array_equal(s.time, [6, 9])
+
+
+def test_a_crashed_client_is_sent_nothing_before_it_has_restarted():
+    crash = faulty(job0=Mishap(crash_share=0.5, restart=4))
+    s = make("every", table_of([2], [2]), num_clients=2, until=Until(time=8), faults=crash)
+    # client 0 crashes at 1 and is up at 5; the server notices at 2, when the upload was due
+    np.testing.assert_array_equal(s.dispatch_time[s.client == 0], [0, 5, 7])
+    np.testing.assert_array_equal(s.freed_time[:2], [2, 2])
+    assert s.fate[0] == Fate.CRASHED
+    options = {"num_clients": 2, "until": Until(time=8), "limits": Limits(timeout=6)}
+    patient = make("every", table_of([2], [2]), faults=crash, **options)
+    np.testing.assert_array_equal(patient.dispatch_time[patient.client == 0], [0, 6, 8])
+
+
+def test_another_client_takes_the_place_of_one_that_crashed():
+    crash = faulty(job0=Mishap(crash_share=0.5, restart=40))
+    timing = "every:concurrency=1,sampling=round_robin"
+    s = make(timing, table_of([2], [2], [2]), num_clients=3, until=Until(time=10), faults=crash)
+    np.testing.assert_array_equal(s.client, [0, 1, 2, 1, 2, 1])
+    np.testing.assert_array_equal(s.dispatch_time, [0, 2, 4, 6, 8, 10])
+
+
+@pytest.mark.parametrize(("late", "fate"), [("apply", Fate.LATE), ("drop", Fate.DROPPED_LATE)])
+def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, fate):
+    s = make(
+        "every:concurrency=1,sampling=round_robin",
+        table_of([5], [2]),
+        num_clients=2,
+        until=Until(time=8),
+        limits=Limits(timeout=3, late=late),
+    )
+    # client 0 is given up at 3, client 1 takes its place; 0's upload comes at 5, when 0 is sent on
+    np.testing.assert_array_equal(s.client, [0, 1, 0, 1])
+    np.testing.assert_array_equal(s.dispatch_time, [0, 3, 5, 8])
+    np.testing.assert_array_equal(s.freed_time, [3, 5, 8, 10])
+    np.testing.assert_array_equal(s.upload_time, [5, 5, 10, 10])
+    np.testing.assert_array_equal(s.fate, [fate, Fate.APPLIED, Fate.GIVEN_UP, Fate.UNDER_WAY])
+    np.testing.assert_array_equal(s.job, [0, 1] if late == "apply" else [1])
+    counts = fault_counts(s)
+    assert (counts["late"], counts["dropped_late"], counts["given_up"]) == (1, int(late == "drop"), 1)
+
+
+def test_an_upload_at_its_timeout_is_in_time():
+    s = make("every", table_of([3]), num_clients=1, updates=4, limits=Limits(timeout=3, late="drop"))
+    assert (s.fate[s.job] == Fate.APPLIED).all()
+
+
+def test_stale_uploads_are_dropped_and_their_clients_sent_on():
+    s = make("every", table_of([1], [4.5]), num_clients=2, until=Until(time=9.5), limits=Limits(max_staleness=3))
+    assert set(s.client[s.job]) == {0}
+    dropped = s.fate == Fate.DROPPED_STALE
+    np.testing.assert_array_equal(s.client[dropped], [1, 1])
+    np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [0, 4.5, 9])
+    assert (s.staleness <= 3).all()
+    open_ = make("every", table_of([1], [4.5]), num_clients=2, until=Until(time=9.5))
+    assert open_.staleness.max() == 5
+    np.testing.assert_array_equal(open_.dispatch_time, s.dispatch_time)
+
+
+def test_a_client_that_is_away_gets_the_model_of_the_moment_it_appears():
+    s = make("every", table_of([1], [1]), num_clients=2, updates=6, availability=there(ALWAYS, [(2.5, 3), (9, 10)]))
+    np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [2.5])
+    np.testing.assert_array_equal(s.version[s.client == 1], [2])
+    # its second job has to wait for 9: at 3.5, when it is back, it is away
+    assert s.upload_time[s.client == 1].tolist() == [3.5]
+
+
+def test_what_going_off_does_to_a_job():
+    def uploads(leaving):
+        away = there([(0, 2), (5, 100)], leaving=leaving)
+        s = make("every", table_of([3]), num_clients=1, until=Until(time=11), availability=away)
+        return s.dispatch_time.tolist(), s.time.tolist(), s.fate.tolist()
+
+    applied = Fate.APPLIED
+    assert uploads("finish") == ([0, 5, 8, 11], [3, 8, 11], [applied, applied, applied, Fate.UNDER_WAY])
+    assert uploads("pause") == ([0, 6, 9], [6, 9], [applied, applied, Fate.UNDER_WAY])
+    assert uploads("lose") == ([0, 5, 8, 11], [8, 11], [Fate.INTERRUPTED, applied, applied, Fate.UNDER_WAY])
+
+
+def test_sampling_is_uniform_over_those_that_are_there():
+    half = there(*[ALWAYS if i < 5 else [(1e9, 2e9)] for i in range(10)])
+    s = make("every:concurrency=2", "exponential", num_clients=10, availability=half, until=Until(updates=20_000))
+    share = np.bincount(s.client, minlength=10) / len(s.client)
+    np.testing.assert_allclose(share[:5], 0.2, atol=0.01)
+    assert share[5:].sum() == 0
+
+
+def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_for():
+    availability = there(ALWAYS, ALWAYS, [(50, 60)])
+    lost = faulty(job0=Mishap(lost=True))
+    s = make("cohort:size=3", table_of([2], [1], [1]), num_clients=3, updates=7, availability=availability, faults=lost)
+    # round 1: clients 0 and 1, of which 0's upload is lost; it ends at 2, when that was due
+    np.testing.assert_array_equal(s.client[:4], [0, 1, 0, 1])
+    np.testing.assert_array_equal(s.dispatch_time[:4], [0, 0, 2, 2])
+    np.testing.assert_array_equal(s.time[:3], [2, 4, 4])
+    np.testing.assert_array_equal(s.step[:3], [0, 1, 1])
+
+
+def test_a_round_in_which_everything_is_lost_is_no_step():
+    lost = faulty(job0=Mishap(lost=True), job1=Mishap(crash_share=0.5, restart=7))
+    s = make("cohort:size=1", table_of([2]), num_clients=1, updates=2, faults=lost)
+    np.testing.assert_array_equal(s.dispatch_time, [0, 2, 10, 12])
+    np.testing.assert_array_equal(s.time, [12, 14])
+    np.testing.assert_array_equal(s.version, [0, 0, 0, 1])
+
+
+def test_cohorts_are_uniform_over_those_that_are_there():
+    half = there(*[ALWAYS if i % 2 else [(1e9, 2e9)] for i in range(10)])
+    until = Until(steps=3000)
+    s = make("cohort:size=3", "constant", num_clients=10, until=until, availability=half)
+    share = np.bincount(s.client, minlength=10) / 3000
+    np.testing.assert_allclose(share[1::2], 0.6, atol=0.04)
+    assert share[::2].sum() == 0
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_a_plan_ends_when_nobody_will_ever_be_there_again(timing):
+    s = make(timing, until=Until(updates=10**6), availability="leaves:share=1,by=20")
+    assert 0 < len(s.job) < 400
+    assert s.dispatch_time.max() <= 20
+    with pytest.raises(ValueError, match="nothing is ever uploaded"):
+        make(timing, until=Until(updates=10), availability="leaves:share=1,at=0")
+    empty = "periodic:on=1,off=1,phase=0+periodic:on=1,off=1,phase=1"
+    with pytest.raises(ValueError, match="nothing is ever uploaded"):
+        make(timing, until=Until(updates=10), availability=empty)
+
+
+@pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3", "participation"])
+def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
+    monkeypatch.setattr("fedjax_async.clock.unreliable._FRUITLESS", 2000)
+    for options in (
+        {"faults": "drop:probability=1"},
+        {"faults": "crash:probability=1"},
+        {"delays": "constant:mean=3", "limits": Limits(timeout=0.5, late="drop")},
+        {"delays": "constant:mean=3", "availability": "periodic:on=2,off=1,leaving=lose"},
+    ):
+        if timing == "participation" and "delays" in options:
+            continue
+        with pytest.raises(ValueError, match=r"not one was applied|without an upload"):
+            make(timing, **({"until": Until(updates=10)} | options))
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"availability": "joins:share=1.5"}, "share = 1.5: must be between 0 and 1"),
+        ({"availability": "joins:share=x"}, "share = 'x'"),
+        ({"availability": "joins:by=0"}, "by = 0"),
+        ({"availability": "joins:at=-1"}, "at = -1"),
+        ({"availability": "leaves:leaving=run"}, "leaving = 'run': must be one of finish, pause, lose"),
+        ({"availability": "periodic:on=0"}, "on = 0"),
+        ({"availability": "periodic:off=-1"}, "off = -1"),
+        ({"availability": "periodic:on=6,off=4,phase=10"}, "phase = 10: must be at least 0 and below 10"),
+        ({"availability": "periodic:leaving=no"}, "leaving = 'no'"),
+        ({"availability": "sessions:on=-2"}, "on = -2"),
+        ({"availability": "sessions:off=0"}, "off = 0"),
+        ({"availability": "sessions:family=beta"}, "family = 'beta': unknown"),
+        ({"availability": "sessions:spread=0"}, "spread = 0"),
+        ({"availability": "sessions:leaving=1"}, "leaving = 1"),
+        ({"availability": "csv:path=nowhere.csv"}, "path = 'nowhere.csv'"),
+        ({"availability": "joins+sesions"}, "availability = 'sesions': unknown; did you mean 'sessions'"),
+        ({"availability": "joins:shares=1"}, "no option 'shares'"),
+        ({"availability": "joins+"}, "availability = ''"),
+        ({"faults": "drop:probability=1.1"}, "probability = 1.1: must be between 0 and 1"),
+        ({"faults": "drop:probability=nan"}, "probability = nan"),
+        ({"faults": "duplicate:probability=-1"}, "probability = -1"),
+        ({"faults": "duplicate:delay=-1"}, "delay = -1"),
+        ({"faults": "crash:probability=2"}, "probability = 2"),
+        ({"faults": "crash:rate=0"}, "rate = 0"),
+        ({"faults": "crash:rate=1,probability=0.1"}, "rate = 1: must be left out"),
+        ({"faults": "crash:restart=-1"}, "restart = -1"),
+        ({"faults": "late"}, "extra = 0.0: must be > 0, unless factor is > 1"),
+        ({"faults": "late:factor=0.5"}, "factor = 0.5"),
+        ({"faults": "late:extra=-1"}, "extra = -1"),
+        ({"faults": "corrupt:probability=yes"}, "probability = 'yes'"),
+        ({"faults": "groups:count=0"}, "count = 0"),
+        ({"faults": "groups:up=0"}, "up = 0"),
+        ({"faults": "groups:down=0"}, "down = 0"),
+        ({"faults": "dorp+late:extra=1"}, "did you mean 'drop'"),
+        ({"limits": Limits(max_staleness=-1)}, "limits.max_staleness = -1"),
+        ({"limits": Limits(max_staleness=1.5)}, "limits.max_staleness = 1.5"),
+        ({"limits": Limits(timeout=0)}, "limits.timeout = 0"),
+        ({"limits": Limits(late="wait")}, "limits.late = 'wait': must be one of apply, drop"),
+        ({"limits": None}, "limits = None"),
+    ],
+)
+def test_bad_conditions_are_one_line_value_errors(options, message):
+    with pytest.raises(ValueError) as error:
+        make("every", **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

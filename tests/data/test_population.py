@@ -1,0 +1,205 @@
+"""The generated population has the distribution that its docstring states, at any size."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import registry
+from fedjax_async.data import Federation, ceiling, client_rows, federate, hashing, load, population
+from fedjax_async.models import MODELS
+
+
+@functools.lru_cache(maxsize=8)
+def dealt(clients=200, seed=0, **options):
+    return federate(population(**options), num_clients=clients, seed=seed)
+
+
+def everything(data):
+    """All examples of all clients, and whose they are."""
+    rows = np.concatenate([client_rows(data, i) for i in range(len(data.size))])
+    x, y = jax.jit(lambda view, rows: (view[0][rows], view[1][rows]))((data.x, data.y), rows)
+    return np.asarray(x, np.float64), np.asarray(y), np.repeat(np.arange(len(data.size)), data.size)
+
+
+def test_labels_follow_the_clients_mix():
+    """P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F for consecutive favourites, and all mixes together are even."""
+    classes, favourites, skew, size = 5, 2, 0.6, 2000
+    data = dealt(60, 1, features=5, classes=classes, favourites=favourites, skew=skew, size=size, std_log_size=0.0)
+    _, y, owner = everything(data)
+    share = np.zeros((60, classes))
+    np.add.at(share, (owner, y), 1 / size)
+    firsts = []
+    for mix in share:
+        expected = [np.full(classes, (1 - skew) / classes) for _ in range(classes)]
+        for first, one in enumerate(expected):
+            one[(first + np.arange(favourites)) % classes] += skew / favourites
+        distance = [np.abs(mix - one).sum() / 2 for one in expected]
+        assert min(distance) < 0.05
+        firsts.append(int(np.argmin(distance)))
+        assert np.abs(mix - 1 / classes).sum() / 2 == pytest.approx(skew * (1 - favourites / classes), abs=0.05)
+    assert len(set(firsts)) == classes
+
+
+def test_inputs_are_separated_classes_shifted_by_client():
+    data = dealt(300, 2, features=12, classes=4, separation=2.5, shift=1.5, skew=0.0, size=100, std_log_size=0.0)
+    x, y, owner = everything(data)
+    m = data.x.parameters.directions.astype(np.float64)
+    np.testing.assert_allclose(m @ m.T, np.eye(4), atol=1e-6)
+    rest = x - 2.5 * m[y]
+    shift = np.stack([rest[owner == k].mean(axis=0) for k in range(300)])
+    along = shift @ m.T
+    assert along.var(axis=0) == pytest.approx(1.5**2, rel=0.3)
+    # across the directions only the mean noise is left
+    assert (shift - along @ m).var() == pytest.approx(8 / 12 / 100, rel=0.15)
+    noise = rest - shift[owner]
+    np.testing.assert_allclose(np.cov(noise.T), 0.99 * np.eye(12), atol=0.05)
+
+
+def test_the_test_set_is_even_and_reaches_the_ceiling():
+    data = dealt(10, 3, skew=1.0, shift=0.8, separation=3.5, test_examples=20_000)
+    best = ceiling(3.5 / np.sqrt(1 + 0.8**2))
+    guess = np.argmax(data.test_x @ data.x.parameters.directions.T, axis=1)
+    assert np.mean(guess == data.test_y) == pytest.approx(best, abs=0.008)
+    np.testing.assert_allclose(np.bincount(data.test_y) / 20_000, 0.1, atol=0.01)
+
+
+def test_the_ceiling_by_simulation():
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((200_000, 7))
+    z[:, 0] += 1.7
+    assert ceiling(1.7, 7) == pytest.approx(np.mean(np.argmax(z, axis=1) == 0), abs=0.004)
+    assert ceiling(9.0) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("spec", "short"), [("logistic", 0.02), ("mlp:hidden=32", 0.04)])
+def test_central_training_nears_the_ceiling(spec, short):
+    data = dealt()
+    x, y, _ = everything(data)
+    turn = np.random.default_rng(0).permutation(len(y))[: len(y) // 100 * 100]
+    batches = x[turn].astype(np.float32).reshape(-1, 100, 64), y[turn].reshape(-1, 100)
+    model = registry.bind("model", MODELS, spec, input_shape=(64,), num_classes=10)()
+
+    def step(params, batch):
+        gradient = jax.grad(lambda p: jnp.mean(model.loss(model.apply(p, batch[0]), batch[1])))(params)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradient), None
+
+    @jax.jit
+    def trained_outputs(key, batches, test_x):
+        params = jax.lax.fori_loop(0, 4, lambda _, p: jax.lax.scan(step, p, batches)[0], model.init(key))
+        return model.apply(params, test_x)
+
+    outputs = trained_outputs(jax.random.key(0), batches, data.test_x)
+    assert np.mean(np.argmax(outputs, axis=1) == data.test_y) > ceiling(3 / np.sqrt(1.25)) - short
+
+
+def mixed(x):
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        x = (x ^ (x >> shift)) * factor % 2**32
+    return x ^ (x >> 16)
+
+
+def folded(stream, n):
+    first = mixed((stream[0] + n) % 2**32)
+    return first, mixed(stream[1] ^ ((first + n * hashing.GOLDEN) % 2**32))
+
+
+def words(stream, count):
+    return mixed((stream[0] + np.arange(count) * (stream[1] | 1)) % 2**32)
+
+
+def normal(word):
+    s = sum((word >> shift) & 255 for shift in (0, 8, 16, 24)) - 510.0
+    return s * (0.0064210406128 + 5.7739542833e-9 * s**2)
+
+
+def by_hand(p, client, position):
+    """The formulas of ``population`` for one example, in Python integers and float64."""
+    classes, features = p.directions.shape
+    person = folded(tuple(int(word) for word in p.seed), client)
+    mine = folded(person, position + 1)
+    habits, draw = words(folded(person, 0), classes + 1), words(folded(mine, 0), 3)
+    own = (habits[0] + draw[1] % int(p.favourites)) % classes
+    y = own if (draw[0] >> 8) / 2**24 < p.skew else draw[2] % classes
+    noise = normal(words(folded(mine, 1), features))
+    shift = float(p.shift) * normal(habits[1:]) @ p.directions.astype(float)
+    return float(p.separation) * p.directions[y] + shift + noise, y
+
+
+def test_values_are_those_of_the_formulas_however_they_are_asked_for():
+    data = dealt(20, 5, favourites=3)
+    rows = np.concatenate([client_rows(data, i)[:3] for i in range(20)])
+    expected = [by_hand(data.x.parameters, i, j) for i in range(20) for j in range(3)]
+    x, y = np.stack([one[0] for one in expected]), np.array([one[1] for one in expected])
+    assert (data.x.dtype, data.y.dtype) == (np.float32, np.int32)
+    for place in (np.arange(60), np.array([[44, 3], [3, 59]])):
+        np.testing.assert_array_equal(data.y[rows[place]], y[place])
+        np.testing.assert_allclose(data.x[rows[place]], x[place], rtol=1e-5, atol=1e-5)
+    mapped = jax.jit(jax.vmap(lambda r: (data.x[data.order[r]], data.y[r])))(jnp.asarray(rows).reshape(6, 10))
+    np.testing.assert_allclose(mapped[0].reshape(60, 64), x, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(mapped[1].reshape(60), y)
+
+
+def test_the_seed_makes_the_world():
+    same, again, other = (
+        np.asarray(federate(population(features=10), num_clients=3, seed=seed).x[:5]) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(same, again)
+    assert np.abs(same - other).max() > 0.1
+
+
+def test_sizes_are_lognormal_or_equal():
+    size = dealt(20_000, 0, features=10, size=50, std_log_size=0.7).size
+    assert np.median(size) == pytest.approx(50, rel=0.03)
+    assert np.log(size).std() == pytest.approx(0.7, abs=0.02)
+    assert set(dealt(7, 0, features=10, size=9, std_log_size=0.0).size) == {9}
+
+
+def test_a_million_clients_cost_eight_bytes_each():
+    data = federate(load("population:features=64"), num_clients=1_000_000, seed=0)
+    arrays = [leaf for leaf in jax.tree.leaves(data._replace(test_x=0, test_y=0)) if hasattr(leaf, "nbytes")]
+    assert sum(leaf.nbytes for leaf in arrays) < 8_000_000 + 10_000
+    last = client_rows(data, 999_999)
+    assert data.x[last].shape == (data.size[-1], 64) and len(data.x) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"classes": 1}, "classes"),
+        ({"features": 9}, "features"),
+        ({"separation": -1.0}, "separation"),
+        ({"shift": float("nan")}, "shift"),
+        ({"skew": 1.5}, "skew"),
+        ({"favourites": 11}, "favourites"),
+        ({"size": 0}, "size"),
+        ({"std_log_size": -0.1}, "std_log_size"),
+        ({"test_examples": 0}, "test_examples"),
+    ],
+)
+def test_impossible_populations(options, field):
+    with pytest.raises(ValueError, match=f"^{field} = "):
+        population(**options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_clients": None}, "^num_clients = None"),
+        ({"num_clients": 0}, "^num_clients = 0"),
+        ({"num_clients": 2**31 - 100}, "^num_clients = 2147483548"),
+        ({"num_clients": 1000, "size": 2**24}, "^sizes = "),
+        ({"partitioner": "dirichlet"}, "^partitioner = 'dirichlet': must be natural"),
+        ({"test_fraction": 0.1}, "^test_fraction = 0.1"),
+    ],
+)
+def test_a_population_deals_its_own_clients_or_refuses(change, message):
+    change = {"num_clients": 10, "size": 4} | change
+    people = population(features=10, size=change.pop("size"))
+    assert isinstance(people, Federation)
+    with pytest.raises(ValueError, match=message):
+        federate(people, **change)

@@ -1,0 +1,49 @@
+"""A program, not a test: run a few cases on as many devices as are asked for and save what came out.
+
+python on_devices.py OUT.npz DEVICES [COORDINATOR PROCESSES RANK]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import jax
+import numpy as np
+
+
+def cases():
+    """Name -> (arguments of ``run_waves``, options)."""
+    from tests.engine.problem import case, client
+    from tests.engine.test_contract import carrying, remembering
+
+    personal = case(remembering(), "cohort:size=4", "exponential:mean=1", updates=20)
+    personal = personal._replace(pieces=personal.pieces._replace(client=carrying(client())))
+    yield "memory vmap", personal, {"batching": "vmap", "max_width": 8}
+    many = case("fedasync", "every", "exponential:mean=1", sizes=tuple(range(1, 24, 2)), updates=60)
+    yield "fedasync loop", many, {"batching": "loop", "max_width": 16}
+
+
+def main(out: str, devices: int, *distributed: str) -> None:
+    """Run every case and save parameters, losses and norms."""
+    if distributed:
+        coordinator, processes, rank = distributed
+        jax.distributed.initialize(coordinator, int(processes), int(rank))
+    jax.config.update("jax_enable_x64", True)
+    from fedjax_async.engine import run_waves
+
+    found = {}
+    for name, given, options in cases():
+        outcome = run_waves(*given, devices=devices, **options)
+        leaves = jax.tree.leaves(outcome.params)
+        found |= {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        found[f"{name} loss"] = outcome.scores["loss"]
+        found[f"{name} norm"] = outcome.records["upload_norm"]
+    assert len(jax.devices()) >= devices
+    np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

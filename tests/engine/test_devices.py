@@ -1,0 +1,65 @@
+"""The jobs of a batch on several devices, in one process or in two: the same result as on one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_async.engine.devices import make_mesh
+
+PROGRAM = Path(__file__).parent / "on_devices.py"
+
+
+def start(out, devices, *distributed, local):
+    flags = f"--xla_force_host_platform_device_count={local}"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(PROGRAM), str(out), str(devices), *map(str, distributed)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(*processes):
+    for process in processes:
+        text, _ = process.communicate(timeout=500)
+        assert process.returncode == 0, text[-3000:]
+
+
+def same(a, b):
+    with np.load(a) as want, np.load(b) as have:
+        assert set(want.files) == set(have.files) and len(want.files) == 12
+        for name in want.files:
+            np.testing.assert_allclose(have[name], want[name], rtol=1e-11, atol=1e-12, err_msg=name)
+            assert np.abs(want[name]).max() > 0
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    out = tmp_path_factory.mktemp("devices") / "one.npz"
+    finished(start(out, 1, local=1))
+    return out
+
+
+def test_eight_devices(alone, tmp_path):
+    out = tmp_path / "eight.npz"
+    finished(start(out, 8, local=8))
+    same(alone, out)
+
+
+def test_two_processes(alone, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    outs = [tmp_path / f"rank{rank}.npz" for rank in (0, 1)]
+    finished(*(start(out, 2, coordinator, 2, rank, local=1) for rank, out in enumerate(outs)))
+    for out in outs:
+        same(alone, out)
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(ValueError, match="devices = 1000"):
+        make_mesh(1000)

@@ -1,0 +1,302 @@
+"""Grids: how many runs, in which order, under which names, and what cannot be used."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import registry
+from fedjax_async.engine import Settings
+from fedjax_async.engine.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
+from fedjax_async.engine.paths import FIELDS, changed, checked, flat, option_text, value_of, values_of, with_option
+from fedjax_async.engine.settings import as_dict
+
+BASE = Settings(updates=9)
+
+# path -> values that may be swept, each list without two equal values
+AXES = {
+    "lr": st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=4, unique=True),
+    "batch_size": st.lists(st.integers(1, 512), min_size=1, max_size=4, unique=True),
+    "delay": st.lists(st.sampled_from(["rpi", "lognormal:mean=60,sigma=0.5", "constant"]), min_size=1, unique=True),
+    "per_client": st.lists(st.booleans(), min_size=1, unique=True),
+    "method.mixing": st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4, unique=True),
+    "method.staleness": st.lists(st.sampled_from(["hinge", "polynomial", "constant"]), min_size=1, unique=True),
+    "partition.alpha": st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=3, unique=True),
+    "timing.concurrency": st.lists(st.integers(1, 10), min_size=1, max_size=3, unique=True),
+}
+GRIDS = st.lists(st.sampled_from(list(AXES)), min_size=1, max_size=3, unique=True).flatmap(
+    lambda paths: st.fixed_dictionaries({path: AXES[path] for path in paths})
+)
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(GRIDS, st.integers(1, 3))
+def test_a_grid_is_the_product_in_the_order_of_counting(grid, seeds):
+    points = expand(BASE, grid, seeds=seeds)
+    sizes = [*map(len, grid.values()), seeds]
+    assert len(points) == math.prod(sizes)
+    for place, index in enumerate(np.ndindex(*sizes)):  # the last axis varies fastest
+        expected = {path: values[i] for (path, values), i in zip(grid.items(), index)} | {"seed": index[-1]}
+        assert points[place].values == expected
+        assert list(points[place].values) == [*grid, "seed"]
+        for path, value in expected.items():
+            assert value_of(points[place].settings, path) == value
+
+
+@settings(max_examples=60)
+@given(GRIDS)
+def test_only_what_is_swept_differs_from_the_base(grid):
+    touched = {path.partition(".")[0] for path in grid}
+    for point in expand(BASE, grid):
+        after = as_dict(point.settings)
+        assert {name for name, value in as_dict(BASE).items() if after[name] != value} <= touched
+
+
+@settings(max_examples=60)
+@given(GRIDS)
+def test_names_are_different_and_fit_for_a_file_system(grid):
+    names = [point.name for point in expand(BASE, grid, seeds=2)]
+    assert len({name.lower() for name in names}) == len(names)
+    assert all(re.fullmatch(r"[\w.=,@~+%-]+", name) and len(name) <= LONGEST_NAME for name in names)
+    assert not any(name.startswith(".") for name in names)
+
+
+VALUES = st.one_of(st.text(max_size=200), st.integers(), st.floats(allow_nan=False))
+
+
+@given(st.tuples(VALUES, VALUES), st.tuples(VALUES, VALUES))
+def test_names_are_injective(one, other):
+    def comparable(values):  # a setting has one type: 1, 1.0 and "1" do not stand side by side
+        return tuple(value if isinstance(value, str) else option_text("x", value) for value in values)
+
+    short = {"a": "a", "b": "b"}
+    names = [point_name(dict(zip("ab", values)), short) for values in (one, other)]
+    assert (names[0] == names[1]) == (comparable(one) == comparable(other))
+    assert all(len(name) <= LONGEST_NAME and "/" not in name and name.isascii() for name in names)
+
+
+def toml(value) -> str:
+    """The few kinds of TOML values a grid holds."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+@settings(max_examples=60)
+@given(GRIDS, st.booleans())
+def test_a_grid_comes_back_from_toml(grid, quoted):
+    lines = [f'"{path}" = {toml(values)}' if quoted else f"{path} = {toml(values)}" for path, values in grid.items()]
+    table = tomllib.loads("[grid]\n" + "\n".join(lines))["grid"]
+    assert set(flat(table)) == set(grid)
+    found, expected = expand(BASE, table), expand(BASE, grid)
+    # TOML gathers the options of one name, so that the order of the axes may change, but nothing else
+    assert sorted(point.settings.__repr__() for point in found) == sorted(p.settings.__repr__() for p in expected)
+    if list(flat(table)) == list(grid):
+        assert found == expected
+
+
+@given(st.sampled_from(["momentum", "b_1"]), st.one_of(st.integers(), st.floats(allow_nan=False), st.booleans()))
+def test_an_option_reads_back(key, value):
+    for spec in ("sgd", "sgd:momentum=0.5", "sgd:a=1,b_1=x,momentum=2"):
+        name, options = registry.parse_spec("spec", with_option(spec, key, value))
+        assert name == "sgd" and options == registry.parse_spec("spec", spec)[1] | {key: value}
+
+
+def test_points_stand_beside_the_grid_and_may_be_small_grids():
+    points = expand(
+        {"updates": 9, "clients": 5},
+        {"method.mixing": [0.4, 0.8]},
+        points=[{"method": "fedavg"}, {"method": "fedbuff", "timing": {"size": [2, 4]}}, {}],
+        seeds=[3, 1],
+    )
+    assert [point.name for point in points[::2]] == [
+        "mixing=0.4,seed=3",
+        "mixing=0.8,seed=3",
+        "method=fedavg,seed=3",
+        "method=fedbuff,size=2,seed=3",
+        "method=fedbuff,size=4,seed=3",
+        "seed=3",
+    ]
+    assert [point.settings.seed for point in points] == [3, 1] * 6
+    assert {point.settings.clients for point in points} == {5}
+    assert points[6].settings.timing == "buffer:size=2"  # the method's own timing, edited
+    assert swept(points) == ["method.mixing", "method", "timing.size", "seed"]
+    assert setting_title(points[6].values, labels(swept(points))) == "method=fedbuff, size=2"
+
+
+def test_seeds_count_from_the_base():
+    assert [p.settings.seed for p in expand(Settings(updates=1, seed=5), seeds=3)] == [5, 6, 7]
+    assert [p.name for p in expand(BASE, {"seed": [2, 4]})] == ["seed=2", "seed=4"]
+
+
+def test_the_timing_that_counts_is_the_one_that_changes():
+    def after(**base):
+        (point,) = expand(Settings(updates=9, **base), {"timing.size": [7]})
+        return point.settings.method, point.settings.timing
+
+    assert after(method="fedbuff") == ("fedbuff", "buffer:size=7")
+    assert after(method="fedbuff", timing="cohort") == ("fedbuff", "cohort:size=7")
+    assert after(method="fedbuff:server_lr=0.5@buffer:size=5,concurrency=8", timing="cohort") == (
+        "fedbuff:server_lr=0.5@buffer:size=7,concurrency=8",
+        "cohort",
+    )
+    (point,) = expand(Settings(updates=9, method="fedbuff@cohort"), {"method.server_lr": [0.5]})
+    assert point.settings.method == "fedbuff:server_lr=0.5@cohort"
+
+
+def test_options_belong_to_the_name_that_is_swept_with_them():
+    points = expand(BASE, {"partition.alpha": [0.1, 1.0], "partition": ["dirichlet", "dirichlet_balanced"]})
+    assert [point.settings.partition for point in points] == [
+        "dirichlet:alpha=0.1",
+        "dirichlet_balanced:alpha=0.1",
+        "dirichlet:alpha=1.0",
+        "dirichlet_balanced:alpha=1.0",
+    ]
+
+
+def test_one_of_several_joined_models_is_reached_by_its_name():
+    base = {"updates": 9, "faults": "drop:probability=0.1+duplicate:probability=0.05"}
+    points = expand(base, {"faults.drop.probability": [0.0, 0.2], "faults.duplicate.probability": [0.3]})
+    assert [point.settings.faults for point in points] == [
+        "drop:probability=0.0+duplicate:probability=0.3",
+        "drop:probability=0.2+duplicate:probability=0.3",
+    ]
+    assert points[1].name == "faults.drop.probability=0.2,faults.duplicate.probability=0.3"
+    assert value_of(points[1].settings, "faults.duplicate.probability") == 0.3
+    assert value_of(points[1].settings, "faults.late.extra") is None is value_of(BASE, "faults.probability")
+    for path in ("faults.probability", "faults.late.probability"):
+        says = f"setting = '{path}': must be faults.drop.probability or faults.duplicate.probability"
+        with pytest.raises(ValueError, match=re.escape(says)):
+            expand(base, {path: [0.1]})
+    with pytest.raises(ValueError, match=re.escape("did you mean 'faults.drop.probability'?")):
+        expand(base, {"probability": [0.1]})
+    (point,) = expand({"updates": 9, "faults": "drop:probability=0.1"}, {"faults.probability": [0.5]})
+    assert point.settings.faults == "drop:probability=0.5"
+    with pytest.raises(ValueError, match="of models that are different"):
+        expand({"updates": 9, "faults": "drop+drop"}, {"faults.drop.probability": [0.5]})
+
+
+def test_a_spec_is_shown_without_the_options_beside_it():
+    (point,) = expand(
+        {"updates": 9, "method": "fedbuff:server_lr=0.5,staleness=constant@buffer:size=5,concurrency=8"},
+        {"method.server_lr": [0.1], "timing.size": [2], "faults": ["drop:probability=0.5+late:extra=3"]},
+    )
+    paths = ["method", "faults", "method.server_lr", "timing.size", "faults.late.extra", "network"]
+    assert values_of(point.settings, paths) == {
+        "method": "fedbuff:staleness=constant@buffer:concurrency=8",
+        "faults": "drop:probability=0.5+late",
+        "method.server_lr": 0.1,
+        "timing.size": 2,
+        "faults.late.extra": 3,
+        "network": None,
+    }
+
+
+def test_options_of_the_usual_partition():
+    assert [point.settings.partition for point in expand(BASE, {"partition.alpha": [0.5, 10]})] == [
+        "dirichlet:alpha=0.5",
+        "dirichlet:alpha=10",
+    ]
+
+
+def test_a_base_need_not_be_a_whole_run():
+    points = expand({"method": "fedbuff", "timing": "buffer:size=2"}, {"updates": [5, 10]})
+    assert [point.settings.updates for point in points] == [5, 10]
+    (point,) = expand({"updates": 5, "delay.mean": 60, "delay": "constant"}, {"lr": [1]})
+    assert point.settings.delay == "constant:mean=60"
+    assert point.settings.lr == 1.0 and isinstance(point.settings.lr, float)
+
+
+def test_none_can_be_written():
+    points = expand({"updates": 5, "epochs": 2}, {"test_fraction": ["none", 0.2]})
+    assert [point.settings.test_fraction for point in points] == [None, 0.2]
+    assert [point.name for point in points] == ["test_fraction=none", "test_fraction=0.2"]
+
+
+def test_numpy_axes():
+    points = expand(BASE, {"lr": np.linspace(0.1, 0.3, 3), "batch_size": np.arange(1, 3)})
+    assert [type(value) for value in points[0].values.values()] == [float, int]
+    assert len(points) == 6
+
+
+def test_short_names_only_where_they_are_clear():
+    assert labels(["delay.mean", "timing.mean"]) == {"delay.mean": "delay.mean", "timing.mean": "timing.mean"}
+    assert labels(["decay.steps"]) == {"decay.steps": "decay.steps"}  # there is a setting called steps
+    points = expand(BASE, {"delay": ["constant"], "delay.mean": [1, 2], "decay": ["cosine"], "decay.steps": [9]})
+    assert points[0].name == "delay=constant,mean=1,decay=cosine,decay.steps=9"
+
+
+def test_every_setting_can_be_swept():
+    """Any field, with its own default or a value of its type."""
+    given = {"int": 3, "float": 0.5, "str": "x", "bool": True}
+    for name, field in FIELDS.items():
+        value = field.default if field.default is not None else given[str(field.type).split(" ")[0]]
+        assert checked(name, value, as_dict(BASE)) == value
+        assert changed(as_dict(BASE), {name: value})[name] == value
+
+
+# --- what cannot be used ----------------------------------------------------------------------------
+
+BAD = {
+    "an unknown setting": ({"batchsize": [1]}, "setting = 'batchsize': unknown; did you mean 'batch_size'?"),
+    "an option without its spec": ({"mixing": [1]}, "did you mean 'method.mixing'?"),
+    "an unknown spec": ({"methd.mixing": [1]}, "did you mean 'method.mixing'?"),
+    "an unknown option": ({"method.mixin": [1]}, "fedasync has no option 'mixin'; did you mean 'method.mixing'?"),
+    "nothing like it": ({"qqqq": [1]}, "known: method, timing, delay"),
+    "an option of another name": ({"method": ["fedavg"], "method.mixing": [1]}, "fedavg has no option 'mixing'"),
+    "an option of a number": ({"lr.x": [1]}, "setting = 'lr.x': must be a setting or SPEC.OPTION"),
+    "an option of an option": ({"method.mixing.x": [1]}, "'method.mixing.x': must be method.fedasync.x"),
+    "too many dots": ({"method.fedasync.mixing.x": [1]}, "must be a setting or SPEC.OPTION"),
+    "an option of a setting that is not given": ({"network.up": [1]}, "network = None: must be given, to set its"),
+    "a text for a number": ({"lr": ["fast"]}, "lr = 'fast': must be a number"),
+    "a fraction for a whole number": ({"batch_size": [40.0]}, "batch_size = 40.0: must be a whole number"),
+    "a truth value for a number": ({"clients": [True]}, "clients = True: must be a whole number"),
+    "a number for a truth value": ({"per_client": [1]}, "per_client = 1: must be true or false"),
+    "a number for a name": ({"model": [5]}, "model = 5: must be a text"),
+    "none where something must be": ({"lr": ["none"]}, "lr = 'none': must be a number"),
+    "an option with a comma": ({"method.staleness": ["a,b"]}, "a text without ',' and '@'"),
+    "a list in a list": ({"method.mixing": [[0.1]]}, "method.mixing = [0.1]: must be a number"),
+    "no values": ({"lr": []}, "lr = []: must be at least one value"),
+    "a value twice": ({"lr": [0.1, 0.2, 0.1]}, "different from each other"),
+    "out of range": ({"lr": [-1.0]}, "lr = -1.0: must be a finite number > 0"),
+    "an empty grid": ({}, "grid = {}: must be at least one setting with its values"),
+    "a path twice": ({"method": {"mixing": [0.1]}, "method.mixing": [0.2]}, "'method.mixing': must be given once"),
+    "far too many": ({"lr": range(1, 1001), "batch_size": range(1, 1001)}, "1000000 runs': must be at most 100000"),
+    "no grid": ([1, 2], "must be a mapping"),
+}
+
+
+@pytest.mark.parametrize(("grid", "says"), BAD.values(), ids=BAD)
+def test_bad_grids_are_one_line(grid, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as error:
+        expand(BASE, grid)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_points_seeds_and_bases():
+    for seeds, says in ((0, "seeds = 0"), ("4", "seeds = '4'"), ([], "seed = []"), ([1, 1], "different"), (1.5, "1.5")):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            expand(BASE, {"lr": [0.1]}, seeds=seeds)
+    with pytest.raises(ValueError, match="seeds = 2: must be left out"):
+        expand(BASE, {"seed": [0, 1]}, seeds=2)
+    with pytest.raises(ValueError, match=re.escape("'lr=0.1', 'method=fedasync,lr=0.1': must be different")):
+        expand(BASE, {"lr": [0.1]}, points=[{"method": "fedasync", "lr": 0.1}])
+    with pytest.raises(ValueError, match="must be different"):
+        expand(BASE, points=[{"model": "A"}, {"model": "a"}])  # one folder on some file systems
+    with pytest.raises(ValueError, match="must be a mapping"):
+        expand(BASE, points=["fedavg"])
+    with pytest.raises(ValueError, match="base = None"):
+        expand(None, {"lr": [0.1]})
+    with pytest.raises(ValueError, match="give at least one"):
+        expand({}, {"lr": [0.1]})
+    with pytest.raises(ValueError, match="grid = None"):
+        expand(BASE)

@@ -1,0 +1,137 @@
+"""Large models: batches that fit a memory limit, half-precision slots, rematerialisation; data on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import print_saved_residuals
+
+from fedjax_async import Settings
+from fedjax_async.clock import Until, plan
+from fedjax_async.data import open_folder, write_folder
+from fedjax_async.engine import execute, prepare, run_reference, run_waves
+from fedjax_async.engine.memory import parse_size
+from fedjax_async.engine.run import Member, make_stack, memory_needed, plan_stack, shape_of
+from fedjax_async.models import MODELS, rematerialised
+from fedjax_async.types import Schedule
+from tests.engine.problem import case, close, data
+
+BASE = Settings(dataset="fashion_mnist_6k", model="mlp", clients=20, method="fedbuff", delay="exponential",
+                steps=3, updates=40, eval_updates=20)  # fmt: skip
+
+
+def run(**changes):
+    return execute(prepare(dataclasses.replace(BASE, **changes)))
+
+
+def needed(**changes):
+    e = prepare(dataclasses.replace(BASE, **changes))
+    members = [Member(e.pieces, e.schedule, e.params, e.key, e.points)]
+    made = plan_stack(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
+    return memory_needed(make_stack(members, made, shape_of(made)))
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_a_memory_limit_shortens_batches_and_changes_nothing_else(batching):
+    whole = run(batching=batching, max_width=16, lanes=1)
+    limit = (needed(batching=batching, max_width=16) + 2 * needed(batching=batching, max_width=2)) // 3
+    tight = run(batching=batching, max_width=16, lanes=1, memory_limit=str(limit))
+    assert max(tight.counters["widths"]) < max(whole.counters["widths"])
+    assert tight.counters["batches"] > whole.counters["batches"]
+    close(tight.params, whole.params, 1e-5)
+
+
+def test_a_limit_that_one_job_exceeds_is_refused_with_the_number():
+    with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d{7,} bytes"):
+        run(memory_limit="1KB")
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "4 parsecs", "0", "1e3e3"])
+def test_sizes_that_are_none(text):
+    with pytest.raises(ValueError, match="memory_limit = "):
+        parse_size("memory_limit", text)
+
+
+@pytest.mark.parametrize("engine", ["waves", "reference"])
+def test_half_precision_slots_round_the_start_models_only(engine):
+    full, half = run(engine=engine), run(engine=engine, slots="bfloat16")
+    gap = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(full.params), jax.tree.leaves(half.params)))
+    assert 0 < gap < 0.02
+    assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(half.params))
+    np.testing.assert_array_equal(full.updates["client"], half.updates["client"])
+
+
+def test_half_precision_slots_take_half_the_memory():
+    e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
+    message = jax.eval_shape(lambda p: e.pieces.server(e.pieces.hyper).dispatch(
+        *e.pieces.server(e.pieces.hyper).init(p))[0], e.params)  # fmt: skip
+    assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.bfloat16}
+
+
+def test_the_engine_with_half_precision_slots_equals_the_oracle():
+    for method in ("fedasync", "fedbuff"):
+        want = run(method=method, slots="bfloat16", engine="reference")
+        for batching in ("vmap", "loop"):
+            close(run(method=method, slots="bfloat16", batching=batching).params, want.params, 1e-5)
+
+
+def test_rematerialisation_changes_no_result():
+    close(run(remat=True).params, run().params, 1e-6)
+
+
+def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
+    """What JAX keeps; XLA on a CPU merges the recomputation with the first one again, an accelerator does not."""
+    shape = (28, 28, 1)
+    model = MODELS["cnn"](input_shape=shape, num_classes=10)
+    params, x = model.init(jax.random.key(0)), jnp.ones((8, *shape))
+
+    def kept(one):
+        print_saved_residuals(lambda p: jnp.sum(one.apply(p, x)), params)
+        shapes = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()]
+        sizes = [np.prod([int(n) for n in text[text.index("[") + 1 : -1].split(",") if n]) for text in shapes]
+        return sum(sizes)
+
+    assert kept(rematerialised(model)) < 0.6 * kept(model)
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_streamed_data_equal_data_in_memory(tmp_path, batching):
+    with jax.enable_x64(True):
+        given = case("fedbuff", "buffer:size=2")
+        on_disk = open_folder(write_folder(tmp_path / "clients", data()), decode=data().decode)
+        assert on_disk.streamed
+        want = run_waves(*given, batching=batching)
+        have = run_waves(*given._replace(pieces=given.pieces._replace(data=on_disk)), batching=batching, max_width=3)
+        oracle = run_reference(*given._replace(pieces=given.pieces._replace(data=on_disk)))
+        close(have.params, want.params, 1e-12)
+        close(oracle.params, want.params, 1e-12)
+
+
+def test_nothing_on_the_device_grows_with_the_population():
+    """A thousand and a million clients, ten in flight: tables of the same size."""
+    sizes = {}
+    for clients in (1000, 1_000_000):
+        e = prepare(dataclasses.replace(
+            BASE, dataset="population:features=16", clients=clients, model="logistic",
+            method="fedasync@every:concurrency=10", batch_size=8,
+        ))  # fmt: skip
+        members = [Member(e.pieces, e.schedule, e.params, e.key, e.points)]
+        made = plan_stack(members)
+        stack = make_stack(members, made, shape_of(made))
+        sizes[clients] = memory_needed(stack)
+    assert sizes[1000] == sizes[1_000_000]
+    assert np.isfinite(execute(e).evaluations["loss"]).all()
+
+
+def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
+    made = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=4))
+    fields = made._asdict()
+    by_hand = Schedule(**{k: fields[k] for k in list(fields)[:12]})
+    given = case("fedasync")
+    out = run_waves(given.pieces._replace(data=data((3, 4))), by_hand, given.params, given.key, given.points._replace(
+        position=np.array([0, 4]), time=np.array([0.0, 1.0])))  # fmt: skip
+    assert out.records["accepted"].all()

@@ -1,0 +1,144 @@
+"""Sweeps: which runs share a program, and that sharing one changes no result."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_async import Settings
+from fedjax_async.engine import execute, execute_group, plan_groups, prepare
+from fedjax_async.engine.checkpoint import completed
+
+BASE = Settings(
+    method="fedasync", model="logistic", clients=5, delay="exponential", updates=30, eval_updates=10, steps=3
+)
+
+
+def varied(**axes):
+    names = list(axes)
+    return [dataclasses.replace(BASE, **dict(zip(names, values))) for values in itertools.product(*axes.values())]
+
+
+def swept(settings, **options):
+    found = {}
+    groups = plan_groups(settings, **options)
+    for group in groups:
+        execute_group(settings, group, on_finished=found.__setitem__, lanes=options.get("lanes"))
+    return groups, [found[i] for i in range(len(settings))]
+
+
+def equal(a, b, rtol=2e-5):
+    for x, y in zip(jax.tree.leaves(a.params), jax.tree.leaves(b.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))
+    for name in ("time", "update", "step", "loss", "bytes_up"):
+        np.testing.assert_allclose(a.evaluations[name], b.evaluations[name], rtol=1e-4)
+    for name in ("client", "staleness", "arrival_time", "accepted"):
+        np.testing.assert_array_equal(a.updates[name], b.updates[name])
+    assert a.settings == b.settings
+
+
+@pytest.fixture
+def programs():
+    """Names of the programs that XLA has compiled since."""
+    seen: list[str] = []
+
+    def listen(event, seconds, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(str(details.get("fun_name", "")))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_one_compilation_a_group_and_each_result_as_alone(programs, batching):
+    settings = varied(
+        method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=[batching]
+    )
+    programs.clear()
+    groups, runs = swept(settings, lanes=2)
+    assert len(groups) == 1 and sorted(groups[0].members) == list(range(8)) and len(groups[0].stacks) == 2
+    trained = [name for name in programs if "train" in name]
+    assert len(trained) <= (1 if batching == "loop" else 12), trained
+    programs.clear()
+    again = swept(settings, lanes=2)[1]
+    assert not [name for name in programs if "train" in name or "receive" in name]
+    for one, have, twice in zip(settings, runs, again, strict=True):
+        equal(have, execute(prepare(one)))
+        for x, y in zip(jax.tree.leaves(have.params), jax.tree.leaves(twice.params)):
+            np.testing.assert_array_equal(x, y)
+    assert len({run.evaluations["loss"][-1] for run in runs}) == 8, "the settings must matter"
+
+
+def test_everything_that_may_vary_inside_a_group():
+    usual = float(np.median(execute(prepare(BASE)).updates["upload_norm"]))
+    settings = [
+        dataclasses.replace(BASE, **changes)
+        for changes in (
+            {},
+            {"method": "fedasync:mixing=0.2,exponent=0.7", "seed": 3},
+            {"method": "fedasync:mixing=0.2,exponent=0.9"},
+            {"delay": "lognormal:sigma=1", "lr": 0.5},
+            {"partition": "iid", "updates": 17},
+            {"norm_limit": usual},
+            {"faults": "corrupt:probability=0.3"},
+        )
+    ]
+    groups, runs = swept(settings)
+    assert sorted(len(group.members) for group in groups) == [2, 5]  # given exponents are traced, the default is not
+    for one, have in zip(settings, runs, strict=True):
+        equal(have, execute(prepare(one)))
+    assert runs[5].counters["rejected"] > 0 and runs[6].counters["rejected"] > 0
+
+
+def test_static_differences_make_groups_of_their_own():
+    changes = [{}, {"model": "mlp"}, {"method": "fedbuff"}, {"clients": 6}, {"optimizer": "sgd:momentum=0.5"},
+               {"batch_size": 8}, {"engine": "reference"}, {"engine": "reference", "seed": 1}]  # fmt: skip
+    settings = [dataclasses.replace(BASE, **change) for change in changes]
+    groups = plan_groups(settings)
+    assert len(groups) == len(settings)
+    assert {group.updates for group in groups} == {30}
+
+
+def test_memory_decides_how_many_run_side_by_side():
+    settings = varied(seed=range(12))
+    wide = plan_groups(settings, lanes=1)[0]
+    one = plan_groups(settings[:1], lanes=1)[0]
+    assert len(wide.stacks) < 12 and wide.num_bytes > one.num_bytes
+    narrow = plan_groups(settings, memory_limit=one.num_bytes + 1000, lanes=1)[0]
+    assert len(narrow.stacks) == 12 and sorted(sum(narrow.stacks, ())) == list(range(12))
+    with pytest.raises(ValueError, match="memory_limit = 1000: must be at least"):
+        plan_groups(settings, memory_limit=1000)
+
+
+def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_async.engine.sweeping.CHECKPOINT_UPDATES", 20)
+    settings = varied(seed=[0, 1, 2])
+    want = swept(settings, lanes=1)[1]
+    group = plan_groups(settings, lanes=1)[0]
+
+    class Killed(Exception):
+        pass
+
+    def killer(done, total, **status):
+        if done > 50:
+            raise Killed
+
+    def run(progress=None):
+        found = {}
+        execute_group(settings, group, on_finished=found.__setitem__, progress=progress, lanes=1, folder=tmp_path)
+        return [found[i] for i in range(3)]
+
+    with pytest.raises(Killed):
+        run(killer)
+    (stack,) = tmp_path.iterdir()
+    assert completed(stack)
+    for one, have in zip(want, run(), strict=True):
+        for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(have.params)):
+            np.testing.assert_array_equal(x, y)
+    assert not list(tmp_path.iterdir()), "finished stacks keep no checkpoints"

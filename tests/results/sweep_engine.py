@@ -1,0 +1,87 @@
+"""An engine for sweeps that trains nothing: made-up runs at once, so that what surrounds the training is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedjax_async.engine import Settings
+from fedjax_async.engine.settings import as_dict
+from fedjax_async.engine.sweeping import Group
+from fedjax_async.results import sweeps
+from fedjax_async.types import Run
+from tests.results.made_up import make_run
+
+STACK = 2
+UPDATES = len(make_run().updates["client"])
+
+
+def score(settings: Settings) -> float:
+    """The final accuracy of a made-up run: larger learning rates are better, odd seeds a little worse."""
+    return round(min(0.2 + settings.lr - 0.01 * (settings.seed % 2), 1.0), 6)
+
+
+def made_up(settings: Settings) -> Run:
+    run = make_run([0.1, 0.15, score(settings)], method=settings.method)
+    counters = run.counters | {"updates": UPDATES, "server_steps": UPDATES, "rejected": 1, "programs": 5}
+    return run._replace(settings=as_dict(settings), counters=counters)
+
+
+def plan_groups(
+    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None
+) -> list[Group]:
+    """A group a method, two runs a stack."""
+    by_method: dict[str, list[int]] = {}
+    for place, each in enumerate(settings):
+        by_method.setdefault(each.method.partition(":")[0], []).append(place)
+    return [
+        Group(
+            tuple(members),
+            tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK)),
+            2_500_000_000,
+            UPDATES * len(members),
+            f"{method}, made up",
+        )
+        for method, members in by_method.items()
+    ]
+
+
+class Engine:
+    """Stands in for ``engine.sweeping``; ``trained`` lists what it was asked for, ``fail_after`` ends it early."""
+
+    def __init__(self, error: BaseException | None = None, fail_after: int = 0) -> None:
+        self.trained: list[Settings] = []
+        self.error, self.fail_after = error, fail_after
+        self.folders: set[Path | None] = set()
+        self.plan_groups = plan_groups
+
+    def execute_group(
+        self,
+        settings: Sequence[Settings],
+        group: Group,
+        *,
+        on_finished: Callable[[int, Run], None],
+        progress: Any = None,
+        lanes: int | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.folders.add(folder)
+        done = 0
+        for stack in group.stacks:
+            for place in stack:
+                if self.error is not None and len(self.trained) == self.fail_after:
+                    raise self.error
+                self.trained.append(settings[place])
+                done += UPDATES
+                progress(done, group.updates, time=1.0, staleness=0.5, accuracy=0.5)
+                on_finished(place, made_up(settings[place]))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Engine:
+    """Put an :class:`Engine` in the place of the real one."""
+    engine = Engine(*args, **options)
+    monkeypatch.setattr(sweeps, "sweeping", engine)
+    return engine

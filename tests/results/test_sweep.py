@@ -1,0 +1,227 @@
+"""Sweeps around the training: what is saved when, what is skipped, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_async.engine import Settings
+from fedjax_async.engine.grid import expand
+from fedjax_async.results import files, load, sweep_folder
+from fedjax_async.results.sweep_report import write_sweep
+from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
+from tests.results import sweep_engine
+
+BASE = Settings(updates=11)
+GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2]}
+SIX = {"grid": {"lr": [0.1, 0.2, 0.3]}, "seeds": 2}  # six runs of one method
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    return sweep_engine.use(monkeypatch)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def start(folder=None, **options):
+    return sweep(BASE, GRID, seeds=2, folder=folder, progress=False, **options)
+
+
+def test_runs_in_memory_come_back_in_order(engine):
+    found = start()
+    assert len(found.points) == len(engine.trained) == 8
+    assert [run.settings["lr"] for run in found.runs] == [values["lr"] for values in found.values]
+    assert [each.seed for each in found.settings] == [0, 1] * 4
+    assert list(found.runs)[3].settings["seed"] == found.run(3).settings["seed"] == 1
+    assert engine.folders == {None}
+
+
+def test_each_run_has_a_folder_and_comes_back_exactly(engine, tmp_path):
+    found = start(tmp_path / "sweep")
+    names = {path.name for path in (tmp_path / "sweep" / "runs").iterdir()}
+    assert names == {point.name for point in found.points} and "method=fedbuff,lr=0.2,seed=1" in names
+    for point, run in zip(found.points, found.runs, strict=True):
+        saved = load(tmp_path / "sweep" / "runs" / point.name)
+        expected = sweep_engine.made_up(point.settings)
+        assert saved.settings == run.settings == expected.settings
+        np.testing.assert_array_equal(saved.evaluations["accuracy"], expected.evaluations["accuracy"])
+    assert engine.folders == {tmp_path / "sweep" / CHECKPOINTS}
+    assert json.loads((tmp_path / "sweep" / "sweep.json").read_text())["format"] == "fedjax_async sweep 1"
+    assert sweep_folder.read_definition(tmp_path / "sweep") == list(found.points)
+
+
+def test_started_again_it_trains_nothing(engine, tmp_path):
+    start(tmp_path)
+    before = tree(tmp_path)
+    engine.trained.clear()
+    start(tmp_path)
+    assert engine.trained == [] and tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
+    sweep_engine.use(monkeypatch)
+    start(tmp_path / "whole")
+    sweep_engine.use(monkeypatch, KeyboardInterrupt(), fail_after=after)
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut")
+    finished, missing = collect(tmp_path / "cut")
+    assert len(finished.points) == after and len(missing) == 8 - after
+    again = sweep_engine.use(monkeypatch)
+    start(tmp_path / "cut")
+    # whole stacks: of one that was cut, what was finished is trained again, but not written
+    assert len(again.trained) == 8 - after + after % sweep_engine.STACK
+    assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
+
+
+class Killed(BaseException):
+    """The end of the process, as far as the files are concerned."""
+
+
+def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch):
+    """One run has ten files: die before, in the middle of, and after each write of two runs."""
+    sweep_engine.use(monkeypatch)
+    run = {"base": BASE, "grid": {"lr": [0.1, 0.2]}, "progress": False}
+    whole = sweep(**run, folder=tmp_path / "whole")
+    write_sweep(whole, plots=False)
+    expected = tree(tmp_path / "whole")
+    write = files.write
+    deaths = 0
+    for last in range(100):
+        folder = tmp_path / f"cut_{last}"
+        left = iter(range(last, -1, -1))
+
+        def dying(path, content, left=left):
+            if (remaining := next(left)) == 0:
+                path.with_name(f".{path.name}.1234.tmp").write_bytes(content[: len(content) // 2])
+                raise Killed
+            write(path, content)
+            assert remaining > 0
+
+        monkeypatch.setattr(files, "write", dying)
+        try:
+            write_sweep(sweep(**run, folder=folder), plots=False)
+        except Killed:
+            deaths += 1
+        else:
+            break
+        finally:
+            monkeypatch.setattr(files, "write", write)
+        write_sweep(sweep(**run, folder=folder), plots=False)
+        assert tree(folder) == expected, last
+    assert deaths == last > 20
+
+
+def test_a_damaged_run_is_trained_again(engine, tmp_path):
+    start(tmp_path)
+    before = tree(tmp_path)
+    (tmp_path / "runs" / "method=fedbuff,lr=0.2,seed=1" / "updates.csv").write_bytes(b"half")
+    (tmp_path / "runs" / "method=fedasync,lr=0.1,seed=0" / "manifest.json").unlink()
+    engine.trained.clear()
+    start(tmp_path)
+    assert len(engine.trained) == 2 * sweep_engine.STACK  # their stacks
+    assert tree(tmp_path) == before
+
+
+def test_another_sweep_is_refused_unless_told(engine, tmp_path):
+    sweep(BASE, GRID, folder=tmp_path, progress=False)
+    before = tree(tmp_path)
+    with pytest.raises(ValueError, match="must be empty or hold the same sweep, but it holds another sweep"):
+        start(tmp_path)
+    assert tree(tmp_path) == before
+    engine.trained.clear()
+    wider = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2, 0.3]}
+    found = sweep(BASE, wider, folder=tmp_path, progress=False, overwrite=True)
+    assert len(found.points) == 6
+    assert {each.lr for each in engine.trained} >= {0.3}
+    assert len(engine.trained) == 2  # stacks that were whole stay as they are
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match="but it holds other files"):
+        sweep(BASE, GRID, folder=tmp_path / "other", progress=False)
+    with pytest.raises(ValueError, match="must be a folder, not a file"):
+        sweep(BASE, GRID, folder=tmp_path / "other" / "thesis.tex", progress=False)
+
+
+def test_a_changed_base_is_another_sweep(engine, tmp_path):
+    sweep(BASE, GRID, folder=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="another sweep"):
+        sweep(Settings(updates=12), GRID, folder=tmp_path, progress=False)
+
+
+def test_overwriting_replaces_runs_of_other_settings(engine, tmp_path):
+    sweep(BASE, GRID, folder=tmp_path, progress=False)
+    sweep(Settings(updates=12), GRID, folder=tmp_path, progress=False, overwrite=True)
+    assert {json.loads(path.read_text())["updates"] for path in tmp_path.glob("runs/*/settings.json")} == {12}
+
+
+def test_everything_is_checked_before_anything_trains(engine, tmp_path, monkeypatch):
+    def refuse(settings, **limits):
+        raise ValueError("mixing = 1.5: must be between 0.0 and 1.0")
+
+    monkeypatch.setattr(engine, "plan_groups", refuse)
+    with pytest.raises(ValueError, match=re.escape("mixing = 1.5")):
+        start(tmp_path / "new")
+    assert engine.trained == [] and not (tmp_path / "new").exists()
+
+
+def test_a_plan_changes_nothing_and_counts_what_is_left(engine, tmp_path):
+    points = resolved(expand(BASE, GRID, seeds=2))
+    work = plan_sweep(points, folder=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert len(work.groups) == 2 and work.updates == 8 * sweep_engine.UPDATES and not work.finished
+    run_work(work._replace(groups=work.groups[:1]), folder=tmp_path / "new", progress=False)
+    left = plan_sweep(points, folder=tmp_path / "new")
+    assert left.finished == frozenset(range(4)) and left.updates == 4 * sweep_engine.UPDATES
+    assert left.groups == work.groups[1:]
+    for name in ("memory_limit", "lanes"):
+        with pytest.raises(ValueError, match=f"{name} = 0"):
+            plan_sweep(points, **{name: 0})
+    with pytest.raises(ValueError, match=r"points = \[\]"):
+        plan_sweep([])
+
+
+def test_the_bar_counts_all_updates(engine, capsys):
+    sweep(BASE, GRID, progress=True)
+    last = capsys.readouterr().err.rstrip("\n").split("\r")[-1]
+    assert "4 runs" in last and f"{4 * sweep_engine.UPDATES}/{4 * sweep_engine.UPDATES}" in last
+
+
+def test_float64_is_for_all_runs_or_none(engine):
+    assert len(sweep(Settings(updates=1, compute="float64"), {"lr": [0.1]}, progress=False).points) == 1
+    with pytest.raises(ValueError, match="that of all runs of a sweep or of none"):
+        sweep(BASE, {"compute": ["float64", "float32"]}, progress=False)
+
+
+def test_no_sweep_and_a_broken_definition(engine, tmp_path):
+    with pytest.raises(ValueError, match=r"it has no sweep\.json"):
+        collect(tmp_path)
+    for content in ("{}", "[]", "{", '{"format": "another", "runs": []}', '{"format": "fedjax_async sweep 1"}'):
+        (tmp_path / "sweep.json").write_text(content)
+        with pytest.raises(ValueError, match=r"must hold a sweep.*sweep\.json"):
+            collect(tmp_path)
+
+
+def test_one_real_sweep_equals_its_runs_alone():
+    """The engine itself: 2 methods x 2 rates x 2 seeds of logistic regression."""
+    from fedjax_async.engine import execute, prepare
+
+    base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 8, "eval_updates": 4}
+    found = sweep(base, {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}, seeds=2, progress=False)
+    for settings, run in zip(found.settings, found.runs, strict=True):
+        alone = execute(prepare(settings))
+        np.testing.assert_array_equal(run.evaluations["time"], alone.evaluations["time"])
+        np.testing.assert_array_equal(run.updates["staleness"], alone.updates["staleness"])
+        np.testing.assert_allclose(run.evaluations["loss"], alone.evaluations["loss"], rtol=1e-4)
+        np.testing.assert_allclose(
+            run.params["output"]["kernel"], alone.params["output"]["kernel"], rtol=1e-3, atol=1e-5
+        )
+        assert run.settings == alone.settings

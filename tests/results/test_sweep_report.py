@@ -1,0 +1,262 @@
+"""The tables and pictures of a sweep, against hand arithmetic; the same results, the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from fedjax_async.engine import Settings
+from fedjax_async.engine.grid import expand
+from fedjax_async.results import metrics
+from fedjax_async.results.sweep_plots import MOST_CURVES, cells, curves, heat_map, pictures
+from fedjax_async.results.sweep_report import best, write_sweep
+from fedjax_async.results.sweep_table import (
+    as_columns,
+    columns_of,
+    evaluation_columns,
+    parquet_writer,
+    rank,
+    record,
+    records,
+    run_rows,
+    setting_rows,
+)
+from fedjax_async.results.sweeps import Sweep
+from tests.results.made_up import make_run
+from tests.results.sweep_engine import made_up
+
+BASE = Settings(updates=11)
+FILES = {
+    "runs.csv",
+    "runs.parquet",
+    "evaluations.csv",
+    "evaluations.parquet",
+    "settings.csv",
+    "settings.md",
+    "best.md",
+    "accuracy.png",
+    "loss.png",
+}
+
+
+def a_sweep(grid, *, base=BASE, run=made_up, **options) -> Sweep:
+    points = tuple(expand(base, grid, **options))
+    return Sweep(points, None, tuple(run(point.settings) for point in points))
+
+
+TWO = a_sweep({"lr": [0.1, 0.3]}, seeds=3)  # accuracies 0.3, 0.29, 0.3 and 0.5, 0.49, 0.5
+
+
+def read_csv(path):
+    return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def test_one_tidy_row_a_run():
+    rows = run_rows(records(TWO, target=0.4))
+    assert [row["run"] for row in rows] == [point.name for point in TWO.points]
+    row = rows[4]
+    assert (row["lr"], row["seed"], row["rejected"]) == (0.3, 1, 1)
+    assert row["final_accuracy"] == row["best_accuracy"] == np.float32(0.49)
+    assert row["mean_accuracy"] == metrics.area(TWO.run(4))
+    staleness = TWO.run(4).updates["staleness"]
+    assert row["staleness_mean"] == staleness.mean() and row["staleness_max"] == staleness.max()
+    assert row["time_to_target"] == 12.0 == row["virtual_time"]
+    assert row["updates_to_target"] == TWO.run(4).evaluations["update"][-1]
+    assert row["bytes_to_target"] == row["bytes_up"] + row["bytes_down"]
+    assert math.isnan(rows[0]["time_to_target"])  # never reached
+    assert not {"programs", "waves", "mean_width"} & set(row)  # how it was computed is not a result
+    assert "time_to_target" not in run_rows(records(TWO))[0]
+    with pytest.raises(ValueError, match="target = 70"):
+        records(TWO, target=70)
+
+
+def test_what_is_swept_never_hides_what_is_measured():
+    found = records(a_sweep({"time": [5.0, 7.0], "updates": [11], "method.mixing": [0.4, 0.8]}))
+    assert columns_of(found) == {"time": "setting.time", "updates": "setting.updates", "method.mixing": "mixing"}
+    row = run_rows(found)[-1]
+    assert (row["setting.time"], row["setting.updates"], row["updates"], row["mixing"]) == (7.0, 11, 11, 0.8)
+
+
+def test_a_run_without_an_option_has_an_empty_cell(tmp_path):
+    found = a_sweep({"method.mixing": [0.4]}, points=[{"method": "fedavg"}])
+    write_sweep(found, tmp_path, plots=False)
+    rows = read_csv(tmp_path / "runs.csv")
+    assert [(row["method"], row["mixing"]) for row in rows] == [("fedasync", "0.4"), ("fedavg", "")]
+    table = pyarrow.parquet.read_table(tmp_path / "runs.parquet")
+    assert table["mixing"].to_pylist() == [0.4, None]
+
+
+def test_the_long_table_has_a_row_an_evaluation():
+    found = records(TWO)
+    long = evaluation_columns(found)
+    assert {len(column) for column in long.values()} == {18}
+    np.testing.assert_array_equal(long["accuracy"][3:6], TWO.run(1).evaluations["accuracy"])
+    assert long["run"][3:6] == ["lr=0.1,seed=1"] * 3 and long["seed"][3:6] == [1] * 3
+    assert long["accuracy"].dtype == np.float32 and long["bytes_up"].dtype.kind == "i"
+
+
+def test_parquet_and_csv_hold_the_same(tmp_path):
+    write_sweep(TWO, tmp_path, plots=False, target=0.4)
+    for name, expected in (
+        ("runs", as_columns(run_rows(records(TWO, 0.4)))),
+        ("evaluations", evaluation_columns(records(TWO, 0.4))),
+    ):
+        table = pyarrow.parquet.read_table(tmp_path / f"{name}.parquet")
+        rows = read_csv(tmp_path / f"{name}.csv")
+        assert table.column_names == list(expected) == list(rows[0])
+        for column, values in expected.items():
+            texts = [row[column] for row in rows]
+            if column == "run":
+                assert texts == list(values) == table[column].to_pylist()
+            else:
+                for found in (np.array(texts, np.float64), table[column].to_numpy()):
+                    np.testing.assert_array_equal(found.astype(np.asarray(values).dtype), values)
+
+
+def test_parquet_columns_of_mixed_types(tmp_path):
+    write = parquet_writer()
+    columns = {"a": [1, 0.5, None], "b": [1, "rpi", None], "c": [True, 2, 0.5], "d": [None, None, None]}
+    table = pyarrow.parquet.read_table(io.BytesIO(write(columns)))
+    assert table.to_pydict() == {
+        "a": [1.0, 0.5, None],
+        "b": ["1", "rpi", None],
+        "c": ["True", "2", "0.5"],
+        "d": [None, None, None],
+    }
+
+
+def test_means_and_deviations_over_seeds():
+    rows = setting_rows(records(TWO, 0.4), 0.4)
+    assert [(row["lr"], row["seeds"]) for row in rows] == [("0.1", 3), ("0.3", 3)]
+    cell = rows[1]["final accuracy (%)"]
+    np.testing.assert_allclose([cell.mean, cell.std], [np.mean([50, 49, 50]), np.std([50, 49, 50], ddof=1)], rtol=1e-5)
+    assert rows[1]["time to 40 % (s)"].mean == 12.0 and math.isnan(rows[0]["time to 40 % (s)"].mean)
+    assert rows[0]["rejected"].mean == 1.0
+    assert "lost" not in rows[0]
+
+
+def test_the_markdown_pastes_into_a_paper(tmp_path):
+    write_sweep(TWO, tmp_path, plots=False)
+    lines = (tmp_path / "settings.md").read_text().splitlines()
+    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    assert lines[0].startswith("| lr  | seeds | final accuracy (%) |") and "49.67 ± 0.58" in lines[3]
+    header = read_csv(tmp_path / "settings.csv")[0]
+    assert {"final accuracy (%)", "final accuracy (%) std", "final loss std"} <= set(header)
+
+
+# --- the best -------------------------------------------------------------------------------------
+
+
+def with_scores(scores):
+    """Settings called lr = 1, 2, ... with the final accuracies given, one a seed."""
+    points = expand(BASE, {"lr": [float(k + 1) for k in range(len(scores))]}, seeds=len(scores[0]))
+    flat = [value for row in scores for value in row]
+    return [record(point, make_run([0.1, value])) for point, value in zip(points, flat, strict=True)]
+
+
+def test_the_best_mean_wins_and_the_smaller_spread_breaks_ties():
+    nan = float("nan")
+    found = with_scores([[0.5, 0.5], [0.25, 0.75], [0.5, 0.75], [nan, 1.0], [0.375, 0.625]])
+    assert rank(found).metric == "final test accuracy (%)"
+    assert rank(found).order == [2, 0, 4, 1, 3]  # 62.5; 50 with spreads 0, 17.7, 35.4; diverged
+
+
+def test_without_classes_the_loss_decides():
+    points = expand(BASE, {"lr": [0.1, 0.2]})
+    runs = [make_run([0.5, 0.25]), make_run([0.5, 0.4])]  # losses -log
+    blind = [run._replace(evaluations=run.evaluations | {"accuracy": np.full(2, np.nan, np.float32)}) for run in runs]
+    found = [record(point, run) for point, run in zip(points, blind)]
+    assert rank(found).metric == "final test loss" and rank(found).order == [1, 0]
+    assert "final accuracy (%)" not in setting_rows(found)[0]
+    assert set(pictures(found)) == {"loss.png"}
+
+
+def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
+    text = best(records(TWO))
+    assert "Best of 2 settings by the mean of the final test accuracy over 3 seeds" in text
+    assert "measure the winner on data that it has not seen" in text
+    assert [line.split("|")[2].strip() for line in text.splitlines()[-2:]] == ["0.3", "0.1"]
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def test_a_curve_a_setting_with_its_name():
+    axes = curves(records(TWO), "accuracy").axes[0]
+    np.testing.assert_allclose(axes.get_lines()[1].get_ydata(), [10, 15, 100 * np.mean([0.5, 0.49, 0.5])], rtol=1e-5)
+    assert [text.get_text() for text in axes.texts] == ["lr=0.1", "lr=0.3"]
+    assert axes.get_title(loc="left") == ""
+
+
+def test_many_settings_show_the_best():
+    found = records(a_sweep({"lr": [round(0.01 * k, 2) for k in range(1, 16)]}))
+    axes = curves(found, "loss").axes[0]
+    names = [text.get_text() for text in axes.texts]
+    assert names == [f"lr={0.01 * k:.2g}" for k in range(6, 16)] and len(names) == MOST_CURVES
+    assert axes.get_title(loc="left") == "best 10 of 15 settings by final test accuracy"
+
+
+def test_a_heat_map_of_two_numbers():
+    found = records(a_sweep({"method.mixing": [0.8, 0.4], "lr": [0.3, 0.1, 0.2]}, seeds=2))
+    grid = cells(found, "accuracy")
+    assert grid.rows == ("mixing", [0.4, 0.8]) and grid.columns == ("lr", [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(grid.mean, [[29.5, 39.5, 49.5]] * 2, rtol=1e-5)
+    axes = heat_map(grid, "accuracy").axes
+    assert [text.get_text() for text in axes[0].texts] == ["29.5", "39.5", "49.5"] * 2
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0.1", "0.2", "0.3"]
+    assert axes[0].get_xlabel() == "lr" and axes[0].get_ylabel() == "mixing"
+    assert axes[1].get_ylabel() == "final test accuracy (%)"
+    np.testing.assert_allclose(axes[0].images[0].get_array(), grid.mean)
+    assert set(pictures(found)) == {"accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"}
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [{"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2], "method": ["asgd", "fedavg"]}, {"lr": [0.1], "clients": [5, 6]}],
+    ids=["one number", "a name", "a single value"],
+)
+def test_no_heat_map_where_it_would_say_nothing(grid):
+    assert cells(records(a_sweep(grid)), "accuracy") is None
+    three = {"lr": [0.1, 0.2], "clients": [5, 6], "batch_size": [1, 2]}
+    assert cells(records(a_sweep(three)), "accuracy") is None
+
+
+def test_cells_that_the_sweep_leaves_out_stay_empty():
+    found = records(a_sweep(None, points=[{"lr": 0.1, "clients": [5, 6]}, {"lr": 0.2, "clients": 5}]))
+    grid = cells(found, "accuracy")
+    assert np.isnan(grid.mean[1, 1]) and np.isfinite(grid.mean).sum() == 3
+    assert "-" in [text.get_text() for text in heat_map(grid, "accuracy").axes[0].texts]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path):
+    texts = [write_sweep(TWO, tmp_path / name, target=0.4) for name in "ab"]
+    written = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab"]
+    assert texts[0] == texts[1] and written[0] == written[1] and set(written[0]) == FILES
+    assert (tmp_path / "a" / "best.md").read_text() == texts[0]
+
+
+def test_without_pyarrow_there_is_csv_and_a_line_about_it(tmp_path, monkeypatch):
+    write_sweep(TWO, tmp_path, plots=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    text = write_sweep(TWO, tmp_path, plots=False)
+    assert "pip install 'fedjax-async[sweep]'" in text.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {name for name in FILES if name.endswith((".csv", ".md"))}
+
+
+def test_bad_input(tmp_path):
+    with pytest.raises(ValueError, match="folder = None"):
+        write_sweep(TWO)
+    with pytest.raises(ValueError, match="at least one finished run"):
+        write_sweep(Sweep((), tmp_path))

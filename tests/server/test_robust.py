@@ -1,0 +1,292 @@
+"""Median, trimmed mean and Krum: against NumPy, against bad uploads, and the buffer they share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import tree
+from fedjax_async.clock import Until, plan
+from fedjax_async.server import (
+    SERVERS,
+    buffered,
+    check_capacity,
+    fedbuff,
+    fedmedian,
+    krum,
+    rule,
+    scale_by_staleness,
+    staleness_weight,
+    trimmed_mean,
+)
+from fedjax_async.server.fedmedian import median
+from fedjax_async.server.krum import squared_distances
+from tests.server import textbook
+from tests.server.made_up import D, closing, flat, random_uploads, receive_all, run, stacked, start_params, unflat
+from tests.server.textbook import Upload
+
+ROBUST = {"fedmedian": fedmedian, "trimmed_mean": trimmed_mean, "krum": krum}
+# The same options everywhere, mostly traced, so that few programs are compiled.
+OPTIONS = {fedmedian: {}, trimmed_mean: {"trim": 0.2}, krum: {"byzantine": 1, "select": 1}}
+
+seeds = st.integers(0, 2**31)
+
+
+def once(factory, deltas, **options):
+    """How far params of 0 move in one server step of these fresh deltas [n, D]."""
+    uploads = [Upload(d, np.zeros(D), 0, 1.0, False) for d in deltas]
+    zero = unflat(np.zeros(D), jnp.result_type(float))
+    return play(factory, zero, closing(uploads, at=[len(uploads) - 1]), **options)[1][-1]
+
+
+def play(factory, params, uploads, **options):
+    """Final state, params after each arrival, weights; nothing is discounted, all fits."""
+    return run(factory, params, uploads, **{"size": 16, "exponent": 0.0} | OPTIONS.get(factory, {}) | options)
+
+
+# --- against NumPy ------------------------------------------------------------------------------
+
+SETTINGS = [
+    ("fedmedian", {}, textbook.median),
+    *[("trimmed_mean", {"trim": t}, lambda d, t=t: textbook.trimmed_mean(d, t)) for t in (0.0, 0.1, 0.29, 0.34, 0.49)],
+    *[
+        ("krum", {"byzantine": f, "select": m}, lambda d, f=f, m=m: textbook.krum(d, f, m))
+        for f, m in ((0, 1), (1, 1), (2, 1), (4, 1), (0, 3), (1, 4), (3, 99))
+    ],
+]
+
+
+@pytest.mark.parametrize(("name", "options", "combine"), SETTINGS, ids=[f"{n}-{o}" for n, o, _ in SETTINGS])
+def test_many_steps_equal_the_numpy_loop(name, options, combine):
+    """60 server steps of 1 to 12 uploads, some rejected, and a last one that does not close."""
+    ends = np.cumsum(np.random.default_rng(21).integers(1, 13, size=60))
+    last = int(ends[-1])
+    uploads = closing(random_uploads(21, last + 6), at=(ends - 1).tolist())
+    with jax.enable_x64(True):
+        params = start_params()
+        _, path, weights = play(ROBUST[name], params, uploads, exponent=0.5, **options)
+        expected, effective = textbook.play(flat(params), uploads, textbook.robust(combine))
+        np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(weights, effective, rtol=1e-12)
+    np.testing.assert_array_equal(path[last:], path[[last - 1]].repeat(6, axis=0))
+
+
+@pytest.mark.parametrize("n", range(1, 17))
+def test_every_fill_of_the_buffer_equals_numpy(n):
+    deltas = np.random.default_rng(n).normal(size=(n, D))
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(once(fedmedian, deltas), np.median(deltas, axis=0), rtol=1e-12)
+        for trim in (0.1, 0.25, 0.45):
+            expected = textbook.trimmed_mean(deltas, trim)
+            np.testing.assert_allclose(once(trimmed_mean, deltas, trim=trim), expected, rtol=1e-12)
+        for f in range(5):
+            expected = textbook.krum(deltas, f, 2)
+            np.testing.assert_allclose(once(krum, deltas, byzantine=f, select=2), expected, rtol=1e-12)
+
+
+def test_a_robust_aggregate_goes_with_any_optimiser_and_transform():
+    def made():
+        weight = scale_by_staleness(staleness_weight("hinge"))
+        return rule(weight, optimizer=optax.adam(0.1), aggregate=buffered(16, median))
+
+    step, state = textbook.adam(0.1, 0.9, 0.999, 1e-8)
+    book = textbook.averaging(step, state, s=textbook.hinge)._replace(combine=lambda d, shares: textbook.median(d))
+    uploads = random_uploads(5)
+    with jax.enable_x64(True):
+        params = start_params()
+        _, path, _ = run(made, params, uploads)
+        np.testing.assert_allclose(path, textbook.play(flat(params), uploads, book)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_distances_are_those_of_the_whole_tree():
+    rows = np.random.default_rng(0).normal(size=(6, D))
+    with jax.enable_x64(True):
+        found = np.asarray(squared_distances(unflat(rows)))
+    np.testing.assert_allclose(found, ((rows[:, None] - rows[None]) ** 2).sum(-1), rtol=1e-12)
+    np.testing.assert_array_equal(found, found.T)
+
+
+# --- identities ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@settings(max_examples=15)
+@given(seed=seeds, n=st.integers(1, 16))
+def test_equal_uploads_give_that_upload(name, seed, n):
+    delta = np.random.default_rng(seed).normal(size=D)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(once(ROBUST[name], [delta] * n), delta, rtol=1e-14)
+
+
+@settings(max_examples=15)
+@given(seed=seeds, n=st.integers(1, 16))
+def test_the_ends_of_the_ranges_are_the_mean_and_the_median(seed, n):
+    deltas = np.random.default_rng(seed).normal(size=(n, D))
+    with jax.enable_x64(True):
+        average = once(plain_mean, deltas)
+        np.testing.assert_allclose(average, deltas.mean(axis=0), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(once(trimmed_mean, deltas, trim=0.0), average, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(once(krum, deltas, byzantine=0, select=16), average, rtol=1e-9, atol=1e-12)
+        np.testing.assert_array_equal(once(trimmed_mean, deltas, trim=0.5), once(fedmedian, deltas))
+
+
+def plain_mean(*, size, exponent):
+    """FedBuff, which has no use for a size."""
+    del size
+    return fedbuff(exponent=exponent)
+
+
+@settings(max_examples=20)
+@given(seed=seeds, data=st.data())
+def test_a_step_knows_no_order(seed, data):
+    deltas = np.random.default_rng(seed).normal(size=(9, D))
+    shuffled = deltas[data.draw(st.permutations(range(9)))]
+    with jax.enable_x64(True):
+        for factory, options in ((fedmedian, {}), (trimmed_mean, {"trim": 0.3}), (krum, {"byzantine": 2, "select": 3})):
+            ends = [once(factory, some, **options) for some in (deltas, shuffled)]
+            np.testing.assert_allclose(*ends, rtol=1e-10, atol=1e-13)
+
+
+@settings(max_examples=25)
+@given(seed=seeds, f=st.integers(0, 6), extra=st.integers(0, 3), data=st.data())
+def test_bad_uploads_do_not_get_through(seed, f, extra, data):
+    """f of n >= 2 f + 3 uploads at 1e6, all in one place or scattered, wherever they come in the step."""
+    chance = np.random.default_rng(seed)
+    n = min(2 * f + 3 + extra, 16)
+    spread = data.draw(st.sampled_from([0.0, 1.0]))
+    honest = 0.3 + 0.1 * chance.normal(size=(n - f, D))
+    bad = 1e6 * (1.0 + spread * chance.normal(size=(f, D)))
+    order = chance.permutation(n)
+    deltas = np.concatenate([honest, bad])[order]
+    low, high = honest.min(axis=0) - 1e-12, honest.max(axis=0) + 1e-12
+    with jax.enable_x64(True):
+        one = once(krum, deltas, byzantine=f)
+        assert (one == honest).all(axis=1).any()
+        several = once(krum, deltas, byzantine=f, select=n - f)
+        np.testing.assert_allclose(several, honest.mean(axis=0), rtol=1e-9)
+        middle = once(fedmedian, deltas)
+        trimmed = once(trimmed_mean, deltas, trim=min(np.ceil(100 * f / n) / 100, 0.5))
+        assert np.all((low <= middle) & (middle <= high)) and np.all((low <= trimmed) & (trimmed <= high))
+        assert f == 0 or np.linalg.norm(once(plain_mean, deltas)) > 1e4
+
+
+def test_krum_with_too_few_uploads_guards_against_as_many_as_it_can():
+    """With n = 5 and f = 3 asked for, f = 1 holds; with n = 2 the first upload is taken, with n = 1 the only one."""
+    honest = np.random.default_rng(0).normal(size=(4, D))
+    with jax.enable_x64(True):
+        five = np.concatenate([np.full((1, D), 1e6), honest])
+        np.testing.assert_array_equal(once(krum, five, byzantine=3), once(krum, five, byzantine=1))
+        assert (once(krum, five, byzantine=3) == honest).all(axis=1).any()
+        np.testing.assert_allclose(once(krum, five, byzantine=3, select=9), honest.mean(axis=0), rtol=1e-9)
+        np.testing.assert_array_equal(once(krum, honest[:2]), honest[0])
+        np.testing.assert_array_equal(once(krum, honest[:1]), honest[0])
+        near = [honest[0], honest[1], honest[0] + 0.01]
+        np.testing.assert_array_equal(once(krum, near), honest[0])
+
+
+def test_rejected_and_too_stale_uploads_take_no_part():
+    good = [u._replace(staleness=0) for u in random_uploads(1, 5, rejected=0.0)]
+    lost = random_uploads(2, 1, rejected=1.0)[0]
+    stale = good[0]._replace(delta=np.full(D, 1e6), staleness=9)
+    mixed = [lost, good[0], stale, good[1], good[2], lost, good[3], stale, good[4], lost]
+    five = {"size": 5, "max_staleness": 8}
+    with jax.enable_x64(True):
+        for factory in ROBUST.values():
+            _, path, weights = play(factory, start_params(), closing(mixed, at=[9]), **five)
+            _, plain, _ = play(factory, start_params(), closing(good, at=[4]), **five)
+            np.testing.assert_array_equal(path[-1], plain[-1])
+            np.testing.assert_array_equal(np.flatnonzero(weights), [1, 3, 4, 6, 8])
+
+
+def test_bfloat16_medians_are_exact_and_means_rounded_once():
+    n = 7
+    deltas = np.random.default_rng(n).normal(size=(n, D))
+    half = unflat(deltas, jnp.bfloat16)
+    arrivals = stacked([Upload(d, d, 0, 1.0, i == n - 1) for i, d in enumerate(deltas)])
+    arrivals = arrivals._replace(upload=half, start=half)
+    rounded, moved = np.float64(flat(half)), {}
+    for name, factory in ROBUST.items():
+        path = flat(receive_all(factory(), unflat(np.zeros(D), jnp.bfloat16), arrivals)[1])
+        assert path.dtype == jnp.bfloat16
+        moved[name] = np.float64(path[-1])
+    np.testing.assert_array_equal(moved["fedmedian"], np.median(rounded, axis=0))
+    assert (moved["krum"] == rounded).all(axis=1).any()
+    np.testing.assert_allclose(moved["trimmed_mean"], textbook.trimmed_mean(rounded, 0.2), rtol=2**-8)
+
+
+def test_a_sweep_over_runs_that_close_at_different_times_equals_the_runs():
+    """The stacked runs of a sweep have schedules of their own."""
+    runs = [random_uploads(seed, 20) for seed in (1, 2, 3)]
+    with jax.enable_x64(True):
+        together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(stacked, runs))
+        for factory in ROBUST.values():
+            stack = jax.jit(jax.vmap(lambda a, f=factory: receive_all(f(exponent=0.0), start_params(), a)[1]))
+            for path, uploads in zip(flat(stack(together)), runs):
+                alone = play(factory, start_params(), uploads)[1]
+                np.testing.assert_allclose(path, alone, rtol=1e-9, atol=1e-12, err_msg=str(factory))
+
+
+# --- the buffer ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_step_longer_than_the_buffer_is_not_silently_wrong(name):
+    deltas = np.random.default_rng(0).normal(size=(6, D))
+    five = {"size": 5, "max_staleness": 8}
+    with jax.enable_x64(True):
+        assert np.isfinite(once(ROBUST[name], deltas[:5], **five)).all()
+        assert np.isnan(once(ROBUST[name], deltas, **five)).all()
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_buffer_forgets_when_its_step_closes(name):
+    first, second = random_uploads(1, 8, rejected=0.0), random_uploads(2, 5, rejected=0.0)
+    with jax.enable_x64(True):
+        zero = unflat(np.zeros(D))
+        _, both, _ = play(ROBUST[name], zero, closing(first + second, at=[7, 12]))
+        _, alone, _ = play(ROBUST[name], zero, closing(second, at=[4]))
+        np.testing.assert_allclose(both[12] - both[7], alone[4], rtol=1e-9, atol=1e-12)
+
+
+SCHEDULES = [("every", 1), ("buffer:size=4", 4), ("cohort:size=6", 6), ("window:length=0.9", None)]
+
+
+@pytest.mark.parametrize(("timing", "longest"), SCHEDULES)
+@pytest.mark.parametrize("name", ROBUST)
+def test_schedules_with_longer_steps_are_refused(name, timing, longest):
+    schedule = plan(
+        timing,
+        "exponential:mean=1",
+        num_clients=8,
+        local_steps=np.ones(8, np.int32),
+        until=Until(updates=40),
+        seed=0,
+    )
+    steps = np.split(np.arange(40), np.flatnonzero(schedule.closes) + 1)
+    longest = longest or max(map(len, steps))
+    assert longest == max(map(len, steps))
+    params = start_params()
+    check_capacity(ROBUST[name](size=longest).init(params)[0], schedule)
+    check_capacity(jax.eval_shape(ROBUST[name](size=longest).init, params)[0], schedule)
+    if longest > 1:
+        shapes = jax.eval_shape(ROBUST[name](size=longest - 1).init, params)[0]
+        with pytest.raises(
+            ValueError, match=rf"^size of the rule's buffer = {longest - 1}: must be at least {longest},"
+        ):
+            check_capacity(shapes, schedule)
+        check_capacity(jax.eval_shape(SERVERS["fedbuff"]().init, params)[0], schedule)
+
+
+def test_only_a_closing_arrival_pays_for_the_median():
+    """The work on all rows is in a branch of the program, not done on every arrival."""
+    server = krum()
+    state = jax.eval_shape(server.init, start_params())[0]
+    arrival = jax.eval_shape(lambda: tree.take(stacked(random_uploads(0, 1)), 0))
+    program = jax.make_jaxpr(server.receive)(state, (), arrival)
+    names = [equation.primitive.name for equation in program.eqns]
+    assert "cond" in names and "sort" not in names and "scan" not in names
