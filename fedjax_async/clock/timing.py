@@ -187,7 +187,10 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
         if world.conditions is not None:
             rounds = rounds._replace(conditions=conditions.in_units(world.conditions, length))
         plan = window(length=1.0)(rounds)
-        trained = delays.durations(plan.client, plan.number).astype(np.int64)
+        if world.conditions is None:
+            trained = np.rint(plan.upload_time - plan.dispatch_time).astype(np.int64)
+        else:  # some uploads never come, or late
+            trained = delays.durations(plan.client, plan.number).astype(np.int64)
         return plan._replace(
             local_steps=(plan.local_steps * trained).astype(np.int32),
             dispatch_time=plan.dispatch_time * length,

@@ -73,7 +73,7 @@ def fortunes(world: World, conditions: Conditions) -> Callable[[int, int, float]
         noticed = end if end < math.inf else time + seconds
         crash = math.inf if mishap is None else time + min(mishap.crash_share * seconds, mishap.crash_after)
         off = math.inf if losing is None else losing(client, time)[1]
-        if mishap is not None and crash < min(end, off):
+        if mishap is not None and crash < end and crash <= off:
             return Fortune(Fate.CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)
         if off < end or end == math.inf:
             return Fortune(Fate.INTERRUPTED, math.inf, noticed, math.inf, min(off, end), mishap)

@@ -16,7 +16,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.engine.methods import METHODS, method_options
-from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 
@@ -35,7 +35,7 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "optimizer": OPTIMIZERS,
     "decay": DECAYS,
 }
-USUAL = {"partition": "dirichlet:alpha=0.1"}  # what None stands for where an option of it is set
+USUAL = {"partition": USUAL_PARTITION}  # what None stands for where an option of it is set
 JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
 PLUS = re.compile(r"\+(?=[a-z_]*(?::|\+|$))")
 

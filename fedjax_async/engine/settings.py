@@ -11,6 +11,8 @@ from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.plan import BATCHINGS
 from fedjax_async.engine.storage import SLOT_DTYPES
 
+USUAL_PARTITION = "dirichlet:alpha=0.1"  # of a pool of examples; data with owners of their own keep them
+
 
 def _field(default: Any, about: str, group: str) -> Any:
     return dataclasses.field(default=default, metadata={"about": about, "group": group})
@@ -63,7 +65,7 @@ class Settings:
 
     dataset: str = _field("fashion_mnist_6k", "data set", "data")
     partition: str | None = _field(
-        None, "who owns which examples (default: dirichlet:alpha=0.1, or natural owners)", "data"
+        None, f"who owns which examples (default: {USUAL_PARTITION}, or natural owners)", "data"
     )
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")

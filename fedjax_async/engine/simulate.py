@@ -18,14 +18,15 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.methods import Method, method
-from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, split_options
+from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, split_options
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Progress, run_waves
-from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.engine.storage import client_restoring, server_storing
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps, sgd
 from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
+from fedjax_async.server import check_capacity
 from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Run, Schedule
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
@@ -59,10 +60,11 @@ def _data(dataset: str, partition: str | None, clients: int, seed: int, test_fra
     return federate(_dataset(dataset), partition, clients, seed=seed, test_fraction=test_fraction)
 
 
-def _partition(s: Settings) -> str:
-    """The partition that the settings name, or the usual one of their data set."""
-    natural = isinstance(_dataset(s.dataset), Federation)
-    return s.partition or ("natural" if natural else "dirichlet:alpha=0.1")
+def resolved(settings: Settings) -> Settings:
+    """The settings with what follows from their data set filled in: whose the examples are."""
+    natural = isinstance(_dataset(settings.dataset), Federation)
+    usual = "natural" if natural else USUAL_PARTITION
+    return dataclasses.replace(settings, partition=settings.partition or usual)
 
 
 @lru_cache(maxsize=16)
@@ -125,7 +127,7 @@ def prepare(
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
     minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps.
     """
-    s = settings if data is not None else dataclasses.replace(settings, partition=_partition(settings))
+    s = settings if data is not None else resolved(settings)
     kinds = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
     for name, (given, kind) in (kinds | {"client": (client, ClientAlgorithm)}).items():
         check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
@@ -148,7 +150,7 @@ def prepare(
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
-        data = _data(s.dataset, _partition(s), s.clients, s.seed, s.test_fraction)
+        data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
     if model is None:
         model = _model(s.model, input_shape(data), data.num_classes)
     model = _ready(model, data.decode, s.compute, s.remat)
@@ -187,6 +189,7 @@ def prepare(
     points = evaluation_points(schedule, every, horizon=None if spent else s.time)
     if s.per_client:
         owners(data)
+    check_capacity(jax.eval_shape(lambda p: bound(chosen.server, chosen.hyper).init(p)[0], shapes), schedule)
     params, key = initial(root)
     server = chosen.server
     if s.slots != "full":

@@ -125,7 +125,8 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     return folder
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a saved run; ``ValueError`` unless the folder holds one."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["format"] == FORMAT and set(manifest["sha256"]) == {*FILES, SCHEDULE}:
@@ -138,7 +139,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")
 
 
-def _checked(folder: Path, name: str, digest: str) -> bytes:
+def read_checked(folder: Path, name: str, digest: str) -> bytes:
+    """The content of a file of a saved run; ``ValueError`` unless it is what was written."""
     try:
         content = (folder / name).read_bytes()
     except OSError as error:
@@ -155,8 +157,8 @@ def load(folder: str | Path) -> Run:
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
     """
     folder = Path(folder)
-    manifest = _manifest(folder)
-    content = {name: _checked(folder, name, manifest["sha256"][name]) for name in (*FILES, SCHEDULE)}
+    manifest = read_manifest(folder)
+    content = {name: read_checked(folder, name, manifest["sha256"][name]) for name in (*FILES, SCHEDULE)}
     return Run(
         settings=json.loads(content["settings.json"]),
         params=unflatten(files.npz_arrays(content["params.npz"])),

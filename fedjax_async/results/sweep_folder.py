@@ -49,8 +49,8 @@ def is_finished(folder: Path, settings: Settings) -> bool:
     if not (folder / store.MANIFEST).is_file():
         return False
     try:
-        digests = store._manifest(folder)["sha256"]
-        contents = {name: store._checked(folder, name, digest) for name, digest in digests.items()}
+        digests = store.read_manifest(folder)["sha256"]
+        contents = {name: store.read_checked(folder, name, digest) for name, digest in digests.items()}
     except ValueError:  # cut short, changed, or foreign: as if it were not there
         return False
     return contents["settings.json"] == files.json_bytes(as_dict(settings))

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from fedjax_async import check
 from fedjax_async.engine import sweeping
 from fedjax_async.engine.grid import Point, expand
 from fedjax_async.engine.settings import Settings
-from fedjax_async.engine.simulate import _partition
+from fedjax_async.engine.simulate import resolved as resolved_settings
 from fedjax_async.engine.sweeping import Group
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.progress import bar
@@ -67,7 +66,7 @@ class Work(NamedTuple):
 
 def resolved(points: Iterable[Point]) -> list[Point]:
     """The points with the settings that their runs will have: what follows from the data set filled in."""
-    return [p._replace(settings=replace(p.settings, partition=_partition(p.settings))) for p in points]
+    return [point._replace(settings=resolved_settings(point.settings)) for point in points]
 
 
 def precision(points: Sequence[Point]) -> AbstractContextManager[Any]:

@@ -18,21 +18,21 @@ from fedjax_async.server.transforms import Transform, scale_by_staleness
 from fedjax_async.types import Array, Params, ServerAlgorithm
 
 
-def squared_distances(rows: Params) -> Array:
-    """``||V_i - V_j||^2`` over all leaves of the rows [K, ...]; float[K, K], exactly symmetric.
+def squared_distances(rows: Params, count: Array) -> Array:
+    """``||V_i - V_j||^2`` over all leaves of the ``count`` first rows [K, ...]; float[K, K], exactly symmetric.
 
     From differences: the usual ``||a||^2 + ||b||^2 - 2 a b`` cancels where uploads are alike, which is
     just where Krum compares them.
     """
     real = jnp.result_type(float)
     leaves = [leaf.reshape(leaf.shape[0], -1).astype(real) for leaf in jax.tree.leaves(rows)]
+    size = leaves[0].shape[0]
 
-    def from_row(i: Array) -> Array:
-        return sum(
-            (jnp.sum(jnp.square(leaf - leaf[i][None]), axis=1) for leaf in leaves), jnp.zeros(leaves[0].shape[:1], real)
-        )
+    def from_row(i: Array, found: Array) -> Array:
+        parts = [jnp.sum(jnp.square(leaf - leaf[i][None]), axis=1) for leaf in leaves]
+        return found.at[i].set(jnp.sum(jnp.stack(parts), axis=0))
 
-    found = jax.lax.map(from_row, jax.lax.iota(jnp.int32, leaves[0].shape[0]))
+    found = jax.lax.fori_loop(0, count, from_row, jnp.zeros((size, size), real))
     return 0.5 * (found + found.T)
 
 
@@ -67,7 +67,7 @@ def krum(
     """The delta with the nearest neighbours, or the mean of several such (Blanchard et al. 2017).
 
     ``x <- x + eta_g V*``, ``V_i = s(tau_i) Delta_i``: of the n accepted deltas of a server step, V* is the one
-    whose ``n - f - 2`` nearest others are nearest, by the sum of squared distances (equation 1 of the
+    whose ``n - f - 2`` nearest others are nearest, by the sum of squared distances (section 4 of the
     paper; of equals the first to arrive). With ``select = m > 1``, multi-Krum: the mean of the m best.
 
     The guarantee against f bad uploads needs ``n >= 2 f + 3``. A step with fewer guards against as many as
@@ -86,7 +86,7 @@ def krum(
     def combine(rows: Params, count: Array) -> Params:
         bad = jnp.clip((count - 3) // 2, 0, jnp.asarray(byzantine).astype(count.dtype))
         best = jnp.clip(jnp.asarray(select).astype(count.dtype), 1, jnp.maximum(count - bad, 1))
-        order = jnp.argsort(krum_scores(squared_distances(rows), count, bad), stable=True)
+        order = jnp.argsort(krum_scores(squared_distances(rows, count), count, bad), stable=True)
         chosen = jnp.argsort(order).astype(count.dtype) < best
         real = jnp.result_type(float)
 

@@ -94,7 +94,7 @@ def clip_by_norm(limit: Any) -> Transform:
     """Scale the direction down to a Euclidean norm (over all leaves) of at most ``limit`` > 0.
 
     ``d <- d min(1, limit / ||d||)``, which is also the recorded weight: the norm bounding of Sun et al.,
-    "Can you really backdoor federated learning?" (2019), section 4. Exact up to rounding in the dtype of params.
+    "Can you really backdoor federated learning?" (2019). Exact up to rounding in the dtype of params.
     """
     check.positive("limit", limit)
 
