@@ -69,9 +69,12 @@ def fortunes(world: World, conditions: Conditions) -> Callable[[int, int, float]
         seconds = duration(client, number)
         if mishap is not None:
             seconds = seconds * mishap.factor + mishap.extra
-        end = time + seconds if pausing is None else _with_pauses(pausing, client, time, seconds)
+        work = math.inf if mishap is None else min(mishap.crash_share * seconds, mishap.crash_after)
+        end, crash = time + seconds, time + work
+        if pausing is not None:
+            end = _with_pauses(pausing, client, time, seconds)
+            crash = _with_pauses(pausing, client, time, work) if work < math.inf else math.inf
         noticed = end if end < math.inf else time + seconds
-        crash = math.inf if mishap is None else time + min(mishap.crash_share * seconds, mishap.crash_after)
         off = math.inf if losing is None else losing(client, time)[1]
         if mishap is not None and crash < end and crash <= off:
             return Fortune(Fate.CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)

@@ -58,11 +58,11 @@ class Script(NamedTuple):
         """(what, upload, noticed, free) of a job, followed tick by tick."""
         mishap = self.mishaps.get((i, n), Mishap())
         seconds = self.duration(i, n) * mishap.factor + mishap.extra
-        crash = sent + min(mishap.crash_share * seconds, mishap.crash_after)
+        crash = min(mishap.crash_share * seconds, mishap.crash_after)
         work, now = 0.0, sent
         while work < seconds:
-            if now >= crash:
-                return "crashed", math.inf, self.without(i, sent, seconds), crash + mishap.restart
+            if work >= crash:
+                return "crashed", math.inf, self.without(i, sent, seconds), now + mishap.restart
             for leaving, stretches in self.absences:
                 if leaving == "lose" and not any(a <= now < b for a, b in stretches[i]):
                     return "interrupted", math.inf, self.without(i, sent, seconds), now
