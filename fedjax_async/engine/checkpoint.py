@@ -54,7 +54,7 @@ class Keeper:
     def __init__(self, folder: Path, every: int, identity: Mapping[str, Any]) -> None:
         check.whole("checkpoint", every)
         self.folder, self._every = Path(folder), every
-        self._identity = json.loads(json.dumps(identity | {"surroundings": surroundings()}, default=str))
+        self._identity = json.loads(json.dumps({**identity, "surroundings": surroundings()}, default=str))
         self._last = 0
 
     def due(self, position: int) -> bool:

@@ -243,19 +243,21 @@ def run_waves(
     members = [Member(pieces, schedule, params, key, points, norm_limit)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
-    how = {"lanes": lanes, "batching": batching, "devices": devices or 1}
-    plan = plan_stack(members, max_width=max_width, **how)
-    stack = make_stack(members, plan, shape_of(plan), per_client=per_client, mesh=mesh)
+    shared = 1 if mesh is None else mesh.size
+
+    def made(width: int | None, lanes: int) -> Stack:
+        plan = plan_stack(members, max_width=width, lanes=lanes, batching=batching, devices=shared)
+        return make_stack(members, plan, shape_of(plan), per_client=per_client, mesh=mesh)
+
+    stack = made(max_width, lanes)
     while memory_limit is not None and (needed := memory_needed(stack)) > memory_limit:
-        if max(np.diff(plan.bounds)) <= how["devices"] and len(plan.groups[0]) == 1:
-            raise ValueError(f"memory_limit = {memory_limit}: must be at least {needed} bytes for this run")
         # fewer jobs at a time: first shorter batches, then fewer of them
-        if plan.capacity > how["devices"]:
-            max_width = max(how["devices"], plan.capacity // 2)
-        else:
-            how["lanes"] = 1
-        plan = plan_stack(members, max_width=max_width, **how)
-        stack = make_stack(members, plan, shape_of(plan), per_client=per_client, mesh=mesh)
+        width = stack.plan.capacity
+        check.require(
+            width > shared or lanes > 1, "memory_limit", memory_limit, f"at least {needed} bytes for this run"
+        )
+        lanes = lanes if width > shared else 1
+        stack = made(max(shared, width // 2), lanes)
     return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper)[0]
 
 

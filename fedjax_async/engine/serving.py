@@ -153,7 +153,7 @@ def make_receive_rounds(server: Server, always_closes: bool) -> Any:
         before = tree.take(live.memory, owner)
         arrival = jax.vmap(lambda p: _arrived(world, rows, p, False))(p)
         arrival = arrival._replace(closes=True) if always_closes else arrival
-        axes = Arrival(0, 0, 0, 0, 0, 0, None if always_closes else 0)
+        axes: Any = Arrival._make([0] * 6 + [None if always_closes else 0])
         state, memory, info = jax.vmap(rule, in_axes=(0, 0, 0, axes))(
             hyper_of(world, run), tree.take(live.server, run), before, arrival
         )

@@ -80,7 +80,7 @@ class Case(NamedTuple):
 
 def case(
     rule, timing="every", delay="exponential", *, proximal=0.0, updates=24, seed=3, every=None, epochs=2.0, steps=None,
-    sizes=SIZES,
+    sizes=SIZES, **conditions,
 ) -> Case:  # fmt: skip
     """One experiment; call it inside ``jax.enable_x64`` for float64."""
     who = data(sizes)
@@ -92,6 +92,9 @@ def case(
         local_steps=local_steps(who.size, batch_size=4, epochs=None if steps else epochs, steps=steps),
         until=Until(updates=updates),
         seed=seed,
+        bytes_down=1000,
+        bytes_up=1000,
+        **conditions,
     )
     points = evaluation_points(schedule, every or Every(updates=5))
     params = MODEL.init(jax.random.key(1))

@@ -69,7 +69,7 @@ def test_half_precision_slots_take_half_the_memory():
     e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
     message = jax.eval_shape(lambda p: e.pieces.server(e.pieces.hyper).dispatch(
         *e.pieces.server(e.pieces.hyper).init(p))[0], e.params)  # fmt: skip
-    assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.bfloat16}
+    assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
 def test_the_engine_with_half_precision_slots_equals_the_oracle():

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async.clock import TIMINGS
+from fedjax_async.clock import AVAILABILITY, FAULTS, NETWORKS, TIMINGS, Limits
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.server import SERVERS
 from tests.engine.problem import case, close
@@ -33,7 +33,8 @@ def test_engine_equals_oracle(rule, timing, delay):
     with jax.enable_x64(True):
         given = case(rule, timing, delay)
         want = run_reference(*given)
-        for width, batching in ((1, "vmap"), (4, "vmap"), (None, "loop")):
+        # width 1 in the simplest case only: each width is a compilation
+        for width, batching in ((4, "vmap"), (None, "loop"), *(((1, "vmap"),) if timing == "every" else ())):
             have = run_waves(*given, max_width=width, batching=batching)
             close(have.params, want.params, 1e-9)
             assert have.params["hidden"]["kernel"].dtype == np.float64
@@ -53,3 +54,47 @@ def test_proximal_client_equals_oracle():
         plain = case("fedasync")
         gap = np.abs(run_waves(*given).params["output"]["kernel"] - run_waves(*plain).params["output"]["kernel"])
         assert gap.max() > 1e-4
+
+
+# every model of availability and faults, and the server's limits; the last is the acceptance's mixture
+CONDITIONS = {
+    "joins and leaves": {"availability": "joins:share=0.4,by=3+leaves:share=0.4,by=6"},
+    "periodic": {"availability": "periodic:on=3,off=2"},
+    "sessions, paused": {"availability": "sessions:on=3,off=2,leaving=pause"},
+    "sessions, lost": {"availability": "sessions:on=3,off=2,leaving=lose"},
+    "drop": {"faults": "drop:probability=0.3"},
+    "duplicate": {"faults": "duplicate:probability=0.3"},
+    "crash": {"faults": "crash:probability=0.3,restart=2"},
+    "late": {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0)},
+    "late, dropped": {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")},
+    "corrupt": {"faults": "corrupt:probability=0.3"},
+    "groups": {"faults": "groups:count=2,up=4,down=2"},
+    "network": {"network": "link:down=1e3,up=5e2,latency=0.1,jitter=0.3,heterogeneity=0.5"},
+    "stale": {"limits": Limits(max_staleness=2)},
+    "mixture": {
+        "availability": "joins:share=0.1,by=5",
+        "faults": "drop:probability=0.1+duplicate:probability=0.05+corrupt:probability=0.05",
+    },
+}
+
+
+@pytest.mark.parametrize("timing", ["every", "buffer:size=2,concurrency=4", "cohort:size=4", "window:length=1.5"])
+@pytest.mark.parametrize("conditions", CONDITIONS.values(), ids=CONDITIONS)
+def test_engine_equals_oracle_whatever_goes_wrong(conditions, timing):
+    with jax.enable_x64(True):
+        rule = "fedavg" if timing.startswith("cohort") else "fedbuff"
+        given = case(rule, timing, "exponential:mean=1", **conditions)
+        want = run_reference(*given)
+        for batching in ("vmap", "loop"):
+            have = run_waves(*given, max_width=4, batching=batching)
+            close(have.params, want.params, 1e-9)
+            for name, values in want.records.items():
+                np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+        spoiled = given.schedule.corrupt[given.schedule.job]
+        np.testing.assert_array_equal(want.records["accepted"], ~spoiled)
+
+
+def test_every_model_of_what_goes_wrong_is_there():
+    text = " ".join(str(one) for one in CONDITIONS.values())
+    for name in {*AVAILABILITY, *FAULTS, *NETWORKS} - {"always", "csv"}:
+        assert f"{name}:" in text, name
