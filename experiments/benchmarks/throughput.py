@@ -133,21 +133,23 @@ def torch_loop(model: str, data: Any, jobs: int) -> Any:
     return lambda: loop.run(clients)
 
 
-def calibrated(make: Any, unit: int) -> int:
-    """How many jobs last about ``SECONDS``: a multiple of ``unit``."""
+def calibrated(make: Any, unit: int, seconds: float) -> int:
+    """How many jobs last about ``seconds``: a multiple of ``unit``."""
     run = make(unit)
     run()
     began = time.perf_counter()
     run()
-    return max(1, round(SECONDS / (time.perf_counter() - began))) * unit
+    return max(1, round(seconds / (time.perf_counter() - began))) * unit
 
 
-def measure(model: str, clients: int, delays: list[str], methods: list[str], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    model: str, clients: int, delays: list[str], methods: list[str], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
     """All contenders of one model and number of clients, interleaved; one row a (delay, method)."""
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
     width = min(UNIT // default_lanes(), default_width(base.params))
-    jobs = calibrated(lambda n: bare(base, width, n, "loop"), UNIT)
+    jobs = calibrated(lambda n: bare(base, width, n, "loop"), UNIT, seconds)
     contenders: dict[Any, Any] = {}
     counts: dict[Any, int] = {}
 
@@ -171,8 +173,7 @@ def measure(model: str, clients: int, delays: list[str], methods: list[str], rou
         for method in methods:
             one = experiment(model, data, delay, method, jobs)
             add((delay, method), lambda e=one: execute(e), jobs)
-    seconds = interleave(contenders, rounds)
-    rate = {name: counts[name] / np.asarray(times) for name, times in seconds.items()}
+    rate = {name: counts[name] / np.asarray(times) for name, times in interleave(contenders, rounds).items()}
     fastest = np.max([rate["bare", name] for name in ("vmap", "wide", "loop")], axis=0)
 
     def ratio(top: np.ndarray, bottom: np.ndarray | None) -> float:
@@ -214,7 +215,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for model in a.models:
         for clients in a.clients:
-            rows += measure(model, clients, a.delays, a.methods, a.rounds)
+            rows += measure(model, clients, a.delays, a.methods, a.rounds, 0.02 if a.smoke else SECONDS)
             if a.out is not None or not a.smoke:
                 write_table(rows, a.out or Path(__file__).parent / "results" / "throughput.csv")
             else:

@@ -54,6 +54,8 @@ def rule(
         return state, ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
+        # by hand, numbers of examples come as integers; factors are fractions
+        arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
         direction, transforms_state, factor = transform.update(arrival.upload, state.transforms, state.params, arrival)
         accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
         share = jnp.where(accepted, arrival.weight if by_examples else jnp.ones_like(arrival.weight), 0.0)

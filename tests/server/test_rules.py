@@ -24,6 +24,7 @@ from fedjax_async.server import (
     scale_by,
 )
 from fedjax_async.server.aggregate import Buffer
+from fedjax_async.types import Arrival
 from tests.server import textbook
 from tests.server.made_up import closing, flat, random_uploads, receive_all, run, stacked, start_params
 
@@ -364,3 +365,13 @@ def test_recorded_weights_times_deltas_rebuild_the_run():
         deltas = np.array([u.delta for u in uploads])
         np.testing.assert_allclose(path[-1], flat(start_params()) + weights @ deltas, rtol=1e-9, atol=1e-12)
         assert set(np.round(1 / weights[weights > 0])) == set(range(2, 9))
+
+
+def test_an_integer_number_of_examples_is_as_good_as_a_float():
+    rule = SERVERS["fedasync"]()
+    state, memory = rule.init(jnp.zeros(3))
+    for weight in (jnp.int32(7), jnp.float32(7), 7):
+        arrival = Arrival(jnp.ones(3), jnp.zeros(3), jnp.int32(2), weight, jnp.int32(0), jnp.float32(1), True)
+        after, _, info = rule.receive(state, memory, arrival)
+        np.testing.assert_allclose(rule.params(after), 0.6 / np.sqrt(3), rtol=1e-6)
+        assert info["weight"] > 0.3
