@@ -58,7 +58,7 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, sec
     return done
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert not killed([*COMMAND, "run", *RUN, "--out", str(whole)], 500)
