@@ -16,19 +16,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fedjax_async.data.hashing import GOLDEN, mix
 from fedjax_async.types import Array
 
 ROUNDS = 24
-_GOLDEN = 0x9E3779B9
-
-
-def mix(x: Array) -> Array:
-    """A 32-bit integer bijection with good avalanche ("lowbias32", C. Wellons 2018); uint32 in and out."""
-    x = x ^ (x >> 16)
-    x = x * jnp.uint32(0x7FEB352D)
-    x = x ^ (x >> 15)
-    x = x * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
 
 
 def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
@@ -39,8 +30,8 @@ def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
     """
     size = size.astype(jnp.uint32)
     x = position.astype(jnp.uint32)
-    base = mix(seed[0] ^ mix(seed[1] + epoch.astype(jnp.uint32) * jnp.uint32(_GOLDEN)))
-    words = mix(base + jnp.arange(3 * ROUNDS, dtype=jnp.uint32) * jnp.uint32(_GOLDEN))
+    base = mix(seed[0] ^ mix(seed[1] + epoch.astype(jnp.uint32) * jnp.uint32(GOLDEN)))
+    words = mix(base + jnp.arange(3 * ROUNDS, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
     a, b, pivots = words[:ROUNDS], words[ROUNDS : 2 * ROUNDS], words[2 * ROUNDS :] % size
     for r in range(ROUNDS):
         partner = jnp.where(pivots[r] >= x, pivots[r] - x, pivots[r] + size - x)
