@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -39,7 +40,9 @@ def surroundings() -> dict[str, str | int]:
     """Versions and device: a run is exact only on what it began with."""
     device = jax.devices()[0]
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
-    return {**versions, "backend": device.platform, "device": device.device_kind}
+    # how a wave is cut into batches follows from the cores
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {**versions, "backend": device.platform, "device": device.device_kind, "cores": cores}
 
 
 def _installed(name: str) -> bool:
