@@ -7,7 +7,6 @@ overlaps are errors that name the line: a hole in a recording is never taken for
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import chance
+from fedjax_async.clock.csv_lines import read_lines
 
 _COLUMNS = ("client", "device", "start", "end")
 
@@ -29,15 +29,7 @@ class Traces(NamedTuple):
 
 def read(path: str | Path, repeat: float | None = None) -> Traces:
     """Read recorded stretches; ``ValueError`` naming file, line and column for anything amiss."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if any(cells)]
-    except OSError as error:
-        raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"path = {str(path)!r}: not a text file") from None
-    if len(lines) < 2:
-        raise ValueError(f"{path}: must have a header line and at least one line of values")
+    lines = read_lines(path)
     columns = [name.strip().lower() for name in lines[0][1]]
     who = _header(path, columns)
     stretches: dict[str, list[tuple[float, float, int]]] = {}

@@ -12,7 +12,6 @@ Holes, words where numbers belong and impossible values are errors: missing timi
 
 from __future__ import annotations
 
-import csv as csv_files
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance
+from fedjax_async.clock.csv_lines import read_lines
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays, Profiles, Scaling, from_profiles
 
@@ -39,15 +39,7 @@ class Table(NamedTuple):
 
 def read_table(path: str | Path) -> Table:
     """Read a table of delays; ``ValueError`` naming file, line and column for anything amiss."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = [(number, cells) for number, cells in enumerate(csv_files.reader(file), 1) if any(cells)]
-    except OSError as error:
-        raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"path = {str(path)!r}: not a text file") from None
-    if len(lines) < 2:
-        raise ValueError(f"{path}: must have a header line and at least one line of values")
+    lines = read_lines(path)
     header = [name.strip().lower() for name in lines[0][1]]
     _check_header(path, header)
     columns: dict[str, list] = {name: [] for name in header}
