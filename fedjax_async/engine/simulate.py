@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import DELAYS, TIMINGS, Limits, Until, plan
+from fedjax_async.clock import DELAYS, TIMINGS, Limits, Timing, Until, plan
 from fedjax_async.data import DATASETS, Federation, federate
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
@@ -145,7 +146,6 @@ def prepare(
     if data is not None:
         described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
     chosen = method if method is not None else _method(s.method)
-    delays = registry.bind("delay", DELAYS, s.delay)()
     # a method's own "@timing" is more particular than the run's
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
@@ -169,24 +169,7 @@ def prepare(
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
     size = tree.num_bytes(shapes)
-    until = Until(time=s.time, updates=s.updates, steps=s.server_steps)
-    schedule = plan(
-        timing,
-        delays,
-        num_clients=len(data.size),
-        local_steps=steps,
-        until=until,
-        seed=s.seed,
-        bytes_down=size,
-        bytes_up=size,
-        availability=s.availability,
-        faults=s.faults,
-        network=s.network,
-        limits=Limits(s.max_staleness, s.timeout, s.late),
-    )
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
-    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
-    points = evaluation_points(schedule, every, horizon=None if spent else s.time)
+    schedule, points = _planned(s, timing, data, steps, size)
     if s.per_client:
         owners(data)
     check_capacity(jax.eval_shape(lambda p: bound(chosen.server, chosen.hyper).init(p)[0], shapes), schedule)
@@ -197,6 +180,27 @@ def prepare(
     pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper})
     limit = math.inf if s.norm_limit is None else s.norm_limit
     return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size), limit)
+
+
+def _planned(s: Settings, timing: Timing, data: FederatedData, steps: np.ndarray, size: int) -> tuple[Schedule, Points]:
+    """The schedule, and where to evaluate; ``steps``: a job of each client, int[N]; ``size``: bytes of a message."""
+    schedule = plan(
+        timing,
+        registry.bind("delay", DELAYS, s.delay)(),
+        num_clients=len(data.size),
+        local_steps=steps,
+        until=Until(time=s.time, updates=s.updates, steps=s.server_steps),
+        seed=s.seed,
+        bytes_down=size,
+        bytes_up=size,
+        availability=s.availability,
+        faults=s.faults,
+        network=s.network,
+        limits=Limits(s.max_staleness, s.timeout, s.late),
+    )
+    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
+    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
 def _real(compute: str) -> str:
