@@ -27,7 +27,6 @@ Key = Any  # a JAX random key
 
 # --- clock: when things happen (host, NumPy) --------------------------------------------------
 
-
 _NO_JOBS = np.zeros(0)
 
 
@@ -112,12 +111,17 @@ class Model(NamedTuple):
     """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
 
     ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches training behaviour (dropout) on.
-    ``loss`` is per example, so that a partial batch is a masked mean.
+    ``loss`` is per example, so that a partial batch is a masked mean. Models with running statistics
+    (BatchNorm) keep them in their params and train through ``train(params, x, key, mask) -> (outputs,
+    params)``: it normalises by the rows whose mask is 1 and returns the params with statistics moved.
+    ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
     """
 
     init: Callable[[Key], Params]
     apply: Callable[..., Array]
     loss: Callable[[Array, Array], Array]
+    train: Callable[..., tuple[Array, Params]] | None = None
+    private: str | None = None
 
 
 # --- learning: kernels that see ONE client; only engine/ stacks, gathers, scatters and vmaps ------

@@ -44,6 +44,11 @@ METHODS: dict[str, Preset] = {
     "fedasync": Preset("fedasync", "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
     "asgd": Preset("asgd", "every", "Each arriving delta is added, however stale."),
     "fedbuff": Preset("fedbuff", "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "ca2fl": Preset("ca2fl", "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
+    "fadas": Preset("fadas", "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
+    "orthofl": Preset("orthofl", "every", "Clients keep their weights and take orthogonal shifts over (OrthoFL 2025)."),
+    "orthofl_no_average": Preset("orthofl_no_average", "every", "OrthoFL without its moving average."),
+    "orthofl_pairwise": Preset("orthofl_pairwise", "every", "OrthoFL with changes projected pairwise."),
     "fedmedian": Preset("fedmedian", "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
     "trimmed_mean": Preset("trimmed_mean", "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
     "krum": Preset("krum", "buffer:size=5", "The deltas with the nearest neighbours (Blanchard et al. 2017)."),
@@ -67,8 +72,10 @@ def _family(name: str, static: tuple[tuple[str, Any], ...], traced: tuple[str, .
     return server
 
 
-def method(spec: str) -> Method:
+def method(spec: str, num_clients: int | None = None) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
+
+    ``num_clients`` goes to rules that take it, unless the spec says otherwise.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
     ``(mu/2) ||w - w_0||^2``. What follows an ``@`` is the timing, instead of the method's usual one.
@@ -85,6 +92,8 @@ def method(spec: str) -> Method:
     known = method_options(name)
     for key in options:
         registry.find(f"option of {name}", known, key)
+    if num_clients is not None and "num_clients" in known:
+        options = {"num_clients": num_clients} | options
     SERVERS[preset.server](**options)  # checks their ranges
     static, traced = split_options(SERVERS[preset.server], options)
     server = _family(preset.server, static, tuple(traced))

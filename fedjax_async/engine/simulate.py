@@ -151,6 +151,8 @@ def prepare(
     timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
         data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
+    if method is None:
+        chosen = _method(s.method, len(data.size))
     if model is None:
         model = _model(s.model, input_shape(data), data.num_classes)
     model = _ready(model, data.decode, s.compute, s.remat)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
 from fedjax_async.server.asgd import asgd
+from fedjax_async.server.ca2fl import ca2fl
+from fedjax_async.server.fadas import fadas
 from fedjax_async.server.fedasync import fedasync
 from fedjax_async.server.fedavg import fedavg
 from fedjax_async.server.fedbuff import fedbuff
@@ -11,6 +13,8 @@ from fedjax_async.server.fedmedian import fedmedian
 from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_async.server.krum import krum
 from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.server.orthofl import orthofl
+from fedjax_async.server.orthofl_ablations import orthofl_no_average, orthofl_pairwise
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import STALENESS, staleness_weight
 from fedjax_async.server.transforms import (
@@ -35,6 +39,11 @@ SERVERS: dict[str, Callable[..., ServerAlgorithm]] = {
     "fedasync": fedasync,
     "asgd": asgd,
     "fedbuff": fedbuff,
+    "ca2fl": ca2fl,
+    "fadas": fadas,
+    "orthofl": orthofl,
+    "orthofl_no_average": orthofl_no_average,
+    "orthofl_pairwise": orthofl_pairwise,
     "fedmedian": fedmedian,
     "trimmed_mean": trimmed_mean,
     "krum": krum,
@@ -47,10 +56,12 @@ __all__ = [
     "Transform",
     "asgd",
     "buffered",
+    "ca2fl",
     "chain",
     "check_capacity",
     "clip_by_norm",
     "discount",
+    "fadas",
     "fedadagrad",
     "fedadam",
     "fedasync",
@@ -63,6 +74,9 @@ __all__ = [
     "krum",
     "limit_staleness",
     "mean",
+    "orthofl",
+    "orthofl_no_average",
+    "orthofl_pairwise",
     "rule",
     "scale_by",
     "scale_by_staleness",

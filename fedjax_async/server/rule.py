@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ class RuleState(NamedTuple):
     transforms: State
     gathered: State  # the aggregate's, of the arrivals since the last close
     optimizer: State
+    oldest: State = ()  # float[], the largest staleness of these arrivals, where the rate depends on it
 
 
 def rule(
@@ -29,6 +31,7 @@ def rule(
     optimizer: optax.GradientTransformation,
     weighting: str = "uniform",
     aggregate: Aggregate | None = None,
+    rate: Callable[[Array], Array] | None = None,
 ) -> ServerAlgorithm:
     """Chain ``transforms`` on each arriving delta, aggregate over the server step, apply ``optimizer``.
 
@@ -39,6 +42,7 @@ def rule(
     Args:
       weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
+      rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
 
     A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
     none accepted changes nothing. ``info["weight"]`` is ``w_i`` times the scalar factors of the
@@ -50,7 +54,8 @@ def rule(
     gathering = mean() if aggregate is None else aggregate
 
     def init(params: Params) -> tuple[State, State]:
-        state = RuleState(params, transform.init(params), gathering.init(params), optimizer.init(params))
+        oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
+        state = RuleState(params, transform.init(params), gathering.init(params), optimizer.init(params), oldest)
         return state, ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
@@ -64,13 +69,19 @@ def rule(
         before = gathering.init(state.params) if single else state.gathered
         aggregated, weight, gathered = gathering.close(gathering.add(before, direction, share), arrival.closes)
         gradient = scaled(aggregated, -1.0)
-        params, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, state.params)
+        oldest, factor_of_step = state.oldest, None
+        if rate is not None:
+            oldest = jnp.where(accepted, jnp.maximum(oldest, arrival.staleness.astype(oldest.dtype)), oldest)
+            factor_of_step = rate(oldest)
+            oldest = jnp.where(arrival.closes, jnp.zeros_like(oldest), oldest)
+        params, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, state.params, factor_of_step)
         applies = jnp.logical_and(arrival.closes, weight > 0)
         new = RuleState(
             params=tree.where(applies, params, state.params),
             transforms=tree.where(accepted, transforms_state, state.transforms),
             gathered=state.gathered if single else gathered,
             optimizer=tree.where(applies, optimizer_state, state.optimizer),
+            oldest=oldest,
         )
         return new, memory, {"weight": share * factor.astype(share.dtype)}
 

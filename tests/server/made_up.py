@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async import registry
+from fedjax_async import registry, tree
 from fedjax_async.types import Arrival
 from tests.server.textbook import Upload
+from tests.server.textbook_memory import CLIENTS
 
 SHAPES = {"layer": [(3, 2), (2,)], "scale": ()}
 D = 9
@@ -71,7 +72,7 @@ def stacked(uploads):
         start=unflat(np.array([u.start for u in uploads]), real),
         staleness=jnp.asarray([u.staleness for u in uploads], jnp.int32),
         weight=jnp.asarray([u.examples for u in uploads], real),
-        client=jnp.arange(count, dtype=jnp.int32) % 7,
+        client=jnp.arange(count, dtype=jnp.int32) % CLIENTS,
         time=jnp.arange(count, dtype=real),
         closes=jnp.asarray([u.closes for u in uploads]),
     )
@@ -84,12 +85,17 @@ def start_params(seed=99, dtype=None):
 def receive_all(server, params, arrivals, *, always_closes=False):
     """Scan ``receive`` over stacked arrivals: final state, params after each arrival, recorded weights."""
 
-    def one(state, arrival):
+    def one(carry, arrival):
+        state, table = carry
         arrival = arrival._replace(closes=True) if always_closes else arrival
-        state, _, info = server.receive(state, (), arrival)
-        return state, (server.params(state), info["weight"])
+        before = tree.take(table, arrival.client)
+        state, memory, info = server.receive(state, before, arrival)
+        table = tree.put(table, arrival.client, tree.where(arrival.weight > 0, memory, before))
+        return (state, table), (server.params(state), info["weight"])
 
-    state, (path, weights) = jax.lax.scan(one, server.init(params)[0], arrivals)
+    state, memory = server.init(params)
+    table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (CLIENTS, *leaf.shape)), memory)
+    (state, _), (path, weights) = jax.lax.scan(one, (state, table), arrivals)
     return state, path, weights
 
 

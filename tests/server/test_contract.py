@@ -14,7 +14,12 @@ from fedjax_async import registry, tree
 from fedjax_async.server import SERVERS, STALENESS, mean, staleness_weight
 from tests.server.made_up import closing, flat, random_uploads, receive_all, stacked, start_params
 
-RECEIVE = {name: jax.jit(factory().receive) for name, factory in SERVERS.items()}
+STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in registry.options_of(factory)]
+MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.options_of(factory)]
+# Rules that send each client weights of its own.
+PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise"}
+MADE = {name: factory(**({"per": "tensor"} if name in PERSONAL else {})) for name, factory in SERVERS.items()}
+RECEIVE = {name: jax.jit(server.receive) for name, server in MADE.items()}
 
 
 def mixed(params):
@@ -43,29 +48,29 @@ def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
     """The types include weakness: equal types in and out are why the second call is not traced again."""
-    server, params = SERVERS[name](), mixed(start_params())
+    server, params = MADE[name], mixed(start_params())
     arrivals = arrivals_for(closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
     state, memory = server.init(params)
-    first = types(state)
+    first = types((state, memory))
     before = RECEIVE[name]._cache_size()
     for i, moved in enumerate([False, True, True]):
         last = server.params(state)
         state, memory, info = RECEIVE[name](state, memory, tree.take(arrivals, i))
         message, after = server.dispatch(state, memory)
-        assert types(state) == first and types(message.params) == types(params)
-        assert memory == after == ()
+        assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(params)
         assert info["weight"] > 0 and {(value.shape, str(value.dtype)) for value in info.values()} == {((), "float32")}
-        jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
-        assert np.any(flat(message.params) != flat(last)) == moved
+        if name not in PERSONAL:
+            jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
+        assert np.any(flat(server.params(state)) != flat(last)) == (moved or name == "orthofl_no_average")
     assert RECEIVE[name]._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_where_every_arrival_closes(name):
     server, arrival = SERVERS[name](), tree.take(arrivals_for(random_uploads(0, 1)), 0)
-    state = jax.eval_shape(lambda: server.init(mixed(start_params()))[0])
-    after = jax.eval_shape(lambda state: server.receive(state, (), arrival._replace(closes=True))[0], state)
-    assert after == state
+    before = jax.eval_shape(lambda: server.init(mixed(start_params())))
+    after = jax.eval_shape(lambda given: server.receive(*given, arrival._replace(closes=True))[:2], before)
+    assert after == before
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -78,8 +83,8 @@ def test_traced_hyperparameters_leave_the_types_alone(name):
 
     def before_and_after(options):
         server = SERVERS[name](**options)
-        state = server.init(mixed(start_params()))[0]
-        return state, server.receive(state, (), arrival)[0]
+        given = server.init(mixed(start_params()))
+        return given, server.receive(*given, arrival)[:2]
 
     before, after = jax.eval_shape(before_and_after, {key: jnp.float32(value) for key, value in options.items()})
     assert options and jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(
@@ -91,7 +96,7 @@ def test_traced_hyperparameters_leave_the_types_alone(name):
 TRACED = {
     "server_lr": (1.0, 0.3), "mixing": (0.6, 0.2), "momentum": (0.9, 0.5), "b1": (0.9, 0.5), "b2": (0.99, 0.9),
     "eps": (1e-3, 1e-2), "initial": (1e-6, 0.1), "exponent": (0.5, 2.0), "slope": (10.0, 1.0), "threshold": (4.0, 1.0),
-    "trim": (0.2, 0.4), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
+    "trim": (0.2, 0.4), "tolerated": (3.0, 20.0), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
     "clip": (1e6, 1.5), "max_staleness": (5.0, 0.0), "overstale": (0.9, 0.1),
 }  # fmt: skip
 NEEDS = {"overstale": {"max_staleness": 4.0}, "slope": {"staleness": "hinge"}, "threshold": {"staleness": "hinge"}}
@@ -143,8 +148,8 @@ def test_traced_whole_numbers_serve_as_well(name):
 
     def receive(options, fixed):
         server = SERVERS[name](**options, **fixed)
-        state = server.init(start_params())[0]
-        return state, server.receive(state, (), arrival._replace(upload=start_params(), start=start_params()))[0]
+        given = server.init(start_params())
+        return given, server.receive(*given, arrival._replace(upload=start_params(), start=start_params()))[:2]
 
     for option in traced_options(SERVERS[name]):
         fixed = NEEDS.get(option, {})
@@ -154,14 +159,14 @@ def test_traced_whole_numbers_serve_as_well(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_compiled_or_not_is_the_same(name):
-    server, params = SERVERS[name](), mixed(start_params())
+    server, params = MADE[name], mixed(start_params())
     arrivals = arrivals_for(closing(random_uploads(1, 3), at=[0, 2]))
 
     def ending(receive):
-        state, _ = server.init(params)
+        state, memory = server.init(params)
         for i in range(3):
-            state, _, info = receive(state, (), tree.take(arrivals, i))
-        return state, info
+            state, memory, info = receive(state, memory, tree.take(arrivals, i))
+        return state, memory, info
 
     def same(a, b):
         tolerance = {"rtol": 2e-2, "atol": 1e-2} if a.dtype == jnp.bfloat16 else {"rtol": 1e-5, "atol": 1e-7}
@@ -175,8 +180,8 @@ def test_compiled_or_not_is_the_same(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *[(name, {"server_lr": 1}) for name in SERVERS if name != "fedasync"],
-        ("fedasync", {"mixing": 1, "exponent": 1}),
+        *[(name, {"server_lr": 1}) for name in STEPPING],
+        *[(name, {"mixing": 1, "exponent": 1}) for name in MIXING],
         ("fedbuff", {"staleness": "hinge", "slope": 10, "threshold": 4}),
         ("asgd", {"clip": 1, "max_staleness": 3, "overstale": 1}),
     ],
@@ -187,8 +192,8 @@ def test_whole_numbers_serve_as_well(name, options):
 
     def before_and_after():
         server = SERVERS[name](**options)
-        state = server.init(mixed(start_params()))[0]
-        return state, server.receive(state, (), arrival)[0]
+        given = server.init(mixed(start_params()))
+        return given, server.receive(*given, arrival)[:2]
 
     before, after = jax.eval_shape(before_and_after)
     assert before == after
@@ -196,8 +201,11 @@ def test_whole_numbers_serve_as_well(name, options):
 
 ANY, AT_LEAST_0, BELOW_1 = [0, -1.0, float("nan"), float("inf"), "fast", None, True], [-0.1, float("nan")], [-0.1, 1.0]
 BAD = [
-    *[(name, "server_lr", value) for name in SERVERS if name != "fedasync" for value in ANY],
-    *[("fedasync", "mixing", value) for value in [*ANY, 1.5]],
+    *[(name, "server_lr", value) for name in STEPPING for value in ANY],
+    *[(name, "mixing", value) for name in MIXING for value in [*ANY, 1.5]],
+    *[(name, "num_clients", value) for name in ("ca2fl", "orthofl_pairwise") for value in (0, 2.0, None, True)],
+    *[("fadas", field, value) for field in ("b1", "b2") for value in BELOW_1],
+    *[("fadas", "tolerated", value) for value in [*AT_LEAST_0, "some"]],
     *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],
     *[(name, field, value) for name in ("fedadam", "fedyogi") for field in ("b1", "b2") for value in BELOW_1],
     *[(name, "eps", value) for name in ("fedadagrad", "fedadam", "fedyogi") for value in ANY],

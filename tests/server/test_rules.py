@@ -14,6 +14,7 @@ from fedjax_async import registry
 from fedjax_async.server import (
     SERVERS,
     asgd,
+    ca2fl,
     discount,
     fedasync,
     fedavg,
@@ -25,8 +26,8 @@ from fedjax_async.server import (
 )
 from fedjax_async.server.aggregate import Buffer
 from fedjax_async.types import Arrival
-from tests.server import textbook
-from tests.server.made_up import closing, flat, random_uploads, receive_all, run, stacked, start_params
+from tests.server import textbook, textbook_memory
+from tests.server.made_up import CLIENTS, closing, flat, random_uploads, receive_all, run, stacked, start_params
 
 # name in SERVERS, its options, the textbook's version
 CASES = [
@@ -40,6 +41,16 @@ CASES = [
     ("fedasync", {"staleness": "hinge"}, textbook.mixing(s=textbook.hinge)),
     ("asgd", {}, textbook.averaging(textbook.add())),
     ("fedbuff", {}, textbook.averaging(textbook.add(), s=textbook.polynomial)),
+    ("ca2fl", {}, textbook_memory.ca2fl()),
+    ("fadas", {}, textbook_memory.fadas()),
+    ("fadas", {"adaptation": "scaled"}, textbook_memory.fadas(adaptation="scaled")),
+    ("fadas", {"adaptation": "none"}, textbook_memory.fadas(adaptation="none")),
+    ("orthofl", {}, textbook_memory.orthofl()),
+    ("orthofl", {"reference": "shared"}, textbook_memory.orthofl(first_counts_whole=True)),
+    ("orthofl_no_average", {}, textbook_memory.handed_on(textbook_memory.LAYERS)),
+    ("orthofl_no_average", {"per": "tensor"}, textbook_memory.handed_on(textbook_memory.TENSORS)),
+    ("orthofl_no_average", {"per": "whole"}, textbook_memory.handed_on(textbook_memory.WHOLE)),
+    ("orthofl_pairwise", {}, textbook_memory.orthofl()),
     ("fedmedian", {"size": 16}, textbook.robust(textbook.median)),
     ("trimmed_mean", {"size": 16}, textbook.robust(textbook.trimmed_mean)),
     ("krum", {"size": 16}, textbook.robust(textbook.krum)),
@@ -102,6 +113,27 @@ SWEEPS = [
         {"staleness": "hinge", "server_lr": [1.0, 0.3], "slope": [10.0, 1.0], "threshold": [4.0, 0.0]},
         lambda lr, slope, b: textbook.averaging(textbook.add(lr), s=lambda tau: textbook.hinge(tau, slope, b)),
     ),
+    ("ca2fl", {"num_clients": 12, "server_lr": [1.0, 0.3]}, lambda lr: textbook_memory.ca2fl(lr, 12)),
+    (
+        "fadas",
+        {
+            **{"adaptation": "inverse", "server_lr": [0.3, 0.1], "b1": [0.9, 0.5], "b2": [0.99, 0.9]},
+            **{"eps": [1e-8, 0.1], "tolerated": [1.0, 6.0]},
+        },
+        lambda *values: textbook_memory.fadas(*values[:4], tolerated=values[4]),
+    ),
+    *[
+        (
+            name,
+            {**fixed, "mixing": [0.6, 1.0], "exponent": [0.0, 2.0]},
+            lambda a, p, first=first: textbook_memory.orthofl(a, lambda tau: textbook.polynomial(tau, p), first),
+        )
+        for name, fixed, first in [
+            ("orthofl", {"per": "layer", "reference": "average"}, False),
+            ("orthofl", {"reference": "shared"}, True),
+            ("orthofl_pairwise", {"per": "tensor", "num_clients": 8}, False),
+        ]
+    ],
     (
         "fedmedian",
         {"size": 16, "server_lr": [1.0, 0.3], "exponent": [0.0, 2.0]},
@@ -129,7 +161,7 @@ DISCOUNT, GUARDS = set(registry.options_of(discount)), set(registry.options_of(g
 def test_every_rule_and_every_option_has_a_textbook_version():
     assert {name for name, _, _ in CASES} == set(SERVERS)
     for name, factory in SERVERS.items():
-        swept = {key for other, options, _ in SWEEPS if other == name for key in options}
+        swept = {key for other, options, _ in SWEEPS + CASES if other == name for key in options}
         own = set(registry.options_of(factory))
         assert own - DISCOUNT - GUARDS <= swept and own >= GUARDS
         assert not own & DISCOUNT or (own >= DISCOUNT and "exponent" in swept)
@@ -208,7 +240,8 @@ def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
 
 def counted(state):
     """The state without the buffer rows beyond its count, which mean nothing."""
-    return state._replace(gathered=state.gathered[1]) if isinstance(state.gathered, Buffer) else state
+    inner = getattr(state, "gathered", None)
+    return state._replace(gathered=inner[1]) if isinstance(inner, Buffer) else state
 
 
 @pytest.mark.parametrize("always_closes", [False, True])
@@ -224,7 +257,7 @@ def test_a_step_with_none_accepted_changes_nothing(name, always_closes):
         assert np.abs(path[-1] - path[0]).min() > 0
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", [name for name in SERVERS if name != "orthofl_no_average"])  # never gathers
 def test_a_rejected_arrival_adds_nothing_but_still_closes(name):
     first, second, third = closing(random_uploads(5, 3, rejected=0.0), at=[])
     lost = random_uploads(6, 1, rejected=1.0)[0]
@@ -319,6 +352,17 @@ def test_fedbuff_over_all_clients_without_staleness_is_uniform_fedavg(seed, lr):
         fresh = end(fedbuff, [u._replace(staleness=0) for u in uploads], server_lr=lr)
         np.testing.assert_allclose(constant, expected, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(fresh, expected, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=25)
+@given(seed=seeds, lr=st.floats(0.01, 2.0))
+def test_ca2fl_whose_buffer_holds_every_client_is_uniform_fedavg(seed, lr):
+    """The caches cancel: ``h + mean(Delta_i - h_i) = mean Delta_i``."""
+    with jax.enable_x64(True):
+        uploads = closing(random_uploads(seed, 3 * CLIENTS, rejected=0.0), at=range(CLIENTS - 1, 3 * CLIENTS, CLIENTS))
+        expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
+        np.testing.assert_allclose(end(ca2fl, uploads, num_clients=CLIENTS, server_lr=lr), expected, atol=1e-10)
+        assert np.abs(end(ca2fl, uploads, num_clients=CLIENTS + 1, server_lr=lr) - expected).max() > 1e-4 * lr
 
 
 @settings(max_examples=25)

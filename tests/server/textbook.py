@@ -49,8 +49,14 @@ class Rule(NamedTuple):
 NO_GUARDS = Guards()
 
 
-def play(x: np.ndarray, uploads: list[Upload], rule: Rule, guards: Guards = NO_GUARDS) -> tuple[np.ndarray, np.ndarray]:
+Path = tuple[np.ndarray, np.ndarray]
+Loop = Callable[[np.ndarray, list[Upload], Guards], Path]  # a rule that remembers each client, as a whole
+
+
+def play(x: np.ndarray, uploads: list[Upload], rule: Rule | Loop, guards: Guards = NO_GUARDS) -> Path:
     """Params after every arrival [E, D] and effective weights [E]: gather until ``closes``, then step."""
+    if callable(rule):
+        return rule(x, uploads, guards)
     gathered: list[tuple[np.ndarray, float]] = []
     path, weights, state = [], [], rule.state
     for u in uploads:

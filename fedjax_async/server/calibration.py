@@ -1,0 +1,87 @@
+"""Rules whose clients go on from their own weights, calibrated by what the others did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import tree
+from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+
+# ``combine(change, shift)``: how a client moves from its start, given its own change and the others'.
+Combine = Callable[[Params, Params], Params]
+
+
+class Sent(NamedTuple):
+    """The server's row about one client."""
+
+    weights: Params  # what it is sent next: its own weights, calibrated
+    seen: Params  # the global model right after its last upload
+
+
+class Shared(NamedTuple):
+    """State of :func:`by_last`."""
+
+    average: State
+    weights: Params  # what was sent last, to whichever client
+
+
+def marker() -> Array:
+    """A row that says nothing, but that messages change with every arrival, not only when a step closes."""
+    return jnp.zeros((), jnp.int32)
+
+
+def plus(one: Params, other: Params) -> Params:
+    """Leafwise sum."""
+    return jax.tree.map(jnp.add, one, other)
+
+
+def handed_on(last: Params, start: Params, change: Params, combine: Combine) -> Params:
+    """``start + combine(change, last - start)``."""
+    return plus(start, combine(change, jax.tree.map(jnp.subtract, last, start)))
+
+
+def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
+    """``average``, a rule without memory, whose clients start from calibrated weights of their own.
+
+    A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W - W_seen)``: ``W`` is
+    the global model before this arrival is mixed in, ``W_seen`` the one right after its arrival before.
+    """
+
+    def init(params: Params) -> tuple[State, Sent]:
+        return average.init(params)[0], Sent(params, params)
+
+    def receive(state: State, memory: Sent, arrival: Arrival) -> tuple[State, Sent, dict[str, Array]]:
+        shift = jax.tree.map(jnp.subtract, average.params(state), memory.seen)
+        weights = plus(arrival.start, combine(arrival.upload, shift))
+        state, _, info = average.receive(state, (), arrival)
+        return state, Sent(weights, average.params(state)), info
+
+    def dispatch(state: State, memory: Sent) -> tuple[Message, Sent]:
+        return Message(memory.weights), memory
+
+    return ServerAlgorithm(init, receive, dispatch, average.params)
+
+
+def by_last(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
+    """Like :func:`by_average`, but the shift is counted from the weights ``S`` that were calibrated last, for anyone.
+
+    ``S <- start + combine(Delta, S - start)``, and ``S`` is what the next client to leave is sent, while
+    the model of ``average`` is only evaluated.
+    """
+
+    def init(params: Params) -> tuple[Shared, Array]:
+        return Shared(average.init(params)[0], params), marker()
+
+    def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, dict[str, Array]]:
+        weights = handed_on(state.weights, arrival.start, arrival.upload, combine)
+        after, _, info = average.receive(state.average, (), arrival)
+        return Shared(after, tree.where(info["weight"] > 0, weights, state.weights)), memory, info
+
+    def dispatch(state: Shared, memory: Array) -> tuple[Message, Array]:
+        return Message(state.weights), memory
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average))

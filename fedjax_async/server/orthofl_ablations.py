@@ -1,0 +1,100 @@
+"""What remains of OrthoFL without its moving average, or with another projection. (Without calibration: FedAsync.)"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry, tree
+from fedjax_async.geometry import GROUPINGS, project_out_span
+from fedjax_async.server.calibration import Sent, handed_on, marker, plus
+from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.server.orthofl import moving_average, orthogonal, without_statistics
+from fedjax_async.server.staleness import Weight
+from fedjax_async.server.transforms import Transform, scale_by_staleness
+from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+
+
+class Latest(NamedTuple):
+    """State of :func:`orthofl_no_average`."""
+
+    params: Params
+    guards: State
+
+
+@takes(guards=guard_rails)
+def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgorithm:
+    """OrthoFL without moving average: the weights calibrated last are the global model (OrthoFL 2025, 5.4).
+
+    ``W <- w_m + (W - start_m)_perp`` at every arrival, whenever steps close; ``per`` as in ``orthofl``.
+    """
+    combine = orthogonal(per)
+
+    def init(params: Params) -> tuple[Latest, Array]:
+        return Latest(params, guards.init(params)), marker()
+
+    def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, dict[str, Array]]:
+        weight = jnp.asarray(arrival.weight, jnp.result_type(float))
+        guarded = guards.update(arrival.upload, state.guards, state.params, arrival._replace(weight=weight))
+        change, guards_state, factor = guarded
+        accepted = jnp.logical_and(weight > 0, factor != 0)
+        new = Latest(handed_on(state.params, arrival.start, change, combine), guards_state)
+        return (
+            tree.where(accepted, new, state),
+            memory,
+            {"weight": jnp.where(accepted, factor, 0.0).astype(weight.dtype)},
+        )
+
+    def dispatch(state: Latest, memory: Array) -> tuple[Message, Array]:
+        return Message(state.params), memory
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params)
+
+
+class Changes(NamedTuple):
+    """State of :func:`orthofl_pairwise`."""
+
+    average: State
+    latest: Params  # every client's latest change, [N, ...]
+
+
+@takes(discounted=discount, guards=guard_rails)
+def orthofl_pairwise(
+    *, mixing: Any = 0.6, per: str = "layer", num_clients: int = 10, discounted: Weight, guards: Transform
+) -> ServerAlgorithm:
+    """OrthoFL with the client's change, not the others' shift, projected (OrthoFL 2025, 5.4: pairwise projection).
+
+    The change of an arriving client is projected on the orthogonal complement of the latest changes of all
+    other clients, of which an orthonormal basis is made first; it goes on from its start plus that plus the
+    whole shift of the global model. The paper says no more than its first half; that clients keep the
+    shift is our reading. State: N changes.
+
+    Args:
+      mixing, per: as in ``orthofl``.
+      num_clients: N; a simulation fills it in.
+    """
+    check.positive("mixing", mixing)
+    check.in_range("mixing", mixing, 0.0, 1.0)
+    check.whole("num_clients", num_clients)
+    registry.find("per", GROUPINGS, per)
+    average = moving_average(guards, scale_by_staleness(discounted, mixing))
+
+    def init(params: Params) -> tuple[Changes, Sent]:
+        return Changes(average.init(params)[0], tree.stack_zeros(params, num_clients)), Sent(params, params)
+
+    def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, dict[str, Array]]:
+        nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
+        others = tree.put(state.latest, arrival.client, nothing)
+        own = project_out_span(arrival.upload, others, per=per)
+        shift = jax.tree.map(jnp.subtract, average.params(state.average), memory.seen)
+        weights = plus(arrival.start, plus(own, without_statistics(shift)))
+        after, _, info = average.receive(state.average, (), arrival)
+        latest = tree.where(info["weight"] > 0, tree.put(state.latest, arrival.client, arrival.upload), state.latest)
+        return Changes(after, latest), Sent(weights, average.params(after)), info
+
+    def dispatch(state: Changes, memory: Sent) -> tuple[Message, Sent]:
+        return Message(memory.weights), memory
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average))

@@ -1,0 +1,134 @@
+"""Projections: orthogonality, nearness, and every degenerate case, in float64 and float32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.geometry import GROUPINGS, orthonormalise, project_out, project_out_span
+
+SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": (2, 4)}, "scale": ()}
+GROUPS = {
+    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")], [("scale",)]],
+    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")], [("scale",)]],
+    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel"), ("scale",)]],
+}
+seeds = st.integers(0, 2**32 - 1)
+rounding = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def random_tree(rng, rows=()):
+    is_shape = {"is_leaf": lambda leaf: isinstance(leaf, tuple)}
+    return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=(*rows, *shape))), SHAPES, **is_shape)
+
+
+def leaf(tree, path):
+    for name in path:
+        tree = tree[name]
+    return np.asarray(tree)
+
+
+def vector(tree, group, rows=False):
+    parts = [leaf(tree, path) for path in group]
+    return np.concatenate([p.reshape((len(p), -1) if rows else -1) for p in parts], axis=-1)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=25)
+@given(seed=seeds, size=st.sampled_from([1e-160, 1.0, 1e150]))
+def test_the_projection_is_orthogonal_and_nothing_orthogonal_is_nearer(per, seed, size):
+    """Lemma 3.1: nearest, and at the smallest angle, of the orthogonal complement; against random members of it."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        v, d = random_tree(rng), random_tree(rng)
+        d = jax.tree.map(lambda leaf: leaf * size, d)
+        out = project_out(v, d, per=per)
+    for group in GROUPS[per]:
+        v_g, d_g, out_g = (vector(tree, group) for tree in (v, d, out))
+        unit = d_g / np.linalg.norm(d_g / size) / size
+        assert abs(out_g @ unit) < 1e-12 * np.linalg.norm(v_g)
+        np.testing.assert_allclose(out_g + (v_g @ unit) * unit, v_g, **rounding)
+        for _ in range(5):
+            other = rng.normal(size=len(v_g))
+            other -= (other @ unit) * unit
+            near = np.linalg.norm(v_g - out_g)
+            assert near <= np.linalg.norm(v_g - other) + 1e-12
+            if len(v_g) > 1:  # of one dimension, the complement is zero
+                cosine = v_g @ other / np.linalg.norm(other)
+                assert v_g @ out_g / np.linalg.norm(out_g) >= cosine - 1e-9
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+def test_zero_directions_change_nothing_and_zero_vectors_stay_zero(per):
+    rng = np.random.default_rng(0)
+    v = random_tree(rng)
+    nothing = jax.tree.map(jnp.zeros_like, v)
+    jax.tree.map(np.testing.assert_array_equal, project_out(v, nothing, per=per), v)
+    jax.tree.map(np.testing.assert_array_equal, project_out(nothing, v, per=per), nothing)
+    one_zero = {**v, "dense": nothing["dense"]}
+    if per != "whole":  # a layer that the client did not change keeps the whole shift
+        np.testing.assert_array_equal(project_out(v, one_zero, per=per)["dense"]["kernel"], v["dense"]["kernel"])
+
+
+def test_parallel_vectors_vanish_and_any_structure_will_do():
+    with jax.enable_x64(True):
+        v = jnp.arange(1.0, 5.0)
+        np.testing.assert_allclose(project_out(v, -3 * v), np.zeros(4), atol=1e-15)
+        out = project_out([v, (v, v)], [v, (2 * v, 0 * v)], per="tensor")
+        np.testing.assert_allclose(out[1][1], v)
+        np.testing.assert_allclose(out[0], np.zeros(4), atol=1e-15)
+
+
+def test_dtypes_are_kept_and_leaves_may_have_several():
+    v = {"a": {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.arange(3.0)}}
+    out = project_out(v, v)
+    assert out["a"]["w"].dtype == jnp.bfloat16 and out["a"]["b"].dtype == jnp.float32
+    rows = jax.tree.map(lambda leaf: leaf[None], v)
+    spanned = project_out_span(v, rows)
+    assert spanned["a"]["w"].dtype == jnp.bfloat16 and float(jnp.abs(spanned["a"]["b"]).max()) < 1e-5
+
+
+def test_unknown_groupings_are_refused():
+    with pytest.raises(ValueError, match="per = 'layers': unknown; did you mean 'layer'"):
+        project_out(jnp.ones(2), jnp.ones(2), per="layers")
+
+
+@settings(max_examples=50)
+@given(seed=seeds, k=st.integers(1, 8), d=st.integers(1, 8), rank=st.integers(0, 8))
+def test_orthonormal_rows_span_what_was_given(seed, k, d, rank):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(k, rank)) @ rng.normal(size=(rank, d))
+    with jax.enable_x64(True):
+        q = np.asarray(orthonormalise(jnp.asarray(rows)))
+    kept = np.linalg.norm(q, axis=1) > 0.5
+    np.testing.assert_allclose(q[kept] @ q[kept].T, np.eye(kept.sum()), atol=1e-9)
+    np.testing.assert_array_equal(q[~kept], 0)
+    np.testing.assert_allclose(rows @ q.T @ q, rows, atol=1e-3 * max(1, np.abs(rows).max()))
+    assert kept.sum() <= min(k, d, rank)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=10)
+@given(seed=seeds, k=st.integers(1, 4))
+def test_the_rest_outside_a_span_is_that_of_least_squares(per, seed, k):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        v, rows = random_tree(rng), random_tree(rng, (k,))
+        rows = jax.tree.map(lambda leaf: leaf.at[0].set(0.0), rows)  # a client that has not arrived yet
+        out = project_out_span(v, rows, per=per)
+    for group in GROUPS[per]:
+        v_g, out_g, rows_g = vector(v, group), vector(out, group), vector(rows, group, rows=True)
+        expected = v_g - rows_g.T @ np.linalg.lstsq(rows_g.T, v_g, rcond=1e-10)[0]
+        np.testing.assert_allclose(out_g, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_one_row_is_the_same_as_a_direction():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(3)
+        v, d = random_tree(rng), random_tree(rng)
+        one = project_out_span(v, jax.tree.map(lambda leaf: leaf[None], d))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), one, project_out(v, d))

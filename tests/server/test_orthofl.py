@@ -1,0 +1,147 @@
+"""OrthoFL and its ablations as clients see them: what is sent next, over 50 steps, against float64 NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async.geometry import GROUPINGS
+from fedjax_async.server import SERVERS
+from fedjax_async.types import Arrival
+from tests.server.made_up import D, flat, start_params, unflat
+from tests.server.textbook_memory import LAYERS, TENSORS, WHOLE, outside, perpendicular
+
+CLIENTS, STEPS = 5, 50
+SLICES = {"layer": LAYERS, "tensor": TENSORS, "whole": WHOLE}
+TARGETS = np.random.default_rng(4).normal(size=(CLIENTS, D))
+
+
+def trained(start, client):
+    """A client's change: part of the way to its own optimum, bent by a nonlinearity."""
+    return 0.3 * np.tanh(TARGETS[client] - start)
+
+
+def order(seed=0):
+    """Who arrives, with staleness = arrivals since the client was sent its start."""
+    who = np.random.default_rng(seed).integers(0, CLIENTS, STEPS)
+    last = np.zeros(CLIENTS, int)
+    stale = []
+    for t, m in enumerate(who):
+        stale.append(t - last[m])
+        last[m] = t + 1
+    return who, stale
+
+
+def play(server):
+    """Global params after each arrival, and what the arriving client is sent then."""
+    receive, dispatch = jax.jit(server.receive), jax.jit(server.dispatch)
+    state, row = server.init(start_params())
+    rows, starts = [row] * CLIENTS, []
+    for m in range(CLIENTS):
+        message, rows[m] = dispatch(state, rows[m])
+        starts.append(flat(message.params))
+    path, sent = [], []
+    for m, tau in zip(*order()):
+        arrival = Arrival(
+            unflat(trained(starts[m], m), float), unflat(starts[m], float), jnp.int32(tau), jnp.asarray(3.0),
+            jnp.int32(m), jnp.asarray(0.0), True,
+        )  # fmt: skip
+        state, rows[m], _ = receive(state, rows[m], arrival)
+        message, rows[m] = dispatch(state, rows[m])
+        starts[m] = flat(message.params)
+        path.append(flat(server.params(state)))
+        sent.append(starts[m])
+    return np.array(path), np.array(sent)
+
+
+def paper(groups, mixing=0.6, pairwise=False):
+    """Algorithm 1 with ``s = tau + 1``; or the client's change projected on the complement of the others'."""
+    w = flat(start_params())
+    starts, seen = np.tile(w, (CLIENTS, 1)), np.tile(w, (CLIENTS, 1))
+    changes = np.zeros((CLIENTS, D))
+    path, sent = [], []
+    for m, tau in zip(*order()):
+        change = trained(starts[m], m)
+        uploaded, shift = starts[m] + change, w - seen[m]
+        if pairwise:
+            others = np.delete(changes, m, axis=0)
+            goes_on = starts[m] + outside(change, others, groups) + shift
+        else:
+            goes_on = uploaded + perpendicular(shift, change, groups)
+        b = mixing * (tau + 1) ** -0.5
+        w = (1 - b) * w + b * uploaded
+        starts[m], seen[m], changes[m] = goes_on, w, change
+        path.append(w)
+        sent.append(goes_on)
+    return np.array(path), np.array(sent)
+
+
+def code(groups, mixing=0.6, averaged=True):
+    """The released code: the shift of the weights sent last; the average, whose first update counts whole."""
+    w = shared = flat(start_params())
+    starts = np.tile(w, (CLIENTS, 1))
+    path, sent = [], []
+    for t, (m, tau) in enumerate(zip(*order())):
+        change = trained(starts[m], m)
+        b = 1.0 if t == 0 else mixing * (tau + 1) ** -0.5
+        w = (1 - b) * w + b * (starts[m] + change)
+        shared = starts[m] + change + perpendicular(shared - starts[m], change, groups)
+        starts[m] = shared
+        path.append(w if averaged else shared)
+        sent.append(shared)
+    return np.array(path), np.array(sent)
+
+
+VERSIONS = {
+    "orthofl": ({}, paper),
+    "orthofl, shared": ({"reference": "shared"}, code),
+    "orthofl_no_average": ({}, lambda groups: code(groups, averaged=False)),
+    "orthofl_pairwise": ({"num_clients": CLIENTS}, lambda groups: paper(groups, pairwise=True)),
+}
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_fifty_steps_equal_numpy(version, per):
+    options, book = VERSIONS[version]
+    with jax.enable_x64(True):
+        have = play(SERVERS[version.split(",")[0]](per=per, **options))
+        for mine, theirs in zip(have, book(SLICES[per])):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def test_a_client_that_nobody_overtook_keeps_its_own_weights():
+    """Only rounding apart: ``W - W_seen`` is exactly zero then."""
+    with jax.enable_x64(True):
+        server = SERVERS["orthofl"]()
+        state, row = server.init(start_params())
+        start = flat(start_params())
+        for k in range(3):
+            change = trained(start, 0)
+            given = Arrival(
+                unflat(change, float), unflat(start, float), jnp.int32(0), jnp.asarray(1.0), jnp.int32(0),
+                jnp.asarray(float(k)), True,
+            )  # fmt: skip
+            state, row, _ = server.receive(state, row, given)
+            message, row = server.dispatch(state, row)
+            np.testing.assert_array_equal(flat(message.params), start + change)
+            start = flat(message.params)
+
+
+def test_running_statistics_stay_the_clients_own():
+    with jax.enable_x64(True):
+        for name, options in (("orthofl", {}), ("orthofl", {"reference": "shared"}), ("orthofl_no_average", {})):
+            server = SERVERS[name](**options)
+            params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
+            state, row = server.init(params)
+            other = row
+            up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
+            given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), True)
+            state, row, _ = server.receive(state, row, given)
+            late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
+            state, other, _ = server.receive(state, other, late)
+            sent = server.dispatch(state, other)[0].params
+            np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
+            assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
