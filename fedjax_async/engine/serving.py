@@ -16,6 +16,17 @@ from fedjax_async.types import Array, Arrival, ClientAlgorithm, Message, Params,
 Server = ServerAlgorithm | ServerFamily
 
 
+def read_rows(table: Any, index: Array) -> Any:
+    """:func:`tree.take`, as a loop of one turn of its own, from a table that the same turn of a loop writes.
+
+    XLA:CPU fuses a plain read into whatever uses it, also into what comes after the write; to be able to, it
+    copies the whole table at every turn (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse loops.
+    """
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(index.shape + leaf.shape[1:], leaf.dtype), table)
+    once = jnp.minimum(jnp.max(index) + 1, 1)  # one, though the compiler cannot know
+    return jax.lax.fori_loop(0, once, lambda _, row: tree.take(table, index), nothing)
+
+
 def state_of(world: World, states: State, run: Array) -> State:
     """The server state of a run."""
     return states if len(world.key) == 1 else tree.take(states, run)
@@ -24,7 +35,7 @@ def state_of(world: World, states: State, run: Array) -> State:
 def send_one(server: Server, world: World, state: State, memory: State, write: Array) -> tuple[Message, State]:
     """The message of write ``write`` and the server's row about its client afterwards."""
     run = world.write_run[write]
-    before = tree.take(memory, world.write_owner[write])
+    before = read_rows(memory, world.write_owner[write])
     message, after = bound(server, hyper_of(world, run)).dispatch(state_of(world, state, run), before)
     return message._replace(version=jnp.int32(0)), after
 
@@ -115,7 +126,7 @@ def make_receive(server: Server, always_closes: bool) -> Any:
     def one(world: World, rows: Rows, p: Array, live: Live) -> Live:
         row, owner, run = world.row[p], world.owner[p], world.run[p]
         accepted = rows.accepted[row]
-        before = tree.take(live.memory, owner)
+        before = read_rows(live.memory, owner)
         arrival = _arrived(world, rows, p, always_closes)
         rule = bound(server, hyper_of(world, run))
         state, memory, info = rule.receive(state_of(world, live.server, run), before, arrival)
@@ -150,7 +161,7 @@ def make_receive_rounds(server: Server, always_closes: bool) -> Any:
         active = low + lane < high
         row, owner, run = world.row[p], world.owner[p], world.run[p]
         accepted = rows.accepted[row]
-        before = tree.take(live.memory, owner)
+        before = read_rows(live.memory, owner)
         arrival = jax.vmap(lambda p: _arrived(world, rows, p, False))(p)
         arrival = arrival._replace(closes=True) if always_closes else arrival
         axes: Any = Arrival._make([0] * 6 + [None if always_closes else 0])
