@@ -60,6 +60,10 @@ class Keeper:
         self._identity = json.loads(json.dumps({**identity, "surroundings": surroundings()}, default=str))
         self._last = 0
 
+    def identify(self, name: str, value: Any) -> None:
+        """Add to what a checkpoint must have in common with the run that goes on from it."""
+        self._identity[name] = json.loads(json.dumps(value, default=str))
+
     def due(self, position: int) -> bool:
         """Whether ``every`` updates have passed since the last checkpoint."""
         return position - self._last >= self._every
@@ -101,9 +105,9 @@ class Keeper:
             return None
         position = steps[-1]
         about = read_about(self.folder, position)
-        for name, want in about["identity"].items():
-            if self._identity.get(name) != want:
-                found = _difference(want, self._identity.get(name))
+        for name, have in self._identity.items():
+            if (want := about["identity"].get(name)) != have:
+                found = _difference(want, have)
                 raise ValueError(
                     f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: {found}"
                 )

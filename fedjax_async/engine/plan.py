@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -54,6 +55,15 @@ class Plan(NamedTuple):
     segments: list[list[Segment]]  # one list a batch
     useful_steps: int
     executed_steps: int
+
+
+def digest(plan: Plan) -> str:
+    """A fingerprint of all that decides in which order, where and beside whom jobs are trained."""
+    columns = (plan.run, plan.source, plan.bounds, plan.train_order, plan.row, plan.slots.start_slot)
+    hashed = hashlib.sha256(repr((plan.batching, plan.capacity, plan.groups, plan.segments)).encode())
+    for column in columns:
+        hashed.update(np.asarray(column, np.int64).tobytes())
+    return hashed.hexdigest()
 
 
 def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:

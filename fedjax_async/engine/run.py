@@ -19,7 +19,7 @@ from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.memory import bytes_of, temporary_bytes
 from fedjax_async.engine.pieces import Pieces, bound
-from fedjax_async.engine.plan import Plan, make_plan
+from fedjax_async.engine.plan import Plan, digest, make_plan
 from fedjax_async.engine.programs import Programs, compile_programs
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.scores import Scores
@@ -193,6 +193,8 @@ def run_stack(
     def evaluate(run: int) -> dict[str, Any]:
         return programs.evaluate(world, live.server, np.int32(run), *stack.tests[run])
 
+    if keeper is not None:
+        keeper.identify("plan", digest(plan))
     snapshot = None if keeper is None else keeper.restore()
     if snapshot is None:
         scores.take(0, evaluate)

@@ -45,6 +45,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
+# What only the wave engine does.
+OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """One run. Names with options are specs, ``NAME:key=value,key=value``; see ``fedjax-async list``."""
@@ -112,6 +116,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None or Settings.__dataclass_fields__[name].default is not None:
                 requirement(name, value)
+        for name in OF_WAVES:
+            given = getattr(self, name)
+            waves = self.engine != "reference" or given is None
+            check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs = {self.epochs}, steps = {self.steps}: give at most one of the two")
         if self.time is None and self.updates is None and self.server_steps is None:

@@ -256,7 +256,12 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
     if s.engine == "waves":
         options = {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
         options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
-        if checkpoints is not None and s.checkpoint is not None:
+        if s.checkpoint is not None:
+            if checkpoints is None:
+                raise ValueError(
+                    f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in"
+                )
+            check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
             options["keeper"] = Keeper(checkpoints, s.checkpoint, {"settings": e.described})
     outcome = ENGINES[s.engine](
         e.pieces,

@@ -28,6 +28,8 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
+# Settings of a run by itself that a sweep decides for all its runs together.
+OF_SWEEP = ("lanes", "devices", "memory_limit", "checkpoint")
 CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
 
 
@@ -61,6 +63,10 @@ def plan_groups(
     """
     lanes = default_lanes() if lanes is None else lanes
     check.whole("lanes", lanes)
+    for one in settings:
+        for name in OF_SWEEP:
+            value = getattr(one, name)
+            check.require(value is None, name, value, "left out of the runs of a sweep, which sees to it as a whole")
     experiments = [prepare(s) for s in settings]
     found: dict[Any, list[int]] = {}
     for i, experiment in enumerate(experiments):
@@ -139,10 +145,7 @@ def execute_group(
     report = _Together(progress, group.updates)
     first = experiments[group.members[0]].settings
 
-    keepers = [
-        None if folder is None else _keeper(folder, [experiments[i] for i in stack], plan)
-        for stack, plan in zip(group.stacks, plans, strict=True)
-    ]
+    keepers = [None if folder is None else _keeper(folder, [experiments[i] for i in stack]) for stack in group.stacks]
 
     def stack(k: int) -> Callable[[], list[Outcome]]:
         members = [member_of(experiments[i]) for i in group.stacks[k]]
@@ -165,8 +168,8 @@ def _plan(members: Sequence[Experiment]) -> Plan:
     return plan_stack([member_of(e) for e in members], max_width=width, batching=s.batching)
 
 
-def _keeper(folder: Path, members: Sequence[Experiment], plan: Plan) -> Keeper:
-    identity = {"settings": [e.described for e in members], "plan": [len(plan.run), len(plan.groups)]}
+def _keeper(folder: Path, members: Sequence[Experiment]) -> Keeper:
+    identity = {"settings": [e.described for e in members]}
     name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
     return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
 

@@ -11,7 +11,7 @@ from fedjax_async import check
 from fedjax_async.engine import Settings, execute, prepare
 from fedjax_async.engine.settings import as_dict
 from fedjax_async.results.progress import bar
-from fedjax_async.results.report import write_run
+from fedjax_async.results.resume import run_into
 from fedjax_async.results.store import require_room
 from fedjax_async.types import Run
 
@@ -61,10 +61,12 @@ def compare(
             experiment = prepare(one(method, seed))
             meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
             try:
-                run = execute(experiment, progress=meter.report)
+                if folder is None:
+                    run = execute(experiment, progress=meter.report)
+                else:
+                    home = place(method, seed)
+                    run = run_into(experiment, home, plots=False, overwrite=overwrite, progress=meter.report)
             finally:
                 meter.close()
             runs[method].append(run)
-            if folder is not None:
-                write_run(run, place(method, seed), plots=False, overwrite=overwrite)
     return runs

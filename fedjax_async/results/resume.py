@@ -15,7 +15,14 @@ from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
 from fedjax_async.types import Run
 
 
-def run_into(experiment: Experiment, folder: Path, *, overwrite: bool = False, progress: Progress | None = None) -> Run:
+def run_into(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    plots: bool = True,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Run:
     """Run an experiment and save it in ``folder``; killed and called again, it goes on from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are
@@ -30,7 +37,7 @@ def run_into(experiment: Experiment, folder: Path, *, overwrite: bool = False, p
         kept.mkdir(parents=True, exist_ok=True)
         files.write(kept / "settings.json", files.json_bytes(settings))
     run = execute(experiment, progress=progress, checkpoints=kept)
-    write_run(run, folder, overwrite=overwrite)
+    write_run(run, folder, plots=plots, overwrite=overwrite)
     shutil.rmtree(kept, ignore_errors=True)
     return run
 
