@@ -1,4 +1,4 @@
-"""Every experiment runs: each script with --smoke, as a user would start it."""
+"""Every experiment runs: each script at its smallest size, as a user would start it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = {"common.py", "torch_loop.py"}  # imported by the others
+SHARED = {"common.py", "torch_loop.py", "study.py"}  # imported by the others
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_smoke(script, tmp_path):
-    out = tmp_path / "table.csv"
-    done = subprocess.run(
-        [sys.executable, str(script), "--smoke", "--out", str(out)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+def start(script, *options, cwd):
+    command = [sys.executable, str(script), *map(str, options)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
-    assert out.read_text().count("\n") > 1, "a table with at least one row"
-    assert "hardware" in out.read_text().splitlines()[0]
+
+
+def check_table(path):
+    assert path.read_text().count("\n") > 1, "a table with at least one row"
+    assert "hardware" in path.read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.parent.name == "benchmarks"], ids=lambda p: p.stem)
+def test_benchmark(script, tmp_path):
+    start(script, "--smoke", "--out", tmp_path / "table.csv", cwd=tmp_path)
+    check_table(tmp_path / "table.csv")
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.parent.name != "benchmarks"], ids=lambda p: p.stem)
+def test_paper(script, tmp_path):
+    start(script, "--scale", "smoke", "--quiet", "--out", tmp_path / "out", cwd=tmp_path)
+    check_table(tmp_path / "out" / f"{script.stem}.csv")
+    assert "not run" not in (tmp_path / "out" / f"{script.stem}.md").read_text()

@@ -1,0 +1,84 @@
+"""Figure 2: two clients with disjoint halves of the classes; what the fast one makes of the slow one's update.
+
+    python experiments/orthofl/figure_2.py --scale laptop
+
+FedAsync (mixing 0.6, exponent 0.5), LeNet-5; the fast client takes 10 s, the slow one 30, 60 or 100 s. Accuracy after
+every update, and how the weights of the last hidden layer change with each: accuracy jumps when the slow client
+arrives and falls back with the fast client's next updates. OrthoFL in the same world beside it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import METHODS, TASKS, missing, options, parse, report, setting_of
+
+from fedjax_async import simulate
+from fedjax_async.results.figure import new, save_figure
+from fedjax_async.types import Run
+
+FAST = 10.0
+SLOW = (30.0, 60.0, 100.0)
+UPDATES = {"smoke": 12, "laptop": 44, "paper": 110}
+
+
+def two_clients(task: str, scale: str, method: str, slow: float, updates: int) -> Run:
+    """One run, evaluated after every update."""
+    setting, _ = setting_of(TASKS[task], scale)
+    setting |= {"clients": 2, "partition": "halves", "method": METHODS[method]}
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder) / "delays.csv"
+        table.write_text(f"client,mean,std\n0,{FAST},0\n1,{slow},0\n", encoding="utf-8")
+        return simulate(**setting | {"delay": f"csv:path={table}"}, updates=updates, eval_updates=1)
+
+
+def swing(run: Run, slow: int = 1) -> tuple[float, float]:
+    """Mean accuracy in percent right after the slow client's updates, and right before its next ones."""
+    accuracy = 100 * run.evaluations["accuracy"]
+    arrivals = 1 + np.flatnonzero(run.updates["client"] == slow)
+    after, before = accuracy[arrivals], accuracy[arrivals - 1]
+    return float(np.mean(after)), float(np.mean(before[1:])) if len(before) > 1 else float(before[0])
+
+
+def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
+    """Accuracy after every update, one line a run."""
+    figure, axes = new(8.0, 4.0)
+    for (method, slow), run in runs.items():
+        style = {"fedasync": "-", "orthofl": "--"}[method]
+        axes.plot(run.evaluations["update"], 100 * run.evaluations["accuracy"], style, label=f"{method}, {slow:g} s")
+    axes.set_xlabel("updates")
+    axes.set_ylabel("test accuracy (%)")
+    axes.legend(frameon=False, ncols=2)
+    save_figure(figure, path)
+
+
+def main() -> None:
+    """Run, draw and write."""
+    given = parse(options(__doc__, "figure_2"))
+    task = "smoke" if given.scale == "smoke" else "mnist"
+    rows: list[dict[str, Any]] = []
+    runs = {}
+    reason = missing(task, given.scale)
+    for slow in SLOW if reason is None else ():
+        for method in ("fedasync", "orthofl"):
+            run = two_clients(task, given.scale, method, slow, UPDATES[given.scale])
+            runs[method, slow] = run
+            after, before = swing(run)
+            rows.append({
+                "task": task,
+                "method": method,
+                "slow client (s)": slow,
+                "after its update (%)": after,
+                "before its next (%)": before,
+                "fall (points)": after - before,
+            })  # fmt: skip
+    if runs:
+        draw(runs, given.out / "figure_2.png")
+    report(rows or [{"task": task, "method": "not run"}], given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What the experiments of this folder share: tasks, methods, scales, and one way to run and report them.
+
+Every script takes ``--scale smoke|laptop|paper``; it keeps each finished run under ``OUT/runs``, so that the same
+command, started again, goes on where it was. ``paper`` is the paper's setting; ``laptop`` is smaller, as
+``SCALES`` says; ``smoke`` shows that the script runs, on the data that come with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from common import write_table
+
+from fedjax_async import Settings
+from fedjax_async.engine import prepare
+from fedjax_async.results import tables
+from fedjax_async.results.figure import save_figure
+from fedjax_async.results.metrics import final_accuracy, relative_time
+from fedjax_async.results.plots import accuracy_curve
+from fedjax_async.results.sweeps import sweep
+from fedjax_async.types import Run
+
+HERE = Path(__file__).resolve().parent
+EVALUATIONS = 100  # over the time budget
+
+# The paper's seven methods (Table 1); FedAvg and its kin sample 10 clients a round.
+METHODS: dict[str, str] = {
+    "fedavg": "fedavg@cohort:size=10",
+    "fedprox": "fedprox@cohort:size=10",
+    "fedadam": "fedadam@cohort:size=10",
+    "fedasync": "fedasync:mixing=0.6,exponent=0.5",
+    "fedbuff": "fedbuff@buffer:size=3",
+    "ca2fl": "ca2fl@buffer:size=3",
+    "orthofl": "orthofl:mixing=0.6,exponent=0.5",
+}
+
+
+class Task(NamedTuple):
+    """A data set with its model and the paper's setting; ``laptop`` is what the smaller scale changes."""
+
+    title: str
+    setting: dict[str, Any]
+    updates: int  # of an asynchronous method; its virtual time is the budget of all
+    laptop: dict[str, Any]
+
+
+_COMMON: dict[str, Any] = {"delay": "rpi", "epochs": 5.0, "batch_size": 32, "lr": 0.01}
+_SKEWED = {**_COMMON, "partition": "dirichlet:alpha=0.1"}
+TASKS: dict[str, Task] = {
+    "mnist": Task(
+        "MNIST, LeNet-5",
+        {**_SKEWED, "dataset": "mnist", "model": "lenet5_orthofl", "clients": 10},
+        500,
+        {"epochs": 1.0, "lr": 0.05, "updates": 300},
+    ),
+    "cifar10": Task(
+        "CIFAR-10, VGG-11",
+        {**_SKEWED, "dataset": "cifar10", "model": "vgg11", "clients": 10},
+        1000,
+        {"epochs": None, "steps": 10, "updates": 60},
+    ),
+    "20newsgroups": Task(
+        "20 Newsgroups, MiniLM + LoRA (the paper: DistilBERT)",
+        {**_SKEWED, "dataset": "newsgroups20", "model": "minilm_lora", "clients": 20, "optimizer": "adam", "lr": 5e-5},
+        1000,
+        {"epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3, "updates": 80},
+    ),
+    "har": Task(
+        "HAR, ResNet-18 (1-D)",
+        {**_COMMON, "dataset": "har", "model": "resnet18_1d", "clients": 21, "partition": "natural"},
+        1000,
+        {"epochs": 1.0, "updates": 210},
+    ),
+    "cifar100": Task(
+        "CIFAR-100, MobileNetV2",
+        {**_SKEWED, "dataset": "cifar100", "model": "mobilenetv2", "clients": 100},
+        5000,
+        {"epochs": None, "steps": 5, "updates": 200},
+    ),
+    "smoke": Task(
+        "Fashion-MNIST (6,000 images), logistic regression",
+        {**_SKEWED, "dataset": "fashion_mnist_6k", "model": "logistic", "clients": 10, "epochs": 1.0, "lr": 0.05},
+        120,
+        {},
+    ),
+}
+SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
+
+
+class Variant(NamedTuple):
+    """One row: what it is called and what it changes in its task's setting."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+def options(about: str | None, name: str) -> argparse.ArgumentParser:
+    """The options that all scripts share; ``name`` is the script's."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=tuple(SEEDS), default="laptop", help="size of the experiment [laptop]")
+    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help=f"results [runs/orthofl/{name}-SCALE]")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(name=name)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options given, with the usual folder where none is."""
+    given = parser.parse_args()
+    given.out = given.out or Path("runs") / "orthofl" / f"{given.name}-{given.scale}"
+    return given
+
+
+def setting_of(task: Task, scale: str) -> tuple[dict[str, Any], int]:
+    """The settings of a task at a scale, and how many updates an asynchronous method makes."""
+    setting = task.setting | (task.laptop if scale == "laptop" else {})
+    updates = setting.pop("updates", task.updates)
+    return setting, updates
+
+
+def budget(setting: Mapping[str, Any], updates: int, seed: int) -> float:
+    """Virtual seconds in which clients that leave as they return bring so many updates."""
+    one = prepare(Settings(**setting, method="fedasync", updates=updates, seed=seed))
+    return float(one.schedule.time[-1])
+
+
+def run_task(
+    name: str, variants: Sequence[Variant], given: argparse.Namespace, *, budget_of: Sequence[str] = ()
+) -> dict[str, list[Run]]:
+    """Every variant with every seed in the same virtual time; variant -> its runs.
+
+    ``budget_of``: changes of the setting that the time budget follows too, such as another delay model.
+    """
+    setting, updates = setting_of(TASKS[name], given.scale)
+    points = []
+    for variant in variants:
+        own = setting | variant.changes
+        for seed in range(given.seeds):
+            basis = setting | {key: own[key] for key in budget_of}
+            seconds = budget(basis, updates, seed)
+            points.append({**own, "seed": seed, "time": seconds, "eval_time": seconds / EVALUATIONS})
+    folder = given.out / "runs" / name
+    done = sweep({}, points=points, folder=folder, progress=False if given.quiet else None)
+    runs = iter(done.runs)
+    return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
+
+
+def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
+    """One row a variant: final accuracy in % and time to target relative to ``baseline``, over the seeds."""
+    relative = relative_time(runs, baseline)
+    return [
+        {
+            "task": task,
+            "variant": name,
+            "accuracy (%)": tables.spread([100 * final_accuracy(run) for run in seeds]),
+            f"time / {baseline}": tables.spread(relative.ratio[name]),
+            "updates": tables.spread([len(run.updates["client"]) for run in seeds]),
+            "seeds": len(seeds),
+        }
+        for name, seeds in runs.items()
+    ]
+
+
+def missing(task: str, scale: str) -> str | None:
+    """Why a task cannot be run here, in one line; ``None`` if it can."""
+    setting, _ = setting_of(TASKS[task], scale)
+    try:
+        prepare(Settings(**setting, method="fedasync", updates=1))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def report(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None:
+    """``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {}
+        for column, value in row.items():
+            spread = isinstance(value, tables.Spread)
+            cells[column] = value.mean if spread else value
+            if spread:
+                cells[f"{column} std"] = value.std
+        flat.append(cells | {"scale": given.scale})
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    write_table([{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv")
+    tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0})
+
+
+def study(
+    about: str | None,
+    name: str,
+    tasks: Sequence[str],
+    variants: Callable[[str], Sequence[Variant]] | Sequence[Variant],
+    *,
+    baseline: str,
+    budget_of: Sequence[str] = (),
+    finish: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] | None = None,
+) -> None:
+    """A whole experiment: parse, run every task, write the table and one picture of accuracy curves a task."""
+    parser = options(about, name)
+    parser.add_argument("--tasks", nargs="+", choices=[t for t in TASKS if t != "smoke"], default=list(tasks))
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    given = parse(parser)
+    given.seeds = given.seeds or SEEDS[given.scale]
+    given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
+    rows: list[dict[str, Any]] = []
+    for task in given.tasks:
+        reason = missing(task, given.scale)
+        if reason is not None:
+            print(f"{task}: not run: {reason}", file=sys.stderr)
+            rows.append({"task": task, "variant": "not run"})
+            continue
+        chosen = variants(task) if callable(variants) else variants
+        runs = run_task(task, chosen, given, budget_of=budget_of)
+        rows += rows_of(task, runs, baseline)
+        figure = accuracy_curve(runs)
+        figure.axes[0].set_title(TASKS[task].title)
+        save_figure(figure, given.out / f"{name}_{task}.png")
+    report(finish(rows) if finish is not None else rows, given)

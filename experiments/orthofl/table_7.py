@@ -1,0 +1,63 @@
+"""Table 7: what orthogonalisation costs the server, for the sizes of the paper's models.
+
+    python experiments/orthofl/table_7.py
+
+The projection of one model's shift on the complement of another change, layer by layer, and for comparison the
+addition of two vectors of the same size, interleaved in one process. Median of the rounds.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from common import interleave
+from study import HERE, options, parse, report
+
+from fedjax_async import tree
+from fedjax_async.geometry import project_out
+from fedjax_async.models import make
+
+# The paper's models: spec, shape of an input, classes.
+MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
+    "mnist": ("lenet5_orthofl", (28, 28, 1), 10),
+    "har": ("resnet18_1d", (128, 9), 6),
+    "cifar10": ("vgg11", (32, 32, 3), 10),
+    "cifar100": ("mobilenetv2", (32, 32, 3), 100),
+}
+ROUNDS = {"smoke": 3, "laptop": 50, "paper": 200}
+
+
+def main() -> None:
+    """Time every model's tree, in one process."""
+    given = parse(options(__doc__, "table_7"))
+    with (HERE / "paper_table_7.csv").open(encoding="utf-8", newline="") as file:
+        paper = {row["dataset"]: row for row in csv.DictReader(file)}
+    chosen = ["mnist"] if given.scale == "smoke" else list(MODELS)
+    rows: list[dict[str, Any]] = []
+    project, add = jax.jit(project_out), jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b))
+    for name in chosen:
+        spec, shape, classes = MODELS[name]
+        params = make(spec, input_shape=shape, num_classes=classes).init(jax.random.key(0))
+        other = jax.tree.map(lambda leaf: jnp.cos(leaf + 1), params)
+        calls = {"project": lambda p=params, o=other: project(p, o), "add": lambda p=params, o=other: add(p, o)}
+        seconds = {key: statistics.median(each) for key, each in interleave(calls, ROUNDS[given.scale]).items()}
+        rows.append({
+            "task": name,
+            "model": spec,
+            "parameters": tree.num_scalars(params),
+            "projection (ms)": 1e3 * seconds["project"],
+            "addition (ms)": 1e3 * seconds["add"],
+            "projection / addition": seconds["project"] / seconds["add"],
+            "paper's parameters": int(paper[name]["trained_parameters"]),
+            "paper (ms)": 1e3 * float(paper[name]["seconds"]),
+            "ours / paper": seconds["project"] / float(paper[name]["seconds"]),
+        })  # fmt: skip
+    report(rows, given)
+
+
+if __name__ == "__main__":
+    main()
