@@ -11,7 +11,7 @@ from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
 from fedjax_async.clock.fates import Fate, fault_counts
-from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishap_lookup
+from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
 from fedjax_async.clock.slots import Slots, allocate
@@ -64,7 +64,7 @@ __all__ = [
     "load_schedule",
     "load_schedule_csv",
     "longest_chain",
-    "mishap_lookup",
+    "mishaps",
     "plan",
     "save_schedule",
     "save_schedule_csv",

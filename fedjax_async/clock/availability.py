@@ -14,9 +14,8 @@ its own rule; clients are there when all agree.
 from __future__ import annotations
 
 import math
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,10 +28,15 @@ Window = Callable[[int, float], tuple[float, float]]
 
 
 class Availability(NamedTuple):
-    """One source of absence: the stretches in which a client is there, and what its going off does to a job."""
+    """One source of absence: the stretches in which a client is there, and what its going off does to a job.
+
+    ``prepare(clients, time)`` says that the windows of these clients will probably be asked for soon, as many
+    at once are cheaper. It changes no answer, and is true if there was anything to do.
+    """
 
     window: Window
     leaving: str = "finish"
+    prepare: Callable[[Iterable[int], float], bool] | None = None
 
 
 AvailabilityModel = Callable[[int, int, int], Availability]
@@ -42,6 +46,9 @@ NEVER = (math.inf, math.inf)
 
 # Where two comings and goings never coincide, the search for a moment at which they do has to end.
 _MOST_CHANGES = 10_000
+
+_CHANGES = 8  # comings and goings that are drawn at once, at the least
+_KEPT = 1 << 17  # clients whose comings and goings are kept; those of others are drawn again if need be
 
 
 def always() -> AvailabilityModel:
@@ -57,9 +64,10 @@ def _moments(stream: str, share: float, by: float, at: float | None) -> Callable
         inputs.non_negative("at", at)
 
     def bound(seed: int, part: int) -> Callable[[int], float]:
-        def draw(k: int) -> np.ndarray:
-            chosen, place = chance.block(seed, stream, part, k, 2)
-            return np.where(chosen < share, by * (1 - place) if at is None else float(at), math.inf)
+        def draw(clients: np.ndarray) -> np.ndarray:
+            draws = chance.Draws(seed, stream, part, clients)
+            chosen, place = draws.random() < share, draws.random()
+            return np.where(chosen, by * (1 - place) if at is None else float(at), math.inf)
 
         return chance.once_a_client(draw)
 
@@ -116,14 +124,10 @@ def periodic(
         check.require(inputs.is_real(phase) and 0 <= phase < period, "phase", phase, f"at least 0 and below {period}")
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
-        def draw(k: int) -> np.ndarray:
-            places = chance.block(seed, "periodic", part, k, 1)[0] * period
-            return places if phase is None else np.full_like(places, phase)
-
-        shift = chance.once_a_client(draw)
+        shift = chance.once_a_client(lambda clients: chance.Draws(seed, "periodic", part, clients).random() * period)
 
         def window(client: int, time: float) -> tuple[float, float]:
-            behind = shift(client)
+            behind = shift(client) if phase is None else phase
             cycle = math.floor((time + behind) / period)
             start = cycle * period - behind
             if time >= start + on:
@@ -155,44 +159,48 @@ def sessions(
     sample = registry.find("family", DISTRIBUTIONS, family)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
-        return Availability(alternation("sessions", on, off, sample, spread, seed, part), leaving)
+        return alternation("sessions", on, off, sample, spread, seed, part)._replace(leaving=leaving)
 
     return model
 
 
 def alternation(
     stream: str, on: float, off: float, sample: Distribution, spread: float, seed: int, part: int
-) -> Window:
+) -> Availability:
     """Random stretches there and away, drawn for each client from ``stream`` when first asked for."""
-    means = np.array([on, off])[:, None, None]
-    blocks: dict[tuple[int, int], np.ndarray] = {}
-    changes: dict[int, array] = {}
-    first = chance.once_a_client(lambda k: chance.block(seed, stream, part, k, 1)[0] < on / (on + off))
+    # The times at which a client comes (even places) and goes (odd ones). All come at 0; who is away then goes at once.
+    changes: dict[int, tuple[float, ...]] = {}
 
-    def lengths(column: int, row: int) -> np.ndarray:
-        if (column, row) not in blocks:
-            rng = chance.generator(seed, stream, part, column, row, 1)
-            drawn = sample(rng, means, spread * means, (2, chance.ROWS, chance.COLUMNS))
-            blocks[column, row] = np.maximum(drawn, 1e-6 * means)
-        return blocks[column, row]
+    def extend(clients: list[int]) -> None:
+        known = [changes.get(client, (0.0,)) for client in clients]
+        who = np.array(clients)[:, None]
+        counts = [len(one) for one in known]
+        places = np.array(counts)[:, None] + np.arange(max(_CHANGES, min(counts) // 2))
+        means = np.where(places % 2, on, off)
+        lengths = np.maximum(sample(chance.Draws(seed, stream, part, who, places), means, spread * means), 1e-6 * means)
+        away = chance.Draws(seed, stream, part, who, 0).random() >= on / (on + off)
+        lengths[away & (places == 1)] = 0
+        lengths[:, 0] += [one[-1] for one in known]
+        more = np.cumsum(lengths, axis=1).tolist()
+        changes.update((client, (*one, *new)) for client, one, new in zip(clients, known, more))
 
-    def extend(client: int) -> array:
-        """Sixteen more stretches there and away; ``changes`` are the times at which a client comes or goes."""
-        known = changes.setdefault(client, array("d", [0.0] if first(client) else [-1.0, 0.0]))
-        column, place = divmod(client, chance.COLUMNS)
-        row = len(known) // (2 * chance.ROWS)
-        stay, away = lengths(column, row)[:, :, place]
-        steps = np.stack([stay, away] if len(known) % 2 else [away, stay], axis=1).reshape(-1)
-        known.extend(np.cumsum(np.concatenate([[known[-1]], steps]))[1:].tolist())
-        return known
+    def prepare(clients: Iterable[int], time: float) -> bool:
+        lacking = missing = [client for client in clients if client not in changes or changes[client][-2] <= time]
+        if missing and len(changes) > _KEPT:
+            changes.clear()
+        while missing:
+            extend(missing)
+            missing = [client for client in missing if changes[client][-2] <= time]
+        return bool(lacking)
 
     def window(client: int, time: float) -> tuple[float, float]:
-        known = changes.get(client) or extend(client)
-        while known[-2] <= time:
-            known = extend(client)
+        known = changes.get(client)
+        if known is None or known[-2] <= time:
+            prepare((client,), time)
+            known = changes[client]
         return within(known, time)
 
-    return window
+    return Availability(window, prepare=prepare)
 
 
 def within(changes: Sequence[float], time: float) -> tuple[float, float]:

@@ -1,42 +1,33 @@
 """The clock's chance: every draw is a function of the seed, a named stream and a place, never of the order of asking.
 
-Job durations are drawn in *tiles* of ``ROWS`` job numbers x ``COLUMNS`` clients. Tiles are small enough
-that a million clients, of which a thousand are in flight, cost no more than the tiles they touch, and
-large enough that NumPy draws them at a few nanoseconds a number.
+What belongs to a client or a job is *hashed*: its number is a scrambling of (seed, stream, client, job), so any
+batch of them costs a few array operations and no memory. NumPy's generators serve what is one sequence for
+the whole plan: permutations, cohorts, decks.
+
+Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
+constants of Stafford's variant 13, as in SplitMix64.
 """
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable
+from types import EllipsisType
 
 import numpy as np
 
-from fedjax_async.clock.seeding import Generators
-
-ROWS = 16  # consecutive job numbers of one client
-COLUMNS = 64  # neighbouring clients
-SHALLOW = 2  # the rows of a tile drawn at first: of a large population most clients train a few times only
-
-# One constant for the clock as a whole keeps these streams apart from those of other rooms: NumPy pads
+# One constant for the clock as a whole keeps its generators apart from those of other rooms: NumPy pads
 # short seeds with zeros, so [5] and [5, 0] are the same stream.
 _CLOCK = 0xC10C
-_STREAMS = {
-    **{"speeds": 1, "noise": 2, "devices": 3, "sampling": 4, "participation": 5, "rounds": 6, "substitutes": 7},
-    **{"joins": 8, "leaves": 9, "periodic": 10, "sessions": 11, "traces": 12},
-    **{"drop": 13, "duplicate": 14, "crash": 15, "late": 16, "corrupt": 17, "groups": 18, "outages": 19},
-    **{"links": 20, "jitter": 21},
-}
+_STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3}
+
+_WORD = (1 << 64) - 1
+_PLACE, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd steps of places and of turns
 
 _BLOCK = 1024  # clients whose once-for-all draws are made together
 
-
-NEIGHBOURS = 64  # tiles of neighbouring clients that the planner draws together
-
-# Tiles drawn together: enough to share the cost of array calls, few enough for the caches.
-_TOGETHER = 256
-
-DrawTiles = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
+Where = np.ndarray | EllipsisType
 
 
 def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
@@ -44,84 +35,91 @@ def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
     return np.random.default_rng([seed, _CLOCK, _STREAMS[stream], *place])
 
 
-def generators(seed: int, stream: str, places: np.ndarray, *common: int) -> Generators:
-    """The generators of one stream at many places, int[places, words]; ``common`` words come before these."""
-    return Generators([seed, _CLOCK, _STREAMS[stream], *common], places)
+def _scramble(words: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit words in which every bit depends on every bit; works in place."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
 
 
-def padded(num_clients: int) -> int:
-    """``num_clients`` rounded up to whole tiles."""
-    return -(-num_clients // COLUMNS) * COLUMNS
+class Draws:
+    """Random numbers at many places, with the methods of a NumPy generator.
 
-
-def once_a_client(draw: Callable[[int], np.ndarray]) -> Callable[[int], float]:
-    """``value(client)``: a number drawn once a client, a block of neighbours at a time, when first needed.
-
-    ``draw(k) -> float64[_BLOCK]`` gives those of block ``k``; see ``block``.
+    ``place`` are integers >= 0 or arrays of them that broadcast. Every call gives one number a place,
+    float64 of their ``shape`` (at least 1-d), and independent of the calls before; with ``where``, a mask of
+    that shape, only the numbers of these places. A number depends on nothing but the seed, the stream,
+    its place and how many calls came before.
     """
+
+    def __init__(self, seed: int, stream: str, *place: np.ndarray | int):
+        root = hashlib.blake2b(f"{stream} {seed}".encode(), digest_size=8).digest()
+        keys = np.array([int.from_bytes(root, "little")], np.uint64)
+        for word in place:
+            keys = _scramble(keys + np.atleast_1d(word).astype(np.uint64) * _PLACE)
+        self._keys, self._turn = keys, 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what is drawn."""
+        return self._keys.shape
+
+    def _words(self, where: Where = ...) -> np.ndarray:
+        self._turn += 1
+        return _scramble(self._keys[where] + np.uint64(self._turn * _TURN & _WORD))
+
+    def apart(self) -> Draws:
+        """Draws at the same places for who makes more calls where neighbours need them; counts as one call."""
+        draws = Draws.__new__(Draws)
+        draws._keys, draws._turn = self._words(), 0
+        return draws
+
+    def random(self, where: Where = ...) -> np.ndarray:
+        """Uniform in [0, 1)."""
+        return (self._words(where) >> np.uint64(11)) * 2.0**-53
+
+    def standard_exponential(self, where: Where = ...) -> np.ndarray:
+        """Exponential of mean 1."""
+        return -np.log1p(-self.random(where))
+
+    def standard_normal(self, where: Where = ...) -> np.ndarray:
+        """Standard normal, by the method of Box and Muller (1958)."""
+        return np.sqrt(2 * self.standard_exponential(where)) * np.cos(2 * np.pi * self.random(where))
+
+    def standard_gamma(self, shape: np.ndarray) -> np.ndarray:
+        """Gamma of scale 1, by the rejection method of Marsaglia and Tsang (2000)."""
+        shape = np.broadcast_to(shape, self.shape)
+        small, draws = 1 - self.random(), self.apart()
+        d = np.where(shape < 1, shape + 1, shape) - 1 / 3
+        out, rest = np.empty(self.shape), np.ones(self.shape, np.bool_)
+        while rest.any():
+            x, share, mode = draws.standard_normal(rest), 1 - draws.random(rest), d[rest]
+            v = (1 + x / np.sqrt(9 * mode)) ** 3
+            with np.errstate(divide="ignore", invalid="ignore"):
+                bad = ~((v > 0) & (np.log(share) < x**2 / 2 + mode * (1 - v + np.log(v))))
+            out[rest] = mode * v
+            rest[rest] = bad
+        return np.where(shape < 1, out * small ** (1 / np.minimum(shape, 1)), out)
+
+    def geometric(self, p: np.ndarray) -> np.ndarray:
+        """Number of trials up to the first success, as float64."""
+        with np.errstate(divide="ignore"):
+            return np.maximum(1, np.ceil(np.log1p(-self.random()) / np.log1p(-np.asarray(p))))
+
+
+def once_a_client(draw: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], float]:
+    """``value(client)``, where ``draw(clients) -> float64``: a block of neighbours at a time, when first needed."""
     blocks: dict[int, array] = {}
 
     def value(client: int) -> float:
         k, place = divmod(client, _BLOCK)
         if k not in blocks:
-            blocks[k] = array("d", draw(k).astype(np.float64).tobytes())
+            blocks[k] = array("d", draw(np.arange(k * _BLOCK, (k + 1) * _BLOCK)).tobytes())
         return blocks[k][place]
 
     return value
-
-
-def block(seed: int, stream: str, part: int, k: int, rows: int) -> np.ndarray:
-    """``rows`` uniform numbers in [0, 1) for each client of block ``k``: float64[rows, _BLOCK]."""
-    return generator(seed, stream, part, k).random((_BLOCK, rows)).T
-
-
-def blocks(num_clients: int) -> int:
-    """How many blocks hold ``num_clients``."""
-    return -(-num_clients // _BLOCK)
-
-
-def normal_block(seed: int, stream: str, part: int, k: int, rows: int) -> np.ndarray:
-    """``rows`` standard normal numbers for each client of block ``k``: float64[rows, _BLOCK]."""
-    return generator(seed, stream, part, k).standard_normal((_BLOCK, rows)).T
-
-
-def gather_tiles(draw: DrawTiles, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Entries (clients[k], numbers[k]) of a table that is drawn in tiles of [ROWS, COLUMNS].
-
-    ``draw(columns, rows, depth)`` gives the first ``depth`` rows of the tiles (columns[t], rows[t]),
-    float64[tiles, depth, COLUMNS]; tile (i, j) covers clients ``i * COLUMNS ...`` and job numbers
-    ``j * ROWS ...``. Each tile that is touched is drawn once, and only as deep as needed.
-    """
-    if not clients.size:
-        return np.empty(clients.shape)
-    column, row = clients // COLUMNS, numbers // ROWS
-    width = int(column.max()) + 1
-    tiles, which = _ranked(row * width + column)
-    depth = int((numbers % ROWS).max()) + 1
-    place = numbers % ROWS * COLUMNS + clients % COLUMNS
-    if len(tiles) <= _TOGETHER:
-        return draw(tiles % width, tiles // width, depth).reshape(-1)[which * (depth * COLUMNS) + place]
-    out = np.empty(clients.shape)
-    order = np.argsort(which, kind="stable")
-    for first in range(0, len(tiles), _TOGETHER):
-        some = tiles[first : first + _TOGETHER]
-        low, high = np.searchsorted(which, [first, first + _TOGETHER], sorter=order)
-        inside = order[low:high]
-        drawn = draw(some % width, some // width, int((numbers[inside] % ROWS).max()) + 1)
-        out[inside] = drawn.reshape(len(some), -1)[which[inside] - first, place[inside]]
-    return out
-
-
-def _ranked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values in order, and which of them each entry is (``np.unique``, without sorting if it can be)."""
-    low, high = int(values.min()), int(values.max())
-    if low == high:
-        return values[:1], np.zeros(values.shape, np.int64)
-    if high - low > 4 * values.size + 1_000_000:
-        return np.unique(values, return_inverse=True)
-    present = np.zeros(high - low + 1, np.bool_)
-    present[values - low] = True
-    return np.flatnonzero(present) + low, (np.cumsum(present) - 1)[values - low]
 
 
 def deck(seed: int, stream: str, cards: int, count: int, *place: int) -> np.ndarray:

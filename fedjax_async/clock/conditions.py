@@ -93,7 +93,9 @@ def in_units(conditions: Conditions, unit: float) -> Conditions:
             start, end = source.window(client, time * unit)
             return start / unit, end / unit
 
-        return source._replace(window=window)
+        ready = source.prepare
+        prepare = None if ready is None else lambda clients, time: ready(clients, time * unit)
+        return source._replace(window=window, prepare=prepare)
 
     def slower(source: Faults) -> Faults:
         return source._replace(mishap=lambda number: mishap_in_units(source.mishap(number), unit))

@@ -23,7 +23,7 @@ def _alike(mean: float, std: float) -> Callable[[int, int], Profiles]:
     inputs.non_negative("std", std)
 
     def draw_profiles(count: int, seed: int) -> Profiles:
-        return Profiles(np.full(count, float(mean)), np.full(count, float(std)), np.ones(count))
+        return Profiles(*(np.broadcast_to(float(value), count) for value in (mean, std, 1.0)))
 
     return draw_profiles
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedjax_async import registry
 from fedjax_async.clock import chance, inputs
-from fedjax_async.clock.distributions import DISTRIBUTIONS, REDRAWING, Distribution
+from fedjax_async.clock.distributions import DISTRIBUTIONS, Distribution
 
 # Durations below this share of the client's mean are raised to it: the clock must advance.
 SMALLEST = 1e-6
@@ -81,53 +81,38 @@ def from_profiles(
     speed_family = registry.find("speeds", DISTRIBUTIONS, speeds)
 
     def model(num_clients: int, seed: int) -> Delays:
-        count = chance.padded(num_clients)
-        profiles = draw_profiles(count, seed)
-        speed = _draw_speeds(speed_family, heterogeneity, count, seed)
-        scaled = profiles._replace(mean=profiles.mean * speed, std=profiles.std * speed)
-        return Delays(num_clients, _durations(scaled, sample, scaling, num_clients, seed))
+        profiles = draw_profiles(num_clients, seed)
+        speed = _speeds(speed_family, heterogeneity, seed)
+        return Delays(num_clients, _durations(profiles, speed, sample, scaling, num_clients, seed))
 
     return model
 
 
-def _draw_speeds(family: Distribution, heterogeneity: float, count: int, seed: int) -> np.ndarray:
+def _speeds(family: Distribution, heterogeneity: float, seed: int) -> Callable[[np.ndarray], np.ndarray]:
     if heterogeneity == 0:  # also for families that ignore their std, such as the exponential
-        return np.ones(count)
+        return lambda clients: np.ones(1)
     mean, spread = np.ones(1), np.full(1, math.sqrt(math.expm1(heterogeneity**2)))
-    columns = np.arange(count // chance.COLUMNS)
-    if family in REDRAWING:
-        each = [family(chance.generator(seed, "speeds", k), mean, spread, (chance.COLUMNS,)) for k in columns.tolist()]
-        return np.maximum(np.concatenate(each), SMALLEST)
-    drawn = family(chance.generators(seed, "speeds", columns[:, None]), mean, spread, (len(columns), chance.COLUMNS))
-    return np.maximum(drawn.reshape(-1), SMALLEST)
+    return lambda clients: np.maximum(family(chance.Draws(seed, "speeds", clients), mean, spread), SMALLEST)
 
 
 def _durations(
-    profiles: Profiles, sample: Distribution, scaling: Scaling, num_clients: int, seed: int
+    profiles: Profiles,
+    speed: Callable[[np.ndarray], np.ndarray],
+    sample: Distribution,
+    scaling: Scaling,
+    num_clients: int,
+    seed: int,
 ) -> Callable[..., np.ndarray]:
-    # Most families fill a tile row by row, so that its first rows can be drawn without the others, and all
-    # tiles with whole arrays.
-    means, stds = (one.reshape(-1, 1, chance.COLUMNS) for one in (profiles.mean, profiles.std))
-
-    def draw(columns: np.ndarray, rows: np.ndarray, depth: int) -> np.ndarray:
-        mean, std = means[columns], stds[columns]
-        if sample in REDRAWING:
-            places = zip(columns.tolist(), rows.tolist(), mean, std)
-            size: tuple[int, ...] = (chance.ROWS, chance.COLUMNS)
-            each = [sample(chance.generator(seed, "noise", i, j), m, s, size)[:depth] for i, j, m, s in places]
-            draws = np.stack(each)
-        else:
-            size = (len(columns), depth, chance.COLUMNS)
-            draws = sample(chance.generators(seed, "noise", np.stack([columns, rows], axis=1)), mean, std, size)
-        return np.maximum(draws, SMALLEST * mean)
-
     def durations(
         clients: Sizes, numbers: Sizes, local_steps: Sizes = 1, bytes_down: Sizes = 0, bytes_up: Sizes = 0
     ) -> np.ndarray:
-        who, which = np.broadcast_arrays(np.asarray(clients, np.int64), np.asarray(numbers, np.int64))
-        if who.size and not (who.min() >= 0 and who.max() < num_clients and which.min() >= 0):
+        who, which = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
+        shape = np.broadcast_shapes(who.shape, which.shape)
+        if who.size and which.size and not (who.min() >= 0 and who.max() < num_clients and which.min() >= 0):
             raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
-        time = chance.gather_tiles(draw, who.reshape(-1), which.reshape(-1)).reshape(who.shape)
+        factor = speed(who)
+        mean, std = (column[who] * factor for column in (profiles.mean, profiles.std))
+        time = np.maximum(sample(chance.Draws(seed, "noise", who, which), mean, std), SMALLEST * mean).reshape(shape)
         if scaling == Scaling():
             return time
         share = profiles.compute_share[who]

@@ -9,29 +9,38 @@ from __future__ import annotations
 
 import heapq
 import math
+from functools import partial
 
 from fedjax_async.clock.record import Record
-from fedjax_async.clock.world import World, duration_lookup
+from fedjax_async.clock.stock import AHEAD, Ahead, Stock
+from fedjax_async.clock.world import World, checked_durations, too_short
 
 
 class EventQueue:
-    """Jobs under way in a heap; the record of what happened is in ``record``."""
+    """Jobs under way in a heap; the record of what happened is in ``record``.
 
-    def __init__(self, world: World):
+    ``ahead``: see ``Stock``; by default, who returns soon is sent off soon.
+    """
+
+    def __init__(self, world: World, ahead: Ahead | None = None):
         self.record = Record(world)
         self.horizon = self.record.horizon
-        self._duration = duration_lookup(world)
+        self._durations = Stock(partial(checked_durations, world), world.num_clients, ahead or self._returning)
+        self.prepare = self._durations.prepare
         self._heap: list[tuple[float, int, int]] = []  # upload time, client, job
 
     def dispatch(self, client: int, time: float) -> int:
         """Send the current model to ``client``, which must be idle; returns the job."""
         record = self.record
-        upload = time + self._duration(client, record.jobs_of[client])
+        upload = time + self._durations.take(client)
         if not upload > time:
-            raise ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+            raise too_short(client, time)
         job = record.dispatch(client, time, upload)
         heapq.heappush(self._heap, (upload, client, job))
         return job
+
+    def _returning(self, client: int) -> list[int]:
+        return [event[1] for event in self._heap[:AHEAD]]
 
     def next_time(self) -> float:
         """Time of the earliest upload under way; infinity if there is none."""

@@ -8,7 +8,6 @@ timing policy or on the other models. ``part`` counts models of one name joined 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -60,13 +59,12 @@ def in_units(mishap: Mishap, unit: float) -> Mishap:
 class Faults(NamedTuple):
     """The mishaps of jobs, and the absences that a fault model brings with it.
 
-    ``draw(columns, row, depth)`` gives, for the jobs in the first ``depth`` rows of the tiles
-    (columns[t], row), int64[tiles] (see ``chance``), a number >= 0 where something happens and -1 where
-    nothing does: float64[tiles, depth, COLUMNS]. ``mishap(number)`` is then what happens. ``None``
-    draws nothing.
+    ``draw(clients, numbers) -> float64``, of arrays that broadcast, gives for these jobs a number >= 0 where
+    something happens and -1 where nothing does; ``mishap(number)`` is then what happens. ``None`` draws
+    nothing.
     """
 
-    draw: Callable[[np.ndarray, int, int], np.ndarray] | None
+    draw: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
     mishap: Callable[[float], Mishap]
     absence: Availability | None = None
 
@@ -77,10 +75,9 @@ FaultModel = Callable[[int, int, int], Faults]
 def _befalls(stream: str, probability: float, mishap: Callable[[float], Mishap], seed: int, part: int) -> Faults:
     """Every job suffers ``mishap(u)`` with this probability, u uniform in [0, 1) and drawn for it."""
 
-    def draw(columns: np.ndarray, row: int, depth: int) -> np.ndarray:
-        rng = chance.generators(seed, stream, np.stack([columns, np.full_like(columns, row)], axis=1), part)
-        drawn = rng.random((len(columns), depth, chance.COLUMNS, 2))
-        return np.where(drawn[..., 0] < probability, drawn[..., 1], -1.0)
+    def draw(clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        draws = chance.Draws(seed, stream, part, clients, numbers)
+        return np.where(draws.random() < probability, draws.random(), -1.0)
 
     return Faults(draw, mishap)
 
@@ -152,11 +149,11 @@ def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultM
     inputs.positive("down", down)
 
     def model(num_clients: int, seed: int, part: int) -> Faults:
-        group = chance.once_a_client(lambda k: np.floor(chance.block(seed, "groups", part, k, 1)[0] * count))
+        group = chance.once_a_client(lambda clients: chance.Draws(seed, "groups", part, clients).random() * count)
         outages = alternation("outages", up, down, exponential, 1.0, seed, part)
 
         def window(client: int, time: float) -> tuple[float, float]:
-            return outages(int(group(client)), time)
+            return outages.window(int(group(client)), time)
 
         return Faults(None, lambda u: Mishap(), Availability(window, "lose"))
 
@@ -173,33 +170,14 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
 }
 
 
-def mishap_lookup(faults: Sequence[Faults], num_clients: int) -> Callable[[int, int], Mishap | None]:
-    """``lookup(client, number)``: what befalls this job, or ``None``; drawn some tiles at a time, when first needed."""
-    drawing = [(one.draw, one.mishap) for one in faults if one.draw is not None]
-    columns = chance.padded(num_clients) // chance.COLUMNS
-    neighbours = min(chance.NEIGHBOURS, columns)
-    blocks, width = -(-columns // neighbours), neighbours * chance.COLUMNS
-    known: dict[int, list[array]] = {}  # of a block of tiles: one table a fault, a row a job number
-
-    def draw(key: int, depth: int) -> list[array]:
-        row, block = divmod(key, blocks)
-        here = np.minimum(np.arange(block * neighbours, (block + 1) * neighbours), columns - 1)
-        tables = (make(here, row, depth).swapaxes(0, 1) for make, _ in drawing)
-        known[key] = [array("d", table.tobytes()) for table in tables]
-        return known[key]
-
-    def lookup(client: int, number: int) -> Mishap | None:
-        row, number = divmod(number, chance.ROWS)
-        block, offset = divmod(client, width)
-        key, place = row * blocks + block, number * width + offset
-        tables = known.get(key)
-        if tables is None or place >= len(tables[0]):
-            tables = draw(key, chance.SHALLOW if number < chance.SHALLOW else chance.ROWS)
-        found = None
-        for table, (_, mishap) in zip(tables, drawing):
-            if table[place] >= 0:
-                here = mishap(table[place])
-                found = here if found is None else both(found, here)
-        return found
-
-    return lookup if drawing else lambda client, number: None
+def mishaps(faults: Sequence[Faults], clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """What befalls these jobs (arrays that broadcast): an array of ``Mishap`` or ``None``."""
+    found = np.full(np.broadcast_shapes(np.shape(clients), np.shape(numbers)), None, object)
+    flat = found.reshape(-1)
+    for one in faults:
+        if one.draw is not None:
+            drawn = one.draw(clients, numbers).reshape(-1)
+            for place in np.flatnonzero(drawn >= 0).tolist():
+                here = one.mishap(float(drawn[place]))
+                flat[place] = here if flat[place] is None else both(flat[place], here)
+    return found

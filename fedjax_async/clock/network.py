@@ -35,7 +35,7 @@ NetworkModel = Callable[[int, int], Network]
 
 
 class Links(NamedTuple):
-    """One row a client, float64[N]: bytes a second (infinite: no matter), seconds a message, sigma of the noise."""
+    """One entry a client, float64: bytes a second (infinite: no matter), seconds a message, sigma of the noise."""
 
     down: np.ndarray
     up: np.ndarray
@@ -43,34 +43,26 @@ class Links(NamedTuple):
     jitter: np.ndarray
 
 
-def _from_links(draw_links: Callable[[int, int], Links]) -> NetworkModel:
+LinksOf = Callable[[np.ndarray], Links]  # of clients
+
+
+def _from_links(bind_links: Callable[[int, int], LinksOf]) -> NetworkModel:
     def model(num_clients: int, seed: int) -> Network:
-        links = draw_links(num_clients, seed)
-        noisy = bool(links.jitter.any())
+        links_of = bind_links(num_clients, seed)
 
-        def normals(direction: int) -> chance.DrawTiles:
-            def draw(columns: np.ndarray, rows: np.ndarray, depth: int) -> np.ndarray:
-                rng = chance.generators(seed, "jitter", np.stack([columns, rows], axis=1), direction)
-                return rng.standard_normal((len(columns), depth, chance.COLUMNS))
-
-            return draw
-
-        draws = normals(0), normals(1)
-
-        def noise(direction: int, who: np.ndarray, which: np.ndarray) -> np.ndarray | float:
-            if not noisy:
+        def noise(direction: int, who: np.ndarray, which: np.ndarray, sigma: np.ndarray) -> np.ndarray | float:
+            if not sigma.any():
                 return 1.0
-            sigma = links.jitter[who]
-            drawn = chance.gather_tiles(draws[direction], who.reshape(-1), which.reshape(-1)).reshape(who.shape)
-            return np.exp(sigma * drawn - sigma**2 / 2)
+            drawn = chance.Draws(seed, "jitter", direction, who, which).standard_normal()
+            return np.exp(sigma * drawn.reshape(np.broadcast_shapes(who.shape, which.shape)) - sigma**2 / 2)
 
         def seconds(
             clients: np.ndarray, numbers: np.ndarray, bytes_down: np.ndarray | int = 0, bytes_up: np.ndarray | int = 0
         ) -> np.ndarray:
-            who, which = np.broadcast_arrays(np.asarray(clients, np.int64), np.asarray(numbers, np.int64))
-            latency = links.latency[who]
-            down = (latency + bytes_down / links.down[who]) * noise(0, who, which)
-            return down + (latency + bytes_up / links.up[who]) * noise(1, who, which)
+            who, which = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
+            down, up, latency, sigma = links_of(who)
+            there = (latency + bytes_down / down) * noise(0, who, which, sigma)
+            return there + (latency + bytes_up / up) * noise(1, who, which, sigma)
 
         return Network(num_clients, seconds)
 
@@ -96,15 +88,19 @@ def link(
     for field, value in (("latency", latency), ("jitter", jitter), ("heterogeneity", heterogeneity)):
         inputs.non_negative(field, value)
 
-    def draw_links(num_clients: int, seed: int) -> Links:
-        blocks = range(chance.blocks(num_clients))
-        normal = np.concatenate([chance.normal_block(seed, "links", 0, k, 2) for k in blocks], axis=1)[:, :num_clients]
-        slower = np.exp(heterogeneity * normal - heterogeneity**2 / 2)
-        rates = [math.inf if rate is None else float(rate) for rate in (down, up)]
-        alike = np.ones(num_clients)
-        return Links(rates[0] / slower[0], rates[1] / slower[1], latency * alike, jitter * alike)
+    rates = [math.inf if rate is None else float(rate) for rate in (down, up)]
 
-    return _from_links(draw_links)
+    def bind_links(num_clients: int, seed: int) -> LinksOf:
+        def links_of(clients: np.ndarray) -> Links:
+            draws = chance.Draws(seed, "links", clients)
+            normals = (draws.standard_normal().reshape(clients.shape) for _ in rates)
+            slower = [np.exp(heterogeneity * normal - heterogeneity**2 / 2) for normal in normals]
+            alike = np.ones(clients.shape)
+            return Links(rates[0] / slower[0], rates[1] / slower[1], latency * alike, jitter * alike)
+
+        return links_of
+
+    return _from_links(bind_links)
 
 
 def csv(*, path: str) -> NetworkModel:
@@ -114,13 +110,14 @@ def csv(*, path: str) -> NetworkModel:
     """
     rows = _read(path)
 
-    def draw_links(num_clients: int, seed: int) -> Links:
+    def bind_links(num_clients: int, seed: int) -> LinksOf:
         missing = next((client for client in range(num_clients) if client not in rows), None)
         if missing is not None:
             raise ValueError(f"{path}, column 'client': no line for client {missing} of {num_clients}")
-        return Links(*np.array([rows[client] for client in range(num_clients)]).T)
+        table = np.array([rows[client] for client in range(num_clients)]).T
+        return lambda clients: Links(*table[:, clients])
 
-    return _from_links(draw_links)
+    return _from_links(bind_links)
 
 
 def _read(path: str) -> dict[int, tuple[float, ...]]:

@@ -16,14 +16,22 @@ from fedjax_async.types import Schedule
 SLACK = 1 + 1e-12
 
 
+def turns(clients: np.ndarray) -> np.ndarray:
+    """How many entries before each have the same client; int64."""
+    order = np.argsort(clients, kind="stable")
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    found = np.empty(len(clients), np.int64)
+    found[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
+    return found
+
+
 class Record:
     """The job and arrival columns of a plan in the making, and its budget."""
 
     def __init__(self, world: World):
-        self.client, self.number, self._applied_before = array("q"), array("q"), array("q")
+        self.client, self._applied_before = array("q"), array("q")
         self.dispatch_time, self.upload_time = array("d"), array("d")
         self._job, self._time, self._closes = array("q"), array("d"), array("b")
-        self.jobs_of = [0] * world.num_clients
         # what only some jobs have, by job: a fate other than applied or under way, a place freed before
         # the upload came (or because none will), a corrupt upload, and (job, time) of further copies
         self.fates: dict[int, Fate] = {}
@@ -38,11 +46,8 @@ class Record:
 
     def dispatch(self, client: int, time: float, upload: float) -> int:
         """Note a job sent now, whose upload will reach the server at ``upload``; returns the job."""
-        number = self.jobs_of[client]
-        self.jobs_of[client] = number + 1
         job = len(self.client)
         self.client.append(client)
-        self.number.append(number)
         self.dispatch_time.append(time)
         self.upload_time.append(upload)
         self._applied_before.append(self._applied)
@@ -96,7 +101,7 @@ class Record:
         return Schedule(
             num_clients=world.num_clients,
             client=client,
-            number=np.array(self.number, np.int32),
+            number=turns(client).astype(np.int32),
             local_steps=world.local_steps[client].astype(np.int32),
             dispatch_time=np.array(self.dispatch_time, np.float64),
             upload_time=upload_time,

@@ -11,14 +11,16 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock.fates import Fate
-from fedjax_async.clock.record import SLACK
+from fedjax_async.clock.record import SLACK, turns
+from fedjax_async.clock.stock import Stock, nobody
 from fedjax_async.clock.successors import Rule
-from fedjax_async.clock.world import World, checked_durations, duration_lookup
+from fedjax_async.clock.world import World, checked_durations, too_short
 from fedjax_async.types import Schedule
 
 # Events that one step of the merge adds to the timelines of those that lag behind, at the most.
@@ -83,17 +85,15 @@ def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> S
 
 def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
     """The arrivals when a client drawn by ``rule`` leaves in the stead of each that returns."""
-    candidates, fill, add, draw, _ = rule(world.num_clients, concurrency, world.seed)
+    candidates, fill, _, _, _, swap, ahead = rule(world.num_clients, concurrency, world.seed)
     first = sorted(candidates[:concurrency])
     fill(candidates[concurrency:])
-    duration = duration_lookup(world)
-    clients, numbers, arrived = array("q", first), array("q", bytes(8 * concurrency)), array("q")
-    uploads = array("d", [duration(client, 0) for client in first])
+    durations = Stock(partial(checked_durations, world), world.num_clients, ahead or nobody)
+    durations.prepare(first)
+    duration = durations.take
+    clients, arrived, uploads = array("q", first), array("q"), array("d", map(duration, first))
     heap = list(zip(uploads, first, range(concurrency)))
     heapq.heapify(heap)
-    jobs_of = array("i", bytes(4 * world.num_clients))
-    for client in first:
-        jobs_of[client] = 1
     most, horizon = budget(world, size)
     replace, next_job = heapq.heapreplace, concurrency
     while next_job - concurrency < most:
@@ -101,24 +101,16 @@ def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
         if now > horizon:
             break
         arrived.append(job)
-        add(client)
-        client = draw()
-        number = jobs_of[client]
-        jobs_of[client] = number + 1
-        upload = now + duration(client, number)
+        client = swap(client)
+        upload = now + duration(client)
         if upload <= now:
             raise too_short(client, now)
         clients.append(client)
-        numbers.append(number)
         uploads.append(upload)
         replace(heap, (upload, client, next_job))
         next_job += 1
-    return Arrivals(*(np.array(column) for column in (clients, numbers, uploads, arrived)))
-
-
-def too_short(client: int, time: float) -> ValueError:
-    """The error for a job whose end cannot be told from its beginning."""
-    return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+    columns = [np.array(column) for column in (clients, uploads, arrived)]
+    return Arrivals(columns[0], turns(columns[0]), *columns[1:])
 
 
 def merged(world: World, size: int, concurrency: int) -> Arrivals:
@@ -167,7 +159,7 @@ def _timelines(
         depth = max(1, min(rows, _CHUNK // len(lagging)))
         numbers = drawn[lagging] + np.arange(depth)[:, None]
         clients = np.broadcast_to(lagging, numbers.shape)
-        durations = checked_durations(world, clients, numbers)
+        durations = checked_durations(world, lagging, numbers)
         times = np.cumsum(np.concatenate([reach[lagging][None], durations]), axis=0)
         stuck = np.argwhere(times[1:] <= times[:-1])
         if len(stuck):

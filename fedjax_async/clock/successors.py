@@ -10,11 +10,14 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock import chance
+from fedjax_async.clock.stock import AHEAD, Ahead
 
 
 class Idle(NamedTuple):
@@ -23,7 +26,9 @@ class Idle(NamedTuple):
     ``candidates``: all that ever train, in the order in which they are tried for the first places; those
     that are not needed then are handed to ``fill``. ``add(client)`` takes in a client that returns from
     a job, ``draw()`` takes the next one out (of at least one), and ``restore(client)`` takes back one
-    that was drawn but was away, as if it had never been drawn.
+    that was drawn but was away, as if it had never been drawn. ``swap(client)`` is ``add`` and ``draw``.
+    ``ahead(client)``: those that will probably be drawn soon after ``client``, a guess that changes
+    nothing; ``None``: those that return soon.
     """
 
     candidates: Sequence[int]
@@ -31,6 +36,8 @@ class Idle(NamedTuple):
     add: Callable[[int], None]
     draw: Callable[[], int]
     restore: Callable[[int], None]
+    swap: Callable[[int], int]
+    ahead: Ahead | None = None
 
 
 Rule = Callable[[int, int, int], Idle]
@@ -45,14 +52,16 @@ def same(num_clients: int, concurrency: int, seed: int) -> Idle:
     def add(client: int) -> None:
         heapq.heappush(idle, client)
 
-    return Idle(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add)
+    return Idle(
+        range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, partial(heapq.heappushpop, idle)
+    )
 
 
 def round_robin(num_clients: int, concurrency: int, seed: int) -> Idle:
     """The client that has been idle longest, at first in order of number."""
     idle: deque[int] = deque()
     back: list[tuple[int, int]] = []  # clients that were away when it was their turn: (turn, client)
-    turn = array("q", range(num_clients))
+    turn = array("q", np.arange(num_clients).tobytes())
     turns = iter(range(num_clients, 1 << 62))
 
     def add(client: int) -> None:
@@ -64,10 +73,14 @@ def round_robin(num_clients: int, concurrency: int, seed: int) -> Idle:
             return heapq.heappop(back)[1]
         return idle.popleft()
 
+    def swap(client: int) -> int:
+        add(client)
+        return draw()
+
     def restore(client: int) -> None:
         heapq.heappush(back, (turn[client], client))
 
-    return Idle(range(num_clients), idle.extend, add, draw, restore)
+    return Idle(range(num_clients), idle.extend, add, draw, restore, swap, lambda client: islice(idle, AHEAD))
 
 
 def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
@@ -77,17 +90,28 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
     idle = array("i")
     draws: list[float] = []
 
-    def draw() -> int:
-        if not draws:
-            draws.extend(rng.random(_DRAWS).tolist())
-        pick = int(draws.pop() * len(idle))
-        last = idle.pop()
-        if pick == len(idle):
-            return last
-        chosen, idle[pick] = idle[pick], last
-        return chosen
+    def swap(client: int) -> int:
+        # A number stands for the same place while the idle become a few more or less: so it can be foreseen.
+        last = len(idle)
+        scale = 1 << (last + 1).bit_length()
+        while True:
+            if not draws:
+                draws.extend(rng.random(_DRAWS).tolist())
+            pick = int(draws.pop() * scale)
+            if pick < last:
+                chosen, idle[pick] = idle[pick], client
+                return chosen
+            if pick == last:
+                return client
 
-    return Idle(candidates, idle.extend, idle.append, draw, idle.append)
+    def ahead(client: int) -> Iterable[int]:
+        count = len(idle)
+        scale = 1 << (count + 1).bit_length()  # when the next is drawn, one more has returned
+        if len(draws) < AHEAD:
+            draws[:0] = rng.random(_DRAWS).tolist()
+        return [idle[pick] for one in draws[-AHEAD:] if (pick := int(one * scale)) < count]
+
+    return Idle(candidates, idle.extend, idle.append, lambda: swap(idle.pop()), idle.append, swap, ahead)
 
 
 SUCCESSORS: dict[str, Rule] = {"same": same, "uniform": uniform, "round_robin": round_robin}

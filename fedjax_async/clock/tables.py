@@ -103,7 +103,7 @@ def assign(table: Table, count: int, seed: int) -> np.ndarray:
     """The row of each of ``count`` clients: its own, or one from a shuffled deck; int64[count]."""
     if table.client is None:
         return chance.deck(seed, "devices", len(table.mean), count)
-    rows = np.zeros(count, np.int64)  # clients beyond the last fill up a tile and are never asked for
+    rows = np.zeros(count, np.int64)
     inside = table.client < count
     rows[table.client[inside]] = np.flatnonzero(inside)
     return rows

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
-from fedjax_async.clock.distributions import Size
 from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
 from fedjax_async.clock.event_queue import EventQueue
 from fedjax_async.clock.successors import SUCCESSORS
@@ -34,20 +32,17 @@ def _in_flight(world: World, concurrency: int | None) -> int:
     return int(concurrency)
 
 
-def _start(queue: EventQueue, world: World, flying: int, sampling: str) -> Callable[[int], int]:
-    """Dispatch the first clients at time 0; returns the rule that names who leaves in a returning client's stead."""
-    if flying == world.num_clients:  # nobody else is ever idle
-        sampling = "same"
-    candidates, fill, add, draw, _ = SUCCESSORS[sampling](world.num_clients, flying, world.seed)
-    for client in sorted(candidates[:flying]):
+def _start(world: World, flying: int, sampling: str) -> tuple[EventQueue, Callable[[int], int]]:
+    """A queue with the first clients sent at time 0, and the rule that names who leaves in a returning one's stead."""
+    # Where all are under way nobody else is ever idle.
+    idle = SUCCESSORS["same" if flying == world.num_clients else sampling](world.num_clients, flying, world.seed)
+    queue = EventQueue(world, idle.ahead)
+    first = sorted(idle.candidates[:flying])
+    queue.prepare(first)
+    for client in first:
         queue.dispatch(client, 0.0)
-    fill(candidates[flying:])
-
-    def successor(returning: int) -> int:
-        add(returning)
-        return draw()
-
-    return successor
+    idle.fill(idle.candidates[flying:])
+    return queue, idle.swap
 
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
@@ -97,8 +92,7 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
         flying = _in_flight(world, concurrency)
         if world.conditions is not None:
             return unreliable_timing.window(world, length, flying, sampling)
-        queue = EventQueue(world)
-        successor = _start(queue, world, flying, sampling)
+        queue, successor = _start(world, flying, sampling)
         count = 0
         while queue.next_time() <= queue.horizon:
             count = max(count + 1, math.floor(queue.next_time() / length))
@@ -110,8 +104,10 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
                 arrived.append(upload)
             if not queue.record.apply_step((job for _, _, job in arrived), end):
                 break
-            for _, client, _ in arrived:
-                queue.dispatch(successor(client), end)
+            leaving = [successor(client) for _, client, _ in arrived]
+            queue.prepare(leaving)
+            for client in leaving:
+                queue.dispatch(client, end)
         return queue.record.schedule(world)
 
     return timing
@@ -141,7 +137,9 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
         queue = EventQueue(world)
         start, fruitless = 0.0, 0
         while start <= queue.horizon:
-            for client in np.sort(rng.choice(world.num_clients, selected, replace=False)).tolist():
+            chosen = np.sort(rng.choice(world.num_clients, selected, replace=False)).tolist()
+            queue.prepare(chosen)
+            for client in chosen:
                 queue.dispatch(client, start)
             limit = math.inf if deadline is None else start + deadline
             uploads = (queue.take(limit) for _ in range(wanted))
@@ -206,12 +204,12 @@ def _rounds(probability: float, spread: float) -> Callable:
     """Delays, in rounds, until a client participates: geometric with its own probability."""
 
     def profiles(count: int, seed: int) -> Profiles:
-        rng = chance.generator(seed, "participation")
-        chances = probability * (1 + spread * (1 - 2 * rng.random(count)))
+        draws = chance.Draws(seed, "participation", np.arange(count))
+        chances = probability * (1 + spread * (1 - 2 * draws.random()))
         return Profiles(1 / chances, np.zeros(count), np.ones(count))
 
-    def geometric(rng: Any, mean: np.ndarray, std: np.ndarray, size: Size) -> np.ndarray:
-        return rng.geometric(1 / mean, size).astype(np.float64)
+    def geometric(draws: chance.Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+        return draws.geometric(1 / mean)
 
     return from_profiles(profiles, geometric, Scaling())
 

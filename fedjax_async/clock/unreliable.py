@@ -21,29 +21,30 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 
 from fedjax_async.clock.availability import Window, together
 from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
 from fedjax_async.clock.fates import APPLIED, Fate
-from fedjax_async.clock.faults import Mishap, mishap_lookup
+from fedjax_async.clock.faults import Mishap, mishaps
 from fedjax_async.clock.record import Record
-from fedjax_async.clock.world import World, duration_lookup
+from fedjax_async.clock.stock import AHEAD, Ahead, Stock
+from fedjax_async.clock.world import World, checked_durations, too_short
 
 # So many jobs in a row of which not one was applied: none ever will be.
 _FRUITLESS = 100_000
+
+# Members by themselves: looking them up in their class would take much of the time of an event.
+_APPLIED, _LATE, _GIVEN_UP = Fate.APPLIED, Fate.LATE, Fate.GIVEN_UP
+_LOST, _CRASHED, _INTERRUPTED = Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED
 
 UPLOAD, FREED = 0, 1
 Event = tuple[float, int, int, int]  # time, kind, client, job
 
 
-class News(NamedTuple):
-    """What an event means for who may be sent off next: whether a place, and whether the job's client is free."""
-
-    job: int
-    place: bool
-    client: bool
+News = tuple[int, bool, bool]  # a job; whether its event frees a place, and whether it frees its client
 
 
 class Fortune(NamedTuple):
@@ -57,19 +58,18 @@ class Fortune(NamedTuple):
     mishap: Mishap | None
 
 
-def fortunes(world: World, conditions: Conditions) -> Callable[[int, int, float], Fortune]:
-    """``fortune(client, number, time)`` of a client's next job, sent at ``time``, when the client is there."""
-    duration = duration_lookup(world)
-    befalls = mishap_lookup(conditions.faults, world.num_clients)
+def fortunes(
+    duration: Callable[[int], float], befalls: Callable[[int], Mishap | None], conditions: Conditions
+) -> Callable[[int, float], Fortune]:
+    """``fortune(client, time)`` of a client's next job, sent at ``time``, when the client is there."""
     pausing = together([one.window for one in conditions.availability if one.leaving == "pause"])
     losing = together([one.window for one in conditions.availability if one.leaving == "lose"])
 
-    def fortune(client: int, number: int, time: float) -> Fortune:
-        mishap = befalls(client, number)
-        seconds = duration(client, number)
+    def fortune(client: int, time: float) -> Fortune:
+        mishap, seconds, work = befalls(client), duration(client), math.inf
         if mishap is not None:
             seconds = seconds * mishap.factor + mishap.extra
-        work = math.inf if mishap is None else min(mishap.crash_share * seconds, mishap.crash_after)
+            work = min(mishap.crash_share * seconds, mishap.crash_after)
         end, crash = time + seconds, time + work
         if pausing is not None:
             end = _with_pauses(pausing, client, time, seconds)
@@ -77,12 +77,12 @@ def fortunes(world: World, conditions: Conditions) -> Callable[[int, int, float]
         noticed = end if end < math.inf else time + seconds
         off = math.inf if losing is None else losing(client, time)[1]
         if mishap is not None and crash < end and crash <= off:
-            return Fortune(Fate.CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)
+            return Fortune(_CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)
         if off < end or end == math.inf:
-            return Fortune(Fate.INTERRUPTED, math.inf, noticed, math.inf, min(off, end), mishap)
+            return Fortune(_INTERRUPTED, math.inf, noticed, math.inf, min(off, end), mishap)
         if mishap is not None and mishap.lost:
-            return Fortune(Fate.LOST, math.inf, noticed, math.inf, end, mishap)
-        return Fortune(Fate.APPLIED, end, math.inf, math.inf, end, mishap)
+            return Fortune(_LOST, math.inf, noticed, math.inf, end, mishap)
+        return Fortune(_APPLIED, end, math.inf, math.inf, end, mishap)
 
     return fortune
 
@@ -101,27 +101,56 @@ def _with_pauses(window: Window, client: int, time: float, seconds: float) -> fl
 class UnreliableQueue:
     """Jobs under way in a heap, what will become of them, and the record of what did."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, ahead: Ahead | None = None):
+        ahead = ahead or self._returning
         conditions = world.conditions or NO_CONDITIONS
         self.record = Record(world)
         self.horizon = self.record.horizon
-        self.there: Window = together([one.window for one in conditions.availability]) or _always
+        self._preparing = [one.prepare for one in conditions.availability if one.prepare is not None]
+        self.window: Window = together([one.window for one in conditions.availability]) or _always
+        self._ahead, self._foreseen = ahead, set[int]()
         self._limits = conditions.limits
         self._patience = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
-        self._fortune = fortunes(world, conditions)
+        durations = Stock(partial(checked_durations, world), world.num_clients, ahead)
+        befalls = Stock(partial(mishaps, conditions.faults), world.num_clients, ahead)
+        self._stocks = durations, befalls
+        self._fortune = fortunes(durations.take, befalls.take, conditions)
         self._events: list[Event] = []
         self._open: dict[int, Fortune] = {}  # jobs whose place is freed, or will be, before their upload comes
+        self._late = set[int]()  # jobs given up
         self._sent_version = array("q")
         self._fruitless = 0
+
+    def prepare(self, clients: list[int]) -> None:
+        """These clients are about to be sent off."""
+        for stock in self._stocks:
+            stock.prepare(clients)
+
+    def foresee(self, clients: Collection[int], time: float) -> None:
+        """Whether these clients are there will probably be asked next."""
+        self._foreseen = set(clients)
+        for prepare in self._preparing:
+            prepare(clients, time)
+
+    def there(self, client: int, time: float) -> tuple[float, float]:
+        """The window of a client that is to be sent off."""
+        if self._preparing and client not in self._foreseen:
+            self._foreseen.add(client)
+            if any(prepare((client,), time) for prepare in self._preparing):
+                self.foresee({client, *self._ahead(client)}, time)
+        return self.window(client, time)
+
+    def _returning(self, client: int) -> list[int]:
+        return [event[2] for event in self._events[:AHEAD]]
 
     def dispatch(self, client: int, time: float) -> int:
         """Send the current model to ``client``, which must be there and have nothing to do; returns the job."""
         record = self.record
-        fortune = self._fortune(client, record.jobs_of[client], time)
+        fortune = self._fortune(client, time)
         _, upload, noticed, _, _, mishap = fortune
         freed = noticed if upload == self._patience == math.inf else min(upload, time + self._patience)
         if not freed > time:
-            raise ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+            raise too_short(client, time)
         job = record.dispatch(client, time, upload)
         self._sent_version.append(record.closed)
         if upload < math.inf:
@@ -147,29 +176,32 @@ class UnreliableQueue:
             return None
         event = heapq.heappop(self._events)
         if event[1] == FREED:
-            fate = self._open[event[3]].fate
-            self._settle(event[3], Fate.GIVEN_UP if fate in APPLIED else fate)
+            job, fate = event[3], self._open[event[3]].fate
+            if fate is _APPLIED:
+                self._late.add(job)
+            self._settle(job, _GIVEN_UP if fate is _APPLIED else fate)
         return event
 
     def news(self, event: Event) -> News:
         """What an event sets free, to be asked before its upload is applied: given up, a job keeps its client busy."""
-        given_up = self.record.fates.get(event[3]) == Fate.GIVEN_UP
-        return News(event[3], event[1] == FREED or not given_up, event[1] == UPLOAD or not given_up)
+        _, kind, _, job = event
+        in_time = job not in self._late
+        return job, in_time or kind == FREED, in_time or kind == UPLOAD
 
     def judge(self, job: int) -> Fate:
         """What the server does with the upload of ``job`` if it turns to it now: apply it, or drop it and why."""
-        late = self.record.fates.get(job) == Fate.GIVEN_UP
+        late = job in self._late
         if late and self._limits.late == "drop":
             return Fate.DROPPED_LATE
         most = self._limits.max_staleness
         if most is not None and self.record.closed - self._sent_version[job] > most:
             return Fate.DROPPED_STALE
-        return Fate.LATE if late else Fate.APPLIED
+        return _LATE if late else _APPLIED
 
     def apply(self, job: int, fate: Fate, time: float, closes: bool) -> bool:
         """Apply an upload that was judged fit; false once the budget is spent."""
         self._fruitless = 0
-        if fate != Fate.APPLIED:
+        if fate is not _APPLIED:
             self.record.fates[job] = fate
         return self.record.apply(job, time, closes)
 

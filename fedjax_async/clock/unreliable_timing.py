@@ -27,8 +27,8 @@ FRUITLESS_ROUNDS = 1000
 
 def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule:
     """Every ``size`` arrivals are a server step; see ``timing.buffer``."""
-    queue = UnreliableQueue(world)
-    places = Places(queue, world, concurrency, sampling)
+    places = Places(world, concurrency, sampling)
+    queue = places.queue
     filled, funded = 0, True
     while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
         news = []
@@ -47,8 +47,8 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
 
 def window(world: World, length: float, concurrency: int, sampling: str) -> Schedule:
     """Every ``length`` seconds are a server step; see ``timing.window``."""
-    queue = UnreliableQueue(world)
-    places = Places(queue, world, concurrency, sampling)
+    places = Places(world, concurrency, sampling)
+    queue = places.queue
     count, funded = 0, True
     while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
         count = max(count + 1, math.floor(now / length))
@@ -82,10 +82,12 @@ def cohort(world: World, wanted: int, selected: int, deadline: float | None) -> 
     while start <= queue.horizon:
         chosen = _choose(queue, down, rng, world, selected, rounds, start)
         if not chosen:
+            queue.foresee(range(world.num_clients), start)
             start = min(_ready(queue, down, client, start) for client in range(world.num_clients))
             if start == math.inf:
                 break
             continue
+        queue.prepare(chosen)
         for client in chosen:
             queue.dispatch(client, start)
         judged, end = _round(queue, wanted, len(chosen), math.inf if deadline is None else start + deadline)
@@ -110,7 +112,7 @@ def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tupl
         if event is None:
             return judged, limit
         end, kind, _, job = event
-        left -= queue.news(event).place
+        left -= queue.news(event)[1]
         if kind == UPLOAD:
             judged.append((job, queue.judge(job)))
             fit += judged[-1][1] in APPLIED
@@ -134,24 +136,24 @@ def _choose(
 ) -> list[int]:
     """Up to ``selected`` clients that can go now, each set of them equally probable, in order of number."""
     chosen: list[int] = []
-    for client in _tried(rng, world, selected, rounds):
-        if len(chosen) == selected:
+    for clients in _tried(rng, world, selected, rounds):
+        queue.foresee(clients, time)
+        chosen += [client for client in clients if _ready(queue, down, client, time) <= time]
+        if len(chosen) >= selected:
             break
-        if _ready(queue, down, client, time) <= time:
-            chosen.append(client)
-    return sorted(chosen)
+    return sorted(chosen[:selected])
 
 
-def _tried(rng: np.random.Generator, world: World, selected: int, rounds: int) -> Iterator[int]:
-    """All clients in random order, the first of them as in a world where everybody is there."""
-    first = rng.choice(world.num_clients, selected, replace=False)
-    yield from first.tolist()
+def _tried(rng: np.random.Generator, world: World, selected: int, rounds: int) -> Iterator[list[int]]:
+    """All clients in random order, some at a time, the first of them as in a world where everybody is there."""
+    first = rng.choice(world.num_clients, selected, replace=False).tolist()
+    yield first
     more = chance.generator(world.seed, "substitutes", rounds)
-    tried = set(first.tolist())
+    tried = set(first)
     while 2 * len(tried) < world.num_clients:  # most guesses are new
-        client = int(more.integers(world.num_clients))
-        if client not in tried:
-            tried.add(client)
-            yield client
+        guesses = dict.fromkeys(more.integers(world.num_clients, size=selected).tolist())
+        new = [client for client in guesses if client not in tried]
+        tried.update(new)
+        yield new
     rest = np.setdiff1d(np.arange(world.num_clients), np.fromiter(tried, np.int64, len(tried)))
-    yield from more.permutation(rest).tolist()
+    yield more.permutation(rest).tolist()

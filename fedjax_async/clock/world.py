@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import chance
 from fedjax_async.clock.conditions import Conditions
 from fedjax_async.clock.durations import Delays
 
@@ -56,47 +53,6 @@ def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarr
     return values[0] if values.strides == (0,) else values[clients]  # one number for all of them
 
 
-def duration_lookup(world: World) -> Callable[[int, int], float]:
-    """``lookup(client, number) -> seconds``: durations drawn and scaled many tiles at a time, when first needed.
-
-    The first jobs of all clients are in one flat table, for in a large population any client may be next,
-    and most train a few times only. The others are in a dict: the job numbers 2..3, 4..7, 8..15, 16..31,
-    32..47, ... of the clients of a block.
-    """
-    rows, width = chance.ROWS, min(chance.NEIGHBOURS * chance.COLUMNS, chance.padded(world.num_clients))
-    blocks = -(-world.num_clients // width)
-    shallow, stride = chance.SHALLOW, blocks * width
-    first = array("d", bytes(8 * shallow * stride))
-    later: dict[int, array] = {}
-
-    def draw(block: int, numbers: np.ndarray) -> np.ndarray:
-        clients = np.minimum(np.arange(block * width, (block + 1) * width), world.num_clients - 1)
-        return checked_durations(world, *np.broadcast_arrays(clients, numbers[:, None]))
-
-    def draw_first(block: int) -> None:
-        for number, row in enumerate(draw(block, np.arange(shallow))):
-            begin = number * stride + block * width
-            first[begin : begin + width] = array("d", row.tobytes())
-
-    def draw_later(block: int, begin: int, end: int) -> array:
-        later[begin * blocks + block] = array("d", draw(block, np.arange(begin, end)).tobytes())
-        return later[begin * blocks + block]
-
-    def lookup(client: int, number: int) -> float:
-        if number < shallow:
-            place = number * stride + client
-            if first[place] == 0:
-                draw_first(client // width)
-            return first[place]
-        block, offset = divmod(client, width)
-        if number < rows:
-            begin = 1 << number.bit_length() - 1
-            end = 2 * begin
-        else:
-            begin = number - number % rows
-            end = begin + rows
-        key = begin * blocks + block
-        drawn = later[key] if key in later else draw_later(block, begin, end)
-        return drawn[(number - begin) * width + offset]
-
-    return lookup
+def too_short(client: int, time: float) -> ValueError:
+    """The error for a job whose end cannot be told from its beginning."""
+    return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")

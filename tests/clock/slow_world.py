@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedjax_async.clock import Availability, Delays, Faults, Limits, Mishap
-from fedjax_async.clock.chance import COLUMNS, ROWS
 
 TICK = 1 / 32  # all times below are multiples of it
 
@@ -42,12 +41,11 @@ class Script(NamedTuple):
         return lambda num_clients, seed, part: Availability(window, leaving)
 
     def faults(self, num_clients, seed, part):
-        def draw(columns, row, depth):
-            numbers = np.full((len(columns), depth, COLUMNS), -1.0)
+        def draw(clients, numbers):
+            drawn = np.full(np.broadcast_shapes(np.shape(clients), np.shape(numbers)), -1.0)
             for k, (i, n) in enumerate(self.mishaps):
-                if n // ROWS == row and n % ROWS < depth:
-                    numbers[columns == i // COLUMNS, n % ROWS, i % COLUMNS] = k
-            return numbers
+                drawn[(clients == i) & (numbers == n)] = k
+            return drawn
 
         return Faults(draw, lambda k: list(self.mishaps.values())[int(k)])
 

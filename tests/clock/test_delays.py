@@ -40,11 +40,12 @@ def test_a_duration_depends_only_on_seed_client_and_number(spec):
     )
     np.testing.assert_array_equal(many.durations(clients, numbers), table)
     assert few.durations(7, 33) == table[7, 33]
+    assert few.durations(7, 33).shape == ()
     if "constant" not in spec or "heterogeneity" in spec:
         assert (bind_delays(spec, 10, 4).durations(clients, numbers) != table).any()
 
 
-def test_tiles_do_not_repeat():
+def test_durations_do_not_repeat():
     x = bind_delays("exponential", 200, 0).durations(np.arange(200)[:, None], np.arange(50)[None])
     assert len(np.unique(x)) == x.size
 

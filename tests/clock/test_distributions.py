@@ -3,13 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedjax_async.clock.chance import Draws
 from fedjax_async.clock.distributions import DISTRIBUTIONS, half_normal, pareto_tail, uniform
 
 MEAN, STD, DRAWS = 60.0, 15.0, 200_000
 
 
 def draw(family, mean=MEAN, std=STD, size=(DRAWS,), seed=0):
-    return family(np.random.default_rng(seed), np.asarray(mean), np.asarray(std), size)
+    places = np.arange(np.prod(size)).reshape(size)
+    return family(Draws(seed, "noise", places), np.asarray(mean), np.asarray(std))
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

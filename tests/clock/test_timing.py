@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import registry
-from fedjax_async.clock import TIMINGS, Until, bind_delays, client_counts, plan
+from fedjax_async.clock import SUCCESSORS, TIMINGS, Until, bind_delays, client_counts, plan
 from tests.clock.textbook import buffered_asynchrony, check_invariants, table_of
 
 TIMING_SPECS = [
@@ -402,3 +402,34 @@ def test_a_cohort_without_a_size_is_ten_clients_or_all():
     assert make("cohort", num_clients=30, updates=20).step.tolist() == [0] * 10 + [1] * 10
     with pytest.raises(ValueError, match="over_selection"):
         make("cohort:over_selection=4", num_clients=4)
+
+
+# --- what is drawn ahead ------------------------------------------------------------------------
+
+GUESSES = {"none": lambda clients: [], "backwards": lambda clients: clients[::-1], "twice": lambda clients: clients * 2}
+
+
+@pytest.mark.parametrize("guess", GUESSES)
+@pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
+def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):
+    """Whatever the rules foresee: the schedule is the same, with conditions and without, deep stocks and shallow."""
+    conditions = {"availability": "sessions:on=9,off=3", "faults": "drop+late:extra=2"}
+    worlds = [
+        (timing, options)
+        for timing in (f"every:concurrency=4,sampling={sampling}", f"window:length=2,concurrency=4,sampling={sampling}")
+        for options in ({}, conditions)
+    ]
+    plain = [make(timing, num_clients=12, updates=400, **options) for timing, options in worlds]
+
+    def misled(num_clients, concurrency, seed):
+        idle = rule(num_clients, concurrency, seed)
+        ahead = idle.ahead or (lambda client: range(concurrency))
+        return idle._replace(ahead=lambda client: GUESSES[guess](list(ahead(client))))
+
+    rule = SUCCESSORS[sampling]
+    monkeypatch.setitem(SUCCESSORS, sampling, misled)
+    for items in (1 << 17, 20, 1):
+        monkeypatch.setattr("fedjax_async.clock.stock._ITEMS", items)
+        for expected, (timing, options) in zip(plain, worlds):
+            for one, other in zip(expected, make(timing, num_clients=12, updates=400, **options)):
+                np.testing.assert_array_equal(one, other)

@@ -20,7 +20,7 @@ from fedjax_async.clock import (
     bind_conditions,
     fault_counts,
     longest_chain,
-    mishap_lookup,
+    mishaps,
     plan,
     unreliable_timing,
     waves,
@@ -228,8 +228,8 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
 def test_the_counts_are_those_of_the_draws(timing):
     spec = "drop:probability=0.1+duplicate:probability=0.05,delay=0+corrupt:probability=0.05"
     s = make(timing, updates=400, faults=spec)
-    lookup = mishap_lookup([model(N, 0, part) for model, part in models_of("faults", FAULTS, spec)], N)
-    drawn = [lookup(int(i), int(n)) or Mishap() for i, n in zip(s.client, s.number)]
+    models = [model(N, 0, part) for model, part in models_of("faults", FAULTS, spec)]
+    drawn = [mishap or Mishap() for mishap in mishaps(models, s.client, s.number)]
     closed = s.fate != Fate.UNDER_WAY
     assert set(s.fate) <= {Fate.APPLIED, Fate.LOST, Fate.UNDER_WAY}
     np.testing.assert_array_equal(s.fate[closed] == Fate.LOST, np.array([m.lost for m in drawn])[closed])

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock.chance import Draws
+
+SIDE = 300  # clients and numbers of a square of places
+PLACES = np.arange(SIDE)[:, None], np.arange(SIDE)
+GAMMA = math.gamma
+
+
+def normal_law(x):
+    return np.array([math.erfc(-one / math.sqrt(2)) / 2 for one in x])
+
+
+def gamma_law(a):
+    """By the series of the incomplete gamma function."""
+
+    def law(x):
+        total = term = np.full_like(x, 1 / GAMMA(a + 1))
+        for n in range(1, 200):
+            term = term * x / (a + n)
+            total = total + term
+        return x**a * np.exp(-x) * total
+
+    return law
+
+
+LAWS = {
+    "random": (lambda d: d.random(), lambda x: x),
+    "standard_normal": (lambda d: d.standard_normal(), normal_law),
+    "standard_exponential": (lambda d: d.standard_exponential(), lambda x: -np.expm1(-x)),
+    "standard_gamma of 0.4": (lambda d: d.standard_gamma(np.array(0.4)), gamma_law(0.4)),
+    "standard_gamma of 3": (lambda d: d.standard_gamma(np.array(3.0)), gamma_law(3.0)),
+}
+
+
+def square(seed=0, stream="noise", *before):
+    return Draws(seed, stream, *before, *PLACES)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_numbers_follow_their_law(name):
+    """Kolmogorov and Smirnov's distance, whose 99.99 % quantile is 2.23 / sqrt(n)."""
+    draw, law = LAWS[name]
+    for seed in (0, 1, 2**70):
+        x = draw(square(seed))
+        assert x.dtype == np.float64
+        assert x.shape == (SIDE, SIDE)
+        ordered = np.sort(x.reshape(-1))
+        exact = law(ordered)
+        steps = np.arange(len(ordered) + 1) / len(ordered)
+        assert max((steps[1:] - exact).max(), (exact - steps[:-1]).max()) < 2.23 / SIDE
+        assert len(np.unique(x)) == x.size
+
+
+def test_geometric_numbers_follow_their_law():
+    x = square().geometric(np.array(0.3))
+    assert x.min() == 1
+    for k in range(1, 10):
+        share = 0.3 * 0.7 ** (k - 1)
+        assert abs((x == k).mean() - share) < 4 * math.sqrt(share / x.size)
+    assert (square().geometric(np.array(1.0)) == 1).all()
+
+
+def test_neighbours_of_every_kind_are_independent():
+    def pair(one, other):
+        one, other = one.random(), other.random()
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4.5 / SIDE
+        # neighbours are alike in their order of size if anything is: whole quadrants are equally full
+        cells = np.bincount((4 * one.ravel()).astype(int) * 4 + (4 * other.ravel()).astype(int), minlength=16)
+        assert ((cells - x_mean) ** 2 / x_mean).sum() < 50  # chi-square of 15 degrees: 50 is the 99.999 % quantile
+
+    x_mean = SIDE * SIDE / 16
+    clients, numbers = PLACES
+    pair(square(), square(1))
+    pair(square(2**64), square(2**64 + 1))
+    pair(square(), square(0, "jitter"))
+    pair(square(0, "noise", 0), square(0, "noise", 1))
+    pair(square(), Draws(0, "noise", clients + 1, numbers))
+    pair(square(), Draws(0, "noise", clients, numbers + 1))
+    pair(square(), Draws(0, "noise", clients + 2**20, numbers))
+    pair(Draws(0, "noise", clients, numbers + SIDE), Draws(0, "noise", numbers + SIDE, clients))
+    later = square()
+    later.random()
+    pair(square(), later)
+
+
+def test_every_bit_of_a_place_changes_half_of_the_bits_of_its_number():
+    places = np.arange(4000)
+    for bit in range(40):
+        one, other = (
+            (Draws(0, "noise", who, 0).random() * 2**53).astype(np.int64) for who in (places, places ^ 1 << bit)
+        )
+        flipped = (one ^ other)[:, None] >> np.arange(53) & 1
+        assert abs(flipped.mean(axis=0) - 0.5).max() < 5 / (2 * math.sqrt(4000))
+
+
+@given(st.integers(0, 2**80), st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**31)), min_size=1, max_size=9))
+@settings(deadline=None, max_examples=60)
+def test_a_number_depends_on_its_place_alone(seed, places):
+    clients, numbers = np.array(places).T
+    shapes = 0.2 + numbers % 7
+
+    def everything(draws, shape):
+        yield from (
+            draws.random(),
+            draws.standard_gamma(shape),
+            draws.standard_normal(),
+            draws.geometric(1 / (1 + shape)),
+        )
+
+    together = list(everything(Draws(seed, "noise", clients, numbers), shapes))
+    for k, (client, number) in enumerate(places):
+        alone = list(everything(Draws(seed, "noise", client, number), shapes[k : k + 1]))
+        for one, other in zip(together, alone):
+            assert one[k] == other[0]
+
+
+def test_a_mask_draws_some_of_the_numbers():
+    mask = np.arange(SIDE * SIDE).reshape(SIDE, SIDE) % 3 == 0
+    np.testing.assert_array_equal(square().standard_normal(mask), square().standard_normal()[mask])

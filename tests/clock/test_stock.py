@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.clock import stock
+from fedjax_async.clock.stock import Stock
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=200),
+    st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5),
+    st.sampled_from([1, 7, 40, 1 << 17]),
+)
+@settings(deadline=None, max_examples=100)
+def test_each_client_gets_its_jobs_in_turn_whoever_is_foreseen(asking, foreseen, items):
+    old, stock._ITEMS = stock._ITEMS, items
+    try:
+        guesses = iter(foreseen * 200)
+        mine = Stock(lambda clients, numbers: 1000 * clients + numbers, 6, lambda client: next(guesses))
+        mine.prepare([0, 3, 3])
+        assert [mine.take(client) for client in asking] == [
+            1000 * client + asking[:k].count(client) for k, client in enumerate(asking)
+        ]
+    finally:
+        stock._ITEMS = old
+
+
+def test_what_is_drawn_ahead_is_bounded(monkeypatch):
+    monkeypatch.setattr(stock, "_ITEMS", 1 << 10)
+    drawn = []
+
+    def draw(clients, numbers):
+        drawn.append(np.broadcast(clients, numbers).size)
+        return np.zeros((len(clients), numbers.shape[1]))
+
+    many = Stock(draw, 100_000, lambda client: range(client, client + 100))
+    for client in range(0, 100_000, 100):
+        many.take(client)
+        assert len(many._ready) <= (2 << 10) + 100
+    assert max(drawn) == 100
+    few = Stock(draw, 10)
+    few.take(3)
+    assert drawn[-1] == 10 * 64
