@@ -61,7 +61,7 @@ QUICKSTART = Settings(
     time=12_000.0,
     eval_time=300.0,
 )
-QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff")
+QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl")
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
@@ -264,7 +264,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(action=action)
         return sub
 
-    quick = command("quickstart", "compare five methods on real data in a few minutes", _quickstart)
+    quick = command("quickstart", "compare seven methods on real data in a few minutes", _quickstart)
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
     quick.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
     quick.add_argument("--baseline", default="fedavg", metavar="METHOD", help="whose time is 1 [fedavg]")
