@@ -170,7 +170,7 @@ def prepare(
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
-    size = tree.num_bytes(shapes)
+    size = tree.num_bytes({k: leaf for k, leaf in shapes.items() if k != model.private} if model.private else shapes)
     schedule, points = _planned(s, timing, data, steps, size)
     if s.per_client:
         owners(data)
