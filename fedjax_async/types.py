@@ -1,9 +1,8 @@
 """The map: every contract between the rooms of the package, in one file.
 
 Alphabet used in shapes everywhere: N clients, J jobs, E arrivals (events), W wave width, S slots,
-K local steps, B batch, D parameters, M training examples. Times are virtual seconds.
-
-Nothing here imports JAX, so that the clock, which is plain NumPy, can lean on it.
+K local steps, B batch, D parameters, M training examples. Times are virtual seconds. Nothing here
+imports JAX, so that the clock, which is plain NumPy, can lean on it.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ _NO_JOBS = np.zeros(0)
 class Schedule(NamedTuple):
     """When everything happens, decided before any training.
 
-    A *job* is one local training of one client: sent at ``dispatch_time[j]`` from the model of
-    version ``version[j]`` and, if all goes well, applied later by the server. Jobs are numbered in
-    order of dispatch. An *arrival* is the application of one job's upload; arrivals are listed in
-    the order in which the server applies them. Jobs that never arrive are simply not listed.
+    A *job* is one local training of one client: sent at ``dispatch_time[j]`` from the model of version ``version[j]``
+    and, if all goes well, applied later by the server. Jobs are numbered in order of dispatch. An *arrival* is the
+    application of one job's upload; arrivals are listed in the order of application, jobs that never arrive are not.
     """
 
     num_clients: int
@@ -71,10 +69,10 @@ class Schedule(NamedTuple):
 class FederatedData(NamedTuple):
     """Pooled examples and who owns which (host arrays; the engine moves them to the device once).
 
-    Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``.
-    ``decode`` turns raw rows (for images: uint8) into model inputs and runs inside the compiled step.
-    ``x``, ``y`` and ``order`` may be virtual (``data.virtual``): computed where they are indexed. ``streamed`` data are
-    too large for the device: ``x`` and ``y`` stay on disk, and ``data.pack`` fetches the clients of one batch.
+    Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``. ``decode`` turns raw rows
+    (for images: uint8) into model inputs inside the compiled step. ``x``, ``y`` and ``order`` may be virtual
+    (``data.virtual``): computed where they are indexed. ``streamed`` data are too large for the device: ``x`` and ``y``
+    stay on disk, and ``data.pack`` fetches the clients of one batch.
     """
 
     name: str
@@ -110,11 +108,10 @@ class ClientData(NamedTuple):
 class Model(NamedTuple):
     """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
 
-    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches training behaviour (dropout) on.
-    ``loss`` is per example, so that a partial batch is a masked mean. Models with running statistics
-    (BatchNorm) keep them in their params and train through ``train(params, x, key, mask) -> (outputs,
-    params)``: it normalises by the rows whose mask is 1 and returns the params with statistics moved.
-    ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
+    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches training behaviour (dropout) on. ``loss`` is per
+    example, so that a partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its
+    params, and ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows whose mask is 1 and moves
+    them. ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
     """
 
     init: Callable[[Key], Params]
@@ -154,10 +151,9 @@ class Arrival(NamedTuple):
 class ServerAlgorithm(NamedTuple):
     """``init(params) -> (state, memory)``; ``memory`` is the server's row about ONE client, or ``()``.
 
-    ``receive(state, memory, arrival) -> (state, memory, info)``, ``info`` a dict of scalars;
-    ``dispatch(state, memory) -> (message, memory)``; ``params(state)`` is the model that is evaluated.
-    Without memory, all jobs sent from one version share a message: it must then depend only on what
-    changes when a step closes. A rule whose messages change in between declares memory.
+    ``receive(state, memory, arrival) -> (state, memory, info)``, ``info`` a dict of scalars; ``dispatch(state, memory)
+    -> (message, memory)``; ``params(state)`` is the model that is evaluated. Without memory, all jobs sent from one
+    version share a message: it must then depend only on what changes when a step closes. Others declare memory.
     """
 
     init: Callable[[Params], tuple[State, State]]

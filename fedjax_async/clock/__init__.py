@@ -4,7 +4,7 @@ NumPy only. ``plan`` is the entry; ``DELAYS`` and ``TIMINGS`` are the registries
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.conditions import Conditions, Limits
+from fedjax_async.clock.conditions import Conditions, Limits, joined
 from fedjax_async.clock.conditions import bind as bind_conditions
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
@@ -61,6 +61,7 @@ __all__ = [
     "concurrency",
     "delay_statistics",
     "fault_counts",
+    "joined",
     "load_schedule",
     "load_schedule_csv",
     "longest_chain",

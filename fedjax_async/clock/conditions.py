@@ -57,20 +57,25 @@ def bind(
     return Conditions(tuple(there), tuple(failing), limits)
 
 
-def models_of(
-    kind: str, known: Mapping[str, Callable[..., Any]], spec: Callable[..., Any] | str | None
-) -> list[tuple[Callable[..., Any], int]]:
-    """The models of a spec such as ``drop:probability=0.1+late:extra=30``, each with its count among its namesakes.
+def joined(spec: str) -> list[str]:
+    """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
 
     A ``+`` joins where a name follows, and that ends there or takes options: ``csv:path=a+b.csv`` is one model.
     """
+    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
+
+
+def models_of(
+    kind: str, known: Mapping[str, Callable[..., Any]], spec: Callable[..., Any] | str | None
+) -> list[tuple[Callable[..., Any], int]]:
+    """The models that a spec joins, each with its count among its namesakes."""
     if spec is None:
         return []
     if not isinstance(spec, str):
         return [(spec, 0)]
     seen: Counter[str] = Counter()
     models = []
-    for one in re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec):
+    for one in joined(spec):
         name, _ = registry.parse_spec(kind, one)
         models.append((registry.bind(kind, known, one)(), seen[name]))
         seen[name] += 1

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, joined
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.engine.methods import METHODS, method_options
 from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
@@ -37,7 +36,6 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
 }
 USUAL = {"partition": USUAL_PARTITION}  # what None stands for where an option of it is set
 JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
-PLUS = re.compile(r"\+(?=[a-z_]*(?::|\+|$))")
 
 
 class Address(NamedTuple):
@@ -113,7 +111,7 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
     spec = _spec(fields, field)
     if spec is None:
         return {}
-    specs = PLUS.split(spec) if field in JOINED else [spec]
+    specs = joined(spec) if field in JOINED else [spec]
     models = {one.partition(":")[0]: one for one in specs}
     check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
     return models
@@ -241,7 +239,7 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     places = [address(path) for path in found]
     for field in {where.field for where in places if where.option} & set(found):
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
-        parts = PLUS.split(rule) if field in JOINED else [rule]
+        parts = joined(rule) if field in JOINED else [rule]
         text = "+".join(_without(part, field, places) for part in parts)
         found[field] = text + at + _without(timing, "timing", places) if text else found[field]
     return found
