@@ -1,4 +1,4 @@
-"""Read chosen files out of a folder, a tar archive or a Debian package, into memory and nowhere else.
+"""Read chosen files out of a folder, a tar or zip archive or a Debian package, into memory and nowhere else.
 
 Nothing is ever extracted to disk, so no member name can lead outside a folder, no link is followed, and
 no code of the package runs.
@@ -10,19 +10,21 @@ import gzip
 import io
 import lzma
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-LIMIT = 256 * 2**20  # bytes of one file, unpacked; the largest one wanted has 47 MB
-BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+LIMIT = 256 * 2**20  # bytes of one file, unpacked; the largest one wanted has 101 MB
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 def read_files(source: Path, names: Iterable[str]) -> dict[str, bytes]:
-    """The contents of the files called ``names`` in ``source``, a folder, ``.tar.*``, ``.tgz`` or ``.deb``.
+    """The contents of the files called ``names`` in ``source``, a folder or an archive.
 
-    Files are known by their last path component; ``NAME.gz`` stands for ``NAME``. Raises ``ValueError`` if
-    the source is not readable as such or one is missing.
+    Archives: ``.tar.*``, ``.tgz``, ``.zip``, ``.whl``, ``.deb``. Files are known by their last path component;
+    ``NAME.gz`` stands for ``NAME``. Of several in a folder or zip archive the one nearest the root counts. Raises
+    ``ValueError`` if the source is not readable as such or one is missing.
     """
     wanted = set(names)
     found: dict[str, bytes] = {}
@@ -64,7 +66,7 @@ def parse_ar(data: bytes) -> dict[str, bytes]:
 def _entries(source: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     """(wanted name, contents) of every file in ``source`` that has a wanted name."""
     if source.is_dir():
-        for path in sorted(source.rglob("*")):
+        for path in sorted(source.rglob("*"), key=lambda path: (len(path.parts), path)):
             if path.is_file() and (name := _wanted_name(path.name, wanted)):
                 yield name, _unpacked(path.name, path.read_bytes())
         return
@@ -78,7 +80,20 @@ def _entries(source: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         yield from _tar_entries(io.BytesIO(members[inner]), wanted)
         return
     with source.open("rb") as file:
-        yield from _tar_entries(file, wanted)
+        entries = _zip_entries if source.suffix in (".whl", ".zip") else _tar_entries
+        yield from entries(file, wanted)
+
+
+def _zip_entries(file: io.BufferedIOBase | io.BufferedReader, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(file) as archive:
+        for member in sorted(archive.infolist(), key=lambda member: member.filename.count("/")):
+            last = PurePosixPath(member.filename).name
+            name = _wanted_name(last, wanted)
+            if name is None or member.is_dir():
+                continue
+            if member.file_size > LIMIT:  # a reader never gives more than the size that the header states
+                raise ValueError(f"source: {member.filename} has {member.file_size} bytes, must have at most {LIMIT}")
+            yield name, _unpacked(last, archive.read(member))
 
 
 def _tar_entries(file: io.BufferedIOBase | io.BufferedReader, wanted: set[str]) -> Iterator[tuple[str, bytes]]:

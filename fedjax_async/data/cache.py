@@ -1,6 +1,7 @@
 """The prepared arrays on disk: one ``.npy`` file a field, memory-mapped when read.
 
-Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y}.npy``. The folder appears in one rename.
+Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y[,groups]}.npy``, and the files of a pretrained model in
+``DATA_DIR/pretrained/NAME/VERSION``. A folder appears in one rename.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +34,41 @@ def cache_folder(name: str, version: str, data_dir: Path) -> Path:
     return data_dir / "arrays" / name / version
 
 
+def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:
+    """Where the files of a pretrained model belong."""
+    return data_dir / "pretrained" / name / version
+
+
 def read_cache(folder: Path) -> Arrays | None:
-    """Memory-mapped images and loaded labels; None if there is no cache; ``ValueError`` if it is damaged."""
+    """Memory-mapped examples and loaded labels; None if there is no cache; ``ValueError`` if it is damaged."""
     if not folder.is_dir():
         return None
     try:
         x, test_x = (np.load(folder / f"{field}.npy", mmap_mode="r", allow_pickle=False) for field in ("x", "test_x"))
         y, test_y = (np.load(folder / f"{field}.npy", allow_pickle=False) for field in ("y", "test_y"))
+        owned = (folder / "groups.npy").exists()
+        groups = np.load(folder / "groups.npy", allow_pickle=False) if owned else None
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"cache = '{folder}': is damaged ({reason}); fetch the data set again") from error
-    return Arrays(x, y, test_x, test_y)
+    return Arrays(x, y, test_x, test_y, groups)
 
 
 def write_cache(arrays: Arrays, folder: Path) -> Path:
     """Write all arrays, then rename the folder into place, replacing an older one. Returns the folder."""
     with appearing(folder) as temporary:
-        for field, array in arrays._asdict().items():
+        for field, array in arrays.present().items():
             np.save(temporary / f"{field}.npy", np.ascontiguousarray(array), allow_pickle=False)
+        if folder.exists():
+            shutil.rmtree(folder)
+    return folder
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> Path:
+    """Write files as they are, then rename the folder into place, replacing an older one. Returns the folder."""
+    with appearing(folder) as temporary:
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
         if folder.exists():
             shutil.rmtree(folder)
     return folder

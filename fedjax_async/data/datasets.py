@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async.data import tfds
-from fedjax_async.data.cache import cache_folder, read_cache, resolve_data_dir
+from fedjax_async.data.archive import read_files
+from fedjax_async.data.cache import cache_folder, pretrained_folder, read_cache, resolve_data_dir
 from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
-from fedjax_async.data.load import cifar10, fashion_mnist, load_tfds, mnist
+from fedjax_async.data.load import cifar10, cifar100, fashion_mnist, har, load_tfds, mnist, newsgroups20
 from fedjax_async.data.memmap import folder
 from fedjax_async.data.population import population
-from fedjax_async.data.published import Arrays, Published, array_hash
+from fedjax_async.data.published import Arrays, Package, Published, array_hash, file_hash
 from fedjax_async.data.quadratic import quadratic
-from fedjax_async.data.sources import SOURCES
+from fedjax_async.data.sources import PRETRAINED, SOURCES
 from fedjax_async.data.synthetic import synthetic
 from fedjax_async.registry import bind, find, summary
 
@@ -27,6 +28,9 @@ DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
     "mnist": mnist,
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
+    "cifar100": cifar100,
+    "har": har,
+    "newsgroups20": newsgroups20,
     "quadratic": quadratic,
     "synthetic": synthetic,
     "population": population,
@@ -72,12 +76,14 @@ def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
 
 
 def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed]:
-    """All data sets with their state on this machine; nothing is loaded."""
+    """All data sets, then the pretrained models, with their state on this machine; nothing is loaded."""
     home = resolve_data_dir(data_dir)
     digits_state = "ready" if importlib.util.find_spec("sklearn") else "needs scikit-learn"
+    cifar100_state = "ready" if _has_cifar100(home) else "not available offline"
     facts = {
         "fashion_mnist_6k": ("5,000 + 1,000", "embedded", "this package", "MIT"),
         "digits": ("1,438 + 359", digits_state, "scikit-learn's package", "CC BY 4.0"),
+        "cifar100": ("50,000 + 10,000", cifar100_state, "TensorFlow Datasets", "none stated"),
         "quadratic": ("any", "generated", "this package", "-"),
         "synthetic": ("any", "generated", "this package", "-"),
         "population": ("any", "generated", "this package", "-"),
@@ -85,35 +91,60 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
         "tfds": ("any", "not available offline", "TensorFlow Datasets", "each its own"),
     }
     for name, published in SOURCES.items():
-        package = published.package
         state = "ready" if _is_here(name, home) else "to fetch"
-        source = f"{package.client}: {package.name} {package.version} ({package.megabytes} MB)"
-        facts[name] = (" + ".join(f"{n:,}" for n in published.examples), state, source, published.licence)
-    return [Listed(name, *facts[name], about=summary(entry)) for name, entry in DATASETS.items()]
+        size = " + ".join(f"{n:,}" for n in published.examples)
+        facts[name] = (size, state, _source(published.package), published.licence)
+    rows = [Listed(name, *facts[name], about=summary(entry)) for name, entry in DATASETS.items()]
+    for name, model in PRETRAINED.items():
+        state = "ready" if pretrained_folder(name, model.version, home).is_dir() else "to fetch"
+        rows.append(Listed(name, "weights", state, _source(model.package), model.licence, model.about))
+    return rows
 
 
 def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Checked]:
     """Hash a fetched data set again, the prepared arrays and the TFDS folder, against the published values.
 
-    Returns a row for each array compared; ``ValueError`` if there is nothing to verify.
+    Of a pretrained model, its files. Returns a row for each; raises ``ValueError`` if there is nothing to verify.
     """
-    published = find("dataset", SOURCES, name)
+    published = find("dataset", SOURCES | PRETRAINED, name)
     home = resolve_data_dir(data_dir)
+    if name in PRETRAINED:
+        return _verify_pretrained(name, home)
     cached = read_cache(cache_folder(name, published.version, home))
     rows = [] if cached is None else _compare("arrays", published, cached)
-    if tfds.installed() and tfds.version_folder(name, home):
-        rows += _compare("tfds", published, tfds.read_published(published, home))
+    if published.in_tfds and tfds.installed() and tfds.version_folder(name, home):
+        rows += _compare("tfds", published, tfds.read_in_order(name, home))
     if not rows:
         raise ValueError(f"dataset = {name!r}: not in {home}; run: fedjax-async data fetch {name}")
     return rows
 
 
+def _verify_pretrained(name: str, home: Path) -> list[Checked]:
+    """A row for each file of a pretrained model."""
+    pretrained = PRETRAINED[name]
+    folder = pretrained_folder(name, pretrained.version, home)
+    if not folder.is_dir():
+        raise ValueError(f"pretrained = {name!r}: not in {home}; run: fedjax-async data fetch {name}")
+    files = read_files(folder, pretrained.files)
+    hashes = pretrained.files.items()
+    return [Checked(f"files/{file}", expected, file_hash(files[file], expected)) for file, expected in hashes]
+
+
 def _compare(kind: str, published: Published, arrays: Arrays) -> list[Checked]:
-    pairs = arrays._asdict().items()
+    pairs = arrays.present().items()
     return [Checked(f"{kind}/{field}", published.arrays[field], array_hash(array)) for field, array in pairs]
+
+
+def _source(package: Package) -> str:
+    return f"{package.client}: {package.name} {package.version} ({package.megabytes} MB)"
+
+
+def _has_cifar100(home: Path) -> bool:
+    prepared = tfds.installed() and tfds.find_prepared("cifar100", home) is not None
+    return prepared or (home / "arrays" / "cifar100").is_dir()
 
 
 def _is_here(name: str, home: Path) -> bool:
     """Whether a published data set can be loaded without a network."""
-    prepared = tfds.installed() and tfds.find_prepared(name, home) is not None
+    prepared = SOURCES[name].in_tfds and tfds.installed() and tfds.find_prepared(name, home) is not None
     return prepared or cache_folder(name, SOURCES[name].version, home).is_dir()

@@ -8,7 +8,7 @@ training pixels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 
@@ -17,6 +17,7 @@ from fedjax_async.types import Array
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 DIGITS_MEAN, DIGITS_STD = 0.3058, 0.3764
 
 
@@ -43,9 +44,18 @@ def fashion_mnist(x: Array) -> Array:
 
 def cifar10(x: Array) -> Array:
     """uint8 [B, 32, 32, 3] -> float32 [B, 32, 32, 3], standardised channel by channel."""
-    mean = jnp.array(CIFAR10_MEAN, jnp.float32).reshape(1, 1, 1, 3)
-    std = jnp.array(CIFAR10_STD, jnp.float32).reshape(1, 1, 1, 3)
-    return (unit_images(x) - mean) / std
+    return _standardised(unit_images(x), CIFAR10_MEAN, CIFAR10_STD)
+
+
+def cifar100(x: Array) -> Array:
+    """uint8 [B, 32, 32, 3] -> float32 [B, 32, 32, 3], standardised channel by channel."""
+    return _standardised(unit_images(x), CIFAR100_MEAN, CIFAR100_STD)
+
+
+def _standardised(x: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
+    """(x - mean) / std of each channel of float32 [B, H, W, C]."""
+    centre, spread = (jnp.array(values, jnp.float32).reshape(1, 1, 1, -1) for values in (mean, std))
+    return (x - centre) / spread
 
 
 def digits(x: Array) -> Array:
@@ -54,5 +64,5 @@ def digits(x: Array) -> Array:
 
 
 DECODERS: dict[str, Callable[[Array], Array]] = {
-    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, digits)
+    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, cifar100, digits)
 }

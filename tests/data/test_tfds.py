@@ -43,7 +43,7 @@ def test_the_official_reader_reads_it(prepared):
 
 
 def test_the_published_order_comes_back(prepared):
-    assert same(tfds.read_published(SOURCES["mnist"], prepared), small_arrays())
+    assert same(tfds.read_in_order("mnist", prepared), small_arrays())
     assert not same(tfds.read("mnist", prepared), small_arrays())
 
 
@@ -100,10 +100,35 @@ def test_colour_images_with_ids(tmp_path):
         rng.integers(0, 256, (8, 32, 32, 3), dtype=np.uint8),
         rng.integers(0, 10, 8, dtype=np.int32),
     )
-    hashes = {field: array_hash(array) for field, array in arrays._asdict().items()}
+    hashes = {field: array_hash(array) for field, array in arrays.present().items()}
     published = SOURCES["cifar10"]._replace(arrays=hashes, examples=(20, 8))
     tfds.build(published, arrays, tmp_path)
-    assert same(tfds.read_published(published, tmp_path), arrays)
+    assert same(tfds.read_in_order("cifar10", tmp_path), arrays)
+
+
+def test_cifar100_comes_through_tfds_in_the_published_order(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    rng = np.random.default_rng(0)
+    x, test_x = (rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8) for n in (20, 8))
+    arrays = Arrays(x, np.arange(20, dtype=np.int32) * 5, test_x, np.arange(8, dtype=np.int32))
+    names = tuple(f"kind {i}" for i in range(100))
+    tfds.build(SOURCES["cifar10"]._replace(name="cifar100", class_names=names), arrays, tmp_path)
+    for _ in range(2):  # from TFDS, then from the arrays kept
+        data = load("cifar100", tmp_path)
+        assert same(Arrays(data.x, data.y, data.test_x, data.test_y), arrays)
+        assert data.num_classes == 100
+    assert isinstance(data.x, np.memmap)
+    assert {row.name: row.state for row in list_datasets(tmp_path)}["cifar100"] == "ready"
+
+
+def test_cifar100_is_not_downloaded_to_fail_afterwards(monkeypatch, tmp_path):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setattr(tfds.importlib.util, "find_spec", lambda name: None if name == "tensorflow" else object())
+    with pytest.raises(ValueError, match=r"cifar100'?: not in .* add download=true"):
+        load("cifar100", tmp_path)
+    with pytest.raises(ValueError, match="tensorflow = not installed: TFDS needs it to prepare cifar100"):
+        load("cifar100:download=true", tmp_path)
 
 
 def test_any_image_classification_set_by_its_tfds_name(prepared):

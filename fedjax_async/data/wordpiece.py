@@ -1,0 +1,133 @@
+"""WordPiece: text to the token ids of a BERT-type vocabulary.
+
+Source: Wu et al., "Google's neural machine translation system" (2016), section 4.1, in the form of BERT's
+uncased models (Devlin et al., 2019).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from fedjax_async.check import require, whole
+
+LONGEST = 100  # characters of a word; longer ones are unknown
+CHINESE = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
+
+Tokenizer = Callable[[str], list[int]]
+
+
+def read_vocabulary(content: bytes) -> dict[str, int]:
+    """Token -> id from a ``vocab.txt``: one token a line, the id is the line's number from 0."""
+    tokens = content.decode("utf-8").split("\n")
+    tokens = [token.removesuffix("\r") for token in (tokens[:-1] if tokens[-1] == "" else tokens)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
+        require(special in vocabulary, "vocabulary", f"{len(vocabulary)} tokens", f"one with {special}")
+    require(vocabulary["[PAD]"] == 0, "[PAD]", vocabulary["[PAD]"], "0, by which models know padding")
+    return vocabulary
+
+
+def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
+    """``tokenize(text) -> ids`` of lower-cased text without accents, without [CLS], [SEP] or padding.
+
+    Each word is cut from the left into the longest pieces that the vocabulary has, those inside a word as ``##piece``;
+    a word that cannot be cut so, or has more than 100 characters, is one [UNK].
+
+    >>> ids = read_vocabulary(b"[PAD]\\n[UNK]\\n[CLS]\\n[SEP]\\nun\\n##able\\n##a\\n!\\n")
+    >>> wordpiece(ids)("Unable, UNÁ! table")
+    [4, 5, 1, 4, 6, 7, 1]
+    """
+    known: dict[str, list[int]] = {}  # of a large text most words are met before
+    unknown = [vocabulary["[UNK]"]]
+
+    def pieces(word: str) -> list[int]:
+        if len(word) > LONGEST:
+            return unknown
+        ids, at = [], 0
+        while at < len(word):
+            prefix = "##" if at else ""
+            end = next((n for n in range(len(word), at, -1) if prefix + word[at:n] in vocabulary), None)
+            if end is None:
+                return unknown
+            ids.append(vocabulary[prefix + word[at:end]])
+            at = end
+        return ids
+
+    def tokenize(text: str) -> list[int]:
+        ids: list[int] = []
+        for word in words(text):
+            if word not in known:
+                known[word] = pieces(word)
+            ids += known[word]
+        return ids
+
+    return tokenize
+
+
+def words(text: str) -> Iterator[str]:
+    """Words and single punctuation marks of a text, in lower case, without accents and control characters."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFD", "".join(map(_spaced, text)))
+        # one character at a time: a sigma at the end of a word has no form of its own here
+        text = "".join(c.lower() for c in text if unicodedata.category(c) != "Mn")
+    if not text.isprintable():
+        text = "".join(c for c in text if not _is_control(c))
+    for chunk in text.lower().split():
+        if chunk.isalnum():
+            yield chunk
+        else:
+            yield from "".join(f" {c} " if _is_mark(c) else c for c in chunk).split()
+
+
+def encode(tokenize: Tokenizer, texts: Sequence[str], vocabulary: dict[str, int], length: int) -> np.ndarray:
+    """Token ids [CLS] ... [SEP] of each text, cut to ``length`` and padded with 0: int32 [M, length]."""
+    whole("length", length, 2)
+    rows = np.zeros((len(texts), length), np.int32)
+    for row, text in zip(rows, texts):
+        ids = [vocabulary["[CLS]"], *tokenize(text)[: length - 2], vocabulary["[SEP]"]]
+        row[: len(ids)] = ids
+    return rows
+
+
+def shortened(rows: np.ndarray, length: int) -> np.ndarray:
+    """Rows of :func:`encode` as it would have made them at a smaller ``length``: int32 [M, length].
+
+    >>> shortened(np.array([[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]), 4).tolist()
+    [[2, 7, 8, 3], [2, 7, 3, 0]]
+    """
+    whole("max_length", length, 3, rows.shape[1])
+    short = np.array(rows[:, :length], np.int32)
+    cut = rows[:, length - 1] != 0  # the row reaches this far, so that its [SEP] stands here now
+    ends = rows[np.arange(len(rows)), (rows != 0).sum(axis=1) - 1]
+    short[cut, -1] = ends[cut]
+    return short
+
+
+def _spaced(character: str) -> str:
+    """A Chinese character between blanks, any other as it is."""
+    code = ord(character)
+    return f" {character} " if any(low <= code <= high for low, high in CHINESE) else character
+
+
+def _is_mark(character: str) -> bool:
+    """Punctuation, to which all of ASCII's signs count."""
+    signs = character.isascii() and character.isprintable() and not character.isalnum()
+    return signs or unicodedata.category(character).startswith("P")
+
+
+def _is_control(character: str) -> bool:
+    """Control, format and private characters and the sign of a lost one; not the white space among them."""
+    control = unicodedata.category(character) in ("Cc", "Cf", "Co") and character not in "\t\n\r"
+    return control or character == "\ufffd"

