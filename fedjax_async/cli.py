@@ -223,7 +223,6 @@ def _data_list(arguments: argparse.Namespace) -> None:
 def _data_fetch(arguments: argparse.Namespace) -> None:
     for name in arguments.names:
         fetch(name, arguments.data_dir, source=arguments.source, progress=print)
-        print(f"{name}: ready")
 
 
 def _data_verify(arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of
+from fedjax_async.local.private import keeping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
 
 
@@ -36,42 +37,58 @@ def sgd(
     ``w_{k+1} = w_k + scale(v) * optimizer(grad F_batch(w_k) + mu (w_k - w_0))``
 
     Args:
-      model: its ``loss`` is per example; the last batch of an epoch is a masked mean.
+      model: its ``loss`` is per example; the last batch of an epoch is a masked mean. Of a model with ``train`` the
+        optimiser and the proximal term see ``params["params"]`` only; the other entries (running statistics) are
+        replaced in every step by those that ``train`` returns, and what is uploaded is their change.
       optimizer: any optax transformation; its state starts afresh with every job.
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates as a function of the message's version ``v``
         (server steps closed at dispatch), e.g. an optax schedule that decays over the run.
 
-    Returns: a ``ClientAlgorithm`` without state between jobs.
+    Returns: a ``ClientAlgorithm`` without state between jobs, but for the entry of the params that the model calls
+    ``private`` (see :func:`keeping`).
     """
     check.whole("batch_size", batch_size)
     check.non_negative("proximal", proximal)
     has_proximal = not (isinstance(proximal, (int, float)) and proximal == 0)
 
+    def trained(params: Params) -> Params:
+        return params if model.train is None else params["params"]
+
+    def forward(weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
+        """Outputs, and the params with moved statistics (``()`` where there are none)."""
+        if model.train is None:
+            return model.apply(weights, x, key), ()
+        return model.train({**params, "params": weights}, x, key, mask)
+
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data
-        return Work(message.params, optimizer.init(message.params), key, seed_of(key))
+        return Work(message.params, optimizer.init(trained(message.params)), key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         position, mask = batch(work.seed, k, data.size, batch_size)
         index = data.order[data.offset + position]
+        old = trained(work.params)
 
-        def objective(params: Params) -> Array:
-            outputs = model.apply(params, data.x[index], jax.random.fold_in(work.key, k))
+        def objective(weights: Params) -> tuple[Array, Params]:
+            key = jax.random.fold_in(work.key, k)
+            outputs, moved = forward(weights, work.params, data.x[index], key, mask)
             losses = model.loss(outputs, data.y[index])
             share = mask.astype(losses.dtype)
-            return jnp.sum(losses * share) / jnp.sum(share)
+            return jnp.sum(losses * share) / jnp.sum(share), moved
 
-        gradient = jax.grad(objective)(work.params)
+        gradient, moved = jax.grad(objective, has_aux=True)(old)
         if has_proximal:
-            pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), work.params, message.params)
+            start = trained(message.params)
+            pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), old, start)
             gradient = jax.tree.map(jnp.add, gradient, pull)
         factor = None if scale is None else scale(jnp.asarray(message.version))
-        params, state = tree.optimize(optimizer, gradient, work.optimizer, work.params, factor)
-        return work._replace(params=params, optimizer=state)
+        weights, state = tree.optimize(optimizer, gradient, work.optimizer, old, factor)
+        return work._replace(params=weights if model.train is None else {**moved, "params": weights}, optimizer=state)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
         return jax.tree.map(jnp.subtract, work.params, message.params), client_state
 
-    return ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    return plain if model.private is None else keeping(plain, model.private)

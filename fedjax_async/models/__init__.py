@@ -8,8 +8,13 @@ from fedjax_async import registry
 from fedjax_async.models.conv import Conv, ConvPool, default_lowering
 from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
 from fedjax_async.models.dense import logistic, mlp
+from fedjax_async.models.lora import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
+from fedjax_async.models.mobilenet import mobilenetv2
+from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.pool import avg_pool, max_pool
+from fedjax_async.models.resnet import resnet18, resnet18_1d
+from fedjax_async.models.vgg import vgg11
 from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 
@@ -20,13 +25,24 @@ MODELS: dict[str, Callable[..., Model]] = {
     "lenet5_orthofl": lenet5_orthofl,
     "lenet5_cifar": lenet5_cifar,
     "cnn": cnn,
+    "vgg11": vgg11,
+    "resnet18": resnet18,
+    "resnet18_1d": resnet18_1d,
+    "mobilenetv2": mobilenetv2,
+    "minilm_lora": minilm_lora,
 }
+PRETRAINED = ("minilm_lora",)  # models of text, whose weights are fetched first
 
 __all__ = [
     "LOWERINGS",
     "MODELS",
+    "NORMS",
+    "PRETRAINED",
+    "STATISTICS",
+    "BatchNorm",
     "Conv",
     "ConvPool",
+    "GroupNorm",
     "avg_pool",
     "cross_entropy",
     "decoded",
@@ -35,6 +51,7 @@ __all__ = [
     "in_dtype",
     "make",
     "max_pool",
+    "minilm_lora",
     "rematerialised",
 ]
 

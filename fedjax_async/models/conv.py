@@ -11,43 +11,49 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.models.lowerings import LOWERINGS, pad_spatial
+from fedjax_async.models.lowerings import GROUPED, LOWERINGS, pad_spatial
 from fedjax_async.models.pool import POOLS
 from fedjax_async.models.tiles import conv_relu_pool
 from fedjax_async.types import Array
 
 Pair = tuple[int, int]
+Sizes = int | tuple[int, ...]
+Padding = tuple[Pair, ...]
 he_normal = nn.initializers.he_normal()
 
 
-def default_lowering(kernel_shape: tuple[int, ...], *, groups: int = 1, backend: str | None = None) -> str:
+def default_lowering(
+    kernel_shape: tuple[int, ...], *, groups: int = 1, depthwise: bool = False, backend: str | None = None
+) -> str:
     """The lowering that measured fastest, by backend and kernel shape (``experiments/benchmarks/conv.py``).
 
     On a CPU ``tiled``, which multiplies ``(kh + 1)(kw + 1) / (kh * kw)`` times as much as ``im2col`` and copies a
-    third as much, where that factor is at most 1.5 (5 x 5: 1.44); ``im2col`` for smaller kernels (3 x 3: 1.78) and on
-    other backends, where nothing has been measured. Grouped convolutions: ``lax``.
+    third as much, where that factor is at most 1.5 (5 x 5: 1.44); ``im2col`` for smaller kernels (3 x 3: 1.78; from
+    64 to 512 channels it took 0.2 to 0.8 of ``tiled``'s time) and on other backends, where nothing has been measured.
+    Depthwise convolutions: ``taps``; other groups: ``lax``, which is slow inside a loop on a CPU.
 
     >>> default_lowering((5, 5, 1, 6), backend="cpu"), default_lowering((3, 3, 32, 64), backend="cpu")
     ('tiled', 'im2col')
     """
     if groups > 1:
-        return "lax"
+        return "taps" if depthwise else "lax"
     kh, kw = kernel_shape[:2]
     large = 2 * (kh + 1) * (kw + 1) <= 3 * kh * kw
     return "tiled" if large and (backend or jax.default_backend()) == "cpu" else "im2col"
 
 
 class Conv(nn.Module):
-    """2-D convolution of ``[B, H, W, C_in]``, equal to ``flax.linen.Conv`` in parameters, values and gradients.
+    """Convolution of ``[B, H, W, C_in]`` or ``[B, L, C_in]``, equal to ``flax.linen.Conv`` in values and gradients.
 
-    Parameters ``kernel [kh, kw, C_in / groups, C_out]`` and ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS``,
-    or ``None`` for ``default_lowering``. ``kernel_size`` and ``strides`` may be one integer for both axes. Computes in
-    the parameters' dtype.
+    Parameters as flax's: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences ``[k, C_in / groups, C_out]``, and
+    ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` where ``feature_group_count > 1``), or
+    ``None`` for ``default_lowering``. ``kernel_size`` and ``strides`` may be one integer for all axes. Computes in the
+    parameters' dtype.
     """
 
     features: int
-    kernel_size: int | Pair = 3
-    strides: int | Pair = 1
+    kernel_size: Sizes = 3
+    strides: Sizes = 1
     padding: Any = "SAME"
     use_bias: bool = True
     feature_group_count: int = 1
@@ -57,22 +63,30 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        (kh, kw), strides = _pair(self.kernel_size), _pair(self.strides)
-        groups = self.feature_group_count
-        check.require(x.shape[-1] % groups == 0, "feature_group_count", groups, f"a divisor of {x.shape[-1]}")
-        kernel = self.param("kernel", self.kernel_init, (kh, kw, x.shape[-1] // groups, self.features), jnp.float32)
+        axes = x.ndim - 2
+        size, strides = _sizes(self.kernel_size, axes), _sizes(self.strides, axes)
+        channels, groups = x.shape[-1], self.feature_group_count
+        check.require(channels % groups == 0, "feature_group_count", groups, f"a divisor of {channels}")
+        kernel = self.param("kernel", self.kernel_init, (*size, channels // groups, self.features), jnp.float32)
         x = x.astype(kernel.dtype)
-        name = self.lowering or default_lowering(kernel.shape, groups=groups)
-        lower = registry.find("lowering", LOWERINGS, name)
-        check.require(groups == 1 or name == "lax", "lowering", name, "lax (or none) where feature_group_count > 1")
-        padding = _explicit(self.padding, x.shape[1:3], (kh, kw), strides)
-        _fits(x.shape[1:3], padding, (kh, kw))
-        extra = (groups,) if groups > 1 else ()
-        out = lower(x, kernel, strides, padding, *extra)
+        padding = _explicit(self.padding, x.shape[1:-1], size, strides)
+        _fits(x.shape[1:-1], padding, size)
+        if axes == 1:  # a sequence is an image one pixel wide
+            out = self._run(x[:, :, None], kernel[:, None], (*strides, 1), (*padding, (0, 0)))[:, :, 0]
+        else:
+            out = self._run(x, kernel, strides, padding)
         if not self.use_bias:
             return out
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32)
-        return out + bias.reshape(1, 1, 1, -1)
+        return out + bias.reshape(*(1,) * (axes + 1), -1)
+
+    def _run(self, x: Array, kernel: Array, strides: Any, padding: Any) -> Array:
+        groups = self.feature_group_count
+        depthwise = groups == x.shape[-1] == self.features
+        name = self.lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
+        if groups == 1:
+            return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
+        return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
 
 
 class ConvPool(nn.Module):
@@ -93,14 +107,15 @@ class ConvPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        size = _pair(self.kernel_size)
+        size = _sizes(self.kernel_size, 2)
         pool = registry.find("pool", POOLS, self.pool)
         kernel = self.param("kernel", self.kernel_init, (*size, x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
         x = x.astype(kernel.dtype)
         name = self.lowering or default_lowering(kernel.shape)
         lower = registry.find("lowering", LOWERINGS, name)
-        padding = _explicit(self.padding, x.shape[1:3], size, (1, 1))
+        top, left = _explicit(self.padding, x.shape[1:3], size, (1, 1))
+        padding = (top, left)
         _fits(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
         if name == "tiled":
             return conv_relu_pool(pad_spatial(x, padding), kernel, bias, self.pool)
@@ -108,23 +123,26 @@ class ConvPool(nn.Module):
         return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
 
 
-def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+def _sizes(value: Sizes, axes: int) -> tuple[int, ...]:
+    """One whole number an axis."""
+    if isinstance(value, int):
+        return (value,) * axes
+    check.require(len(value) == axes, "kernel_size or strides", value, f"one number, or {axes} for this input")
+    return tuple(int(n) for n in value)
 
 
-def _explicit(padding: Any, size: tuple[int, ...], kernel: Pair, strides: Pair) -> tuple[Pair, Pair]:
+def _explicit(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
     """``"SAME"``, ``"VALID"``, an integer or pairs, as ``((top, bottom), (left, right))``."""
     if isinstance(padding, str):
         check.one_of("padding", padding, ("SAME", "VALID"))
         padding = lax.padtype_to_pads(size, kernel, strides, padding)
     elif isinstance(padding, int):
-        padding = ((padding, padding), (padding, padding))
-    (top, bottom), (left, right) = padding
-    return (int(top), int(bottom)), (int(left), int(right))
+        padding = ((padding, padding),) * len(size)
+    return tuple((int(low), int(high)) for low, high in padding)
 
 
-def _fits(size: tuple[int, ...], padding: tuple[Pair, Pair], needed: Pair) -> None:
+def _fits(size: tuple[int, ...], padding: Padding, needed: tuple[int, ...]) -> None:
     """Images smaller than the kernel (or than one pooling window of outputs) would give empty results."""
     have = tuple(n + sum(p) for n, p in zip(size, padding))
-    enough = have[0] >= needed[0] and have[1] >= needed[1]
+    enough = all(n >= least for n, least in zip(have, needed))
     check.require(enough, "input size", tuple(size), f"at least {needed} after padding {padding}")

@@ -1,4 +1,4 @@
-"""From a flax module to a ``Model``, and two wrappers around models."""
+"""From a flax module to a ``Model``, and three wrappers around models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_async import check
+from fedjax_async.models.norm import STATISTICS
 from fedjax_async.types import Array, Key, Model, Params
 
 
@@ -28,14 +30,22 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
 
 
 def from_flax(
-    module: nn.Module, *, input_shape: tuple[int, ...], loss: Callable[[Array, Array], Array] = cross_entropy
+    module: nn.Module,
+    *,
+    input_shape: tuple[int, ...],
+    loss: Callable[[Array, Array], Array] = cross_entropy,
+    private: str | None = None,
 ) -> Model:
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train`` (or ``deterministic``), it is told whether a key was given; the key is
     its ``dropout`` generator. Parameters start as float32; inputs are cast to the parameters' dtype.
-    Modules with state besides parameters (BatchNorm) are refused at ``init``: running averages have no owner in
-    federated training; use GroupNorm or LayerNorm.
+
+    The params are flax's parameters alone, unless the module keeps running statistics: then they are ``{"params": ...,
+    "batch_stats": ...}`` and the model has ``train``. Such a module's ``__call__`` must take ``train`` and ``mask``, as
+    ``models.BatchNorm`` does: with flax's own, the padded rows of a partial batch would enter the statistics. ``apply``
+    with a key then normalises by the whole batch and moves nothing. ``private``: see ``Model``. State of any other kind
+    is refused.
     """
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters
@@ -44,19 +54,43 @@ def from_flax(
     def mode_of(key: Key | None) -> dict[str, Any]:
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}
 
+    def variables(key: Key) -> Any:
+        return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
+
+    kept = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
+    possible = {STATISTICS} if {"train", "mask"} <= set(accepted) else set()
+    allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
+    check.require(kept <= possible, "module state", sorted(kept), allowed)
+
+    def wrapped(params: Params) -> Any:
+        return params if kept else {"params": params}
+
+    def cast(params: Params, x: Array) -> Array:
+        first = jax.tree.leaves(wrapped(params)["params"])[0]
+        return x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
     def init(key: Key) -> Params:
-        variables = module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
-        others = sorted(set(variables) - {"params"})
-        check.require(not others, "module state", others, "empty (parameters only; use GroupNorm for BatchNorm)")
-        return variables["params"]
+        return variables(key) if kept else variables(key)["params"]
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         rngs = None if key is None else {"dropout": key}
-        x = x.astype(jax.tree.leaves(params)[0].dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-        outputs: Any = module.apply({"params": params}, x, rngs=rngs, **mode_of(key))
+        outputs: Any = module.apply(wrapped(params), cast(params, x), rngs=rngs, **mode_of(key))
         return outputs
 
-    return Model(init, apply, loss)
+    def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
+        options: dict[str, Any] = {"rngs": {"dropout": key}, "mutable": [STATISTICS]}
+        outputs, moved = module.apply(params, cast(params, x), train=True, mask=mask, **options)
+        return outputs, {**params, **moved}
+
+    return Model(init, apply, loss, train if kept else None, private)
+
+
+Train = Callable[[Params, Array, Key, Array], tuple[Array, Params]]
+
+
+def _around(model: Model, apply: Callable[..., Array], train: Callable[[Train], Train]) -> Model:
+    """``model`` with another ``apply`` and, where it has a ``train``, ``train`` around that."""
+    return model._replace(apply=apply, train=None if model.train is None else train(model.train))
 
 
 def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
@@ -65,44 +99,69 @@ def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return model.apply(params, decode(x), key)
 
-    return model._replace(apply=apply)
+    return _around(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
 
 
 def in_dtype(model: Model, dtype: Any) -> Model:
-    """``model`` computing in ``dtype`` (bfloat16, say); gradients and outputs keep the parameters' dtype."""
+    """``model`` computing in ``dtype`` (bfloat16, say); gradients and outputs keep the parameters' dtype.
+
+    Running statistics are neither kept nor computed in ``dtype``.
+    """
 
     def cast(leaf: Array) -> Array:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
-    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
-        kept = jnp.result_type(*jax.tree.leaves(params))
-        return model.apply(jax.tree.map(cast, params), cast(x), key).astype(kept)
+    def low(params: Params) -> Params:
+        if model.train is None:
+            return jax.tree.map(cast, params)
+        return {**params, "params": jax.tree.map(cast, params["params"])}
 
-    return model._replace(apply=apply)
+    def restored(outputs: Array, params: Params) -> Array:
+        return outputs.astype(jnp.result_type(*jax.tree.leaves(params)))
+
+    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
+        return restored(model.apply(low(params), cast(x), key), params)
+
+    def around(train: Train) -> Train:
+        def run(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
+            outputs, moved = train(low(params), cast(x), key, mask)
+            return restored(outputs, params), {**moved, "params": params["params"]}
+
+        return run
+
+    return _around(model, apply, around)
 
 
 def rematerialised(model: Model) -> Model:
     """A flax ``model`` that recomputes, layer by layer, in the backward pass what a layer would keep for it.
 
-    Only the inputs of the module's direct submodules are kept: less memory, and up to a third more work.
-    A whole model under one ``jax.checkpoint`` would save nothing, as everything is recomputed at once.
-    XLA on a CPU merges the recomputation with the first one again: there nothing is saved either.
+    Only the outputs of the module's direct submodules are kept: less memory, and up to a third more work.
+    A whole model under one ``jax.checkpoint`` that keeps nothing would save nothing, as everything is recomputed at
+    once. XLA on a CPU merges the recomputation with the first one again: there nothing is saved either.
     """
+    policy = jax.checkpoint_policies.save_only_these_names("layer")
 
     def layer(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        if context.method_name != "__call__" or len(context.module.path) != 1:
-            return call(*args, **kwargs)
-        return jax.checkpoint(lambda *inputs: call(*inputs, **kwargs))(*args)
+        out = call(*args, **kwargs)
+        direct = context.method_name == "__call__" and len(context.module.path) == 1
+        return checkpoint_name(out, "layer") if direct else out
+
+    def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            with nn.intercept_methods(layer):
+                return jax.checkpoint(function, policy=policy)(*args)
+
+        return run
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
-        with nn.intercept_methods(layer):
-            return model.apply(params, x, key)
+        return recomputed(model.apply)(params, x, key)
 
-    return model._replace(apply=apply)
+    return _around(model, apply, recomputed)
 
 
 def check_shape(input_shape: Any, rank: int | None = None) -> None:
     """A tuple of positive whole numbers (of length ``rank`` if given), else ``ValueError``."""
-    allowed = "a tuple of positive whole numbers" if rank is None else "(height, width, channels)"
+    names = {2: "(length, channels)", 3: "(height, width, channels)"}
+    allowed = names.get(rank or 0, "a tuple of positive whole numbers")
     ok = isinstance(input_shape, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in input_shape)
     check.require(ok and rank in (None, len(input_shape)), "input_shape", input_shape, allowed)

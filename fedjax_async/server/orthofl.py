@@ -11,15 +11,13 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out
+from fedjax_async.models import STATISTICS
 from fedjax_async.server.calibration import Combine, by_average, by_last, plus
 from fedjax_async.server.options import discount, guard_rails, takes
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
-
-# A top-level entry of params, the running statistics of BatchNorm, which a client keeps as it has them.
-STATISTICS = "batch_stats"
 
 
 def orthogonal(per: str) -> Combine:

@@ -157,6 +157,65 @@ def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
             np.testing.assert_allclose(np.vdot(leaf, dual), np.vdot(start, back), rtol=1e-10, atol=1e-10)
 
 
+@settings(max_examples=4)
+@given(
+    size=st.tuples(st.integers(5, 8), st.integers(5, 8)),
+    kernel=st.tuples(sizes, sizes),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.sampled_from(["SAME", "VALID", 1]),
+    channels=st.integers(2, 4),
+    seed=st.integers(0, 99),
+)
+def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        options = {"padding": padding, "feature_group_count": channels}
+        x = jnp.asarray(rng.normal(size=(2, *size, channels)))
+        theirs = nn.Conv(channels, kernel, strides, param_dtype=jnp.float64, **options)
+        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+        expected = compiled(theirs.apply, params, x)
+        agree(compiled(Conv(channels, kernel, strides, lowering="taps", **options).apply, params, x), expected)
+
+
+@settings(max_examples=3)
+@given(
+    length=st.integers(6, 12),
+    kernel=sizes,
+    stride=st.integers(1, 3),
+    padding=st.sampled_from(["SAME", "VALID", 2, ((3, 0),)]),
+    groups=st.sampled_from([1, 3]),
+    seed=st.integers(0, 99),
+)
+def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
+    """``[B, L, C]``, dense and depthwise, in every lowering that can."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        options = {"padding": padding, "feature_group_count": groups}
+        x = jnp.asarray(rng.normal(size=(2, length, 3)))
+        theirs = nn.Conv(3, (kernel,), (stride,), param_dtype=jnp.float64, **options)
+        shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
+        params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
+        expected = compiled(theirs.apply, params, x)
+        for name in LOWERINGS if groups == 1 else ("lax", "taps"):
+            agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
+
+
+def test_clients_with_their_own_depthwise_kernels():
+    """vmap over parameters and data at stride 2 = one client after the other."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(7)
+        options = {"padding": 1, "feature_group_count": 4}
+        conv, plain = Conv(4, 3, 2, **options), nn.Conv(4, (3, 3), (2, 2), param_dtype=jnp.float64, **options)
+        x = jnp.asarray(rng.normal(size=(3, 2, 6, 5, 4)))
+        kernel, bias = rng.normal(size=(3, 3, 3, 1, 4)), rng.normal(size=(3, 4))
+        params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
+        together = jax.jit(jax.vmap(lambda p, x: value_and_gradients(conv.apply, p, x)))(params, x)
+        for i in range(3):
+            row = jax.tree.map(lambda leaf, i=i: leaf[i], (params, x))
+            agree(jax.tree.map(lambda leaf, i=i: leaf[i], together), compiled(plain.apply, *row))
+
+
 def test_grouped_convolution_equals_flax():
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, 6, 6, 4)), jnp.float32)
     ours, theirs = Conv(8, 3, feature_group_count=2), nn.Conv(8, (3, 3), feature_group_count=2)
@@ -169,6 +228,7 @@ def test_the_choice_of_lowering():
     assert default_lowering((3, 3, 32, 64), backend="cpu") == "im2col"
     assert default_lowering((5, 5, 1, 6), backend="gpu") in LOWERINGS
     assert default_lowering((5, 5, 1, 6), groups=2) == "lax"
+    assert default_lowering((3, 3, 1, 6), groups=6, depthwise=True) == "taps"
 
 
 def test_same_start_as_flax():
@@ -200,7 +260,9 @@ def test_second_derivatives_reverse_over_reverse():
         (Conv(4, 3, padding="FULL"), "padding = 'FULL'"),
         (Conv(4, 9, padding="VALID"), "input size"),
         (Conv(4, 3, feature_group_count=3), "feature_group_count = 3"),
-        (Conv(4, 3, feature_group_count=2, lowering="tiled"), "lowering = 'tiled'"),
+        (Conv(4, 3, feature_group_count=2, lowering="tiled"), "lowering of groups = 'tiled'"),
+        (Conv(4, 3, feature_group_count=2, lowering="taps"), "feature_group_count = 2"),
+        (Conv(4, (3,)), "kernel_size or strides"),
         (ConvPool(4, 3, pool="median"), "pool = 'median'"),
         (ConvPool(4, 6, "VALID"), "input size"),
     ],

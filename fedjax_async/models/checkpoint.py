@@ -1,0 +1,181 @@
+"""The files of a pretrained BERT-type encoder: its ``config.json`` and the names of its weights.
+
+A folder as model hubs hand it out, with ``config.json`` and ``model.safetensors``, of a BERT-type model (BERT, MiniLM)
+or of DistilBERT, which names everything differently and has no token types.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.models.safetensors import read_safetensors
+
+Weights = dict[str, dict[str, Any]]
+
+
+class EncoderConfig(NamedTuple):
+    """The shape of a BERT-type encoder."""
+
+    layers: int
+    width: int
+    heads: int
+    intermediate: int  # width of the hidden layer between two of them
+    vocabulary: int
+    positions: int  # the longest text, in tokens
+    token_types: int  # 0: the model has no such embedding
+    activation: str = "gelu"
+    epsilon: float = 1e-12  # of the layer normalisations
+    padding: int = 0  # id of the token that fills short texts
+
+
+class Family(NamedTuple):
+    """How one kind of model calls things."""
+
+    config: dict[str, str]  # field of EncoderConfig -> key of config.json
+    prefix: str  # before all weights of the encoder, in files of larger models
+    layer: str  # before the weights of one layer
+    modules: dict[str, str]  # our name of a module of a layer -> theirs
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": Family(
+        config={
+            "layers": "num_hidden_layers",
+            "width": "hidden_size",
+            "heads": "num_attention_heads",
+            "intermediate": "intermediate_size",
+            "vocabulary": "vocab_size",
+            "positions": "max_position_embeddings",
+            "token_types": "type_vocab_size",
+            "activation": "hidden_act",
+            "epsilon": "layer_norm_eps",
+            "padding": "pad_token_id",
+        },
+        prefix="bert.",
+        layer="encoder.layer.",
+        modules={
+            "query": "attention.self.query",
+            "key": "attention.self.key",
+            "value": "attention.self.value",
+            "output": "attention.output.dense",
+            "attention_norm": "attention.output.LayerNorm",
+            "up": "intermediate.dense",
+            "down": "output.dense",
+            "output_norm": "output.LayerNorm",
+        },
+    ),
+    "distilbert": Family(
+        config={
+            "layers": "n_layers",
+            "width": "dim",
+            "heads": "n_heads",
+            "intermediate": "hidden_dim",
+            "vocabulary": "vocab_size",
+            "positions": "max_position_embeddings",
+            "activation": "activation",
+            "padding": "pad_token_id",
+        },
+        prefix="distilbert.",
+        layer="transformer.layer.",
+        modules={
+            "query": "attention.q_lin",
+            "key": "attention.k_lin",
+            "value": "attention.v_lin",
+            "output": "attention.out_lin",
+            "attention_norm": "sa_layer_norm",
+            "up": "ffn.lin1",
+            "down": "ffn.lin2",
+            "output_norm": "output_layer_norm",
+        },
+    ),
+}
+TABLES = {"word": "word_embeddings", "position": "position_embeddings", "type": "token_type_embeddings"}
+
+
+def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
+    """The shape and the weights of the encoder in ``folder``, read and checked; weights as float NumPy arrays.
+
+    ``{"embeddings": {word, position[, type], norm}, "layer0": {query: {kernel [in, out], bias}, ...}, ...}``. Raises
+    ``ValueError`` naming what is missing or has another shape than the configuration says.
+    """
+    family, config = read_config(folder / "config.json")
+    tensors = read_safetensors(folder / "model.safetensors")
+    tensors = {name.removeprefix(family.prefix): array for name, array in tensors.items()}
+
+    def pair(name: str) -> dict[str, np.ndarray]:
+        """Kernel and bias of a dense layer, or scale and bias of a normalisation."""
+        weight = _named(tensors, f"{name}.weight", f"{name}.gamma")
+        first, array = ("kernel", weight.T) if weight.ndim == 2 else ("scale", weight)
+        return {first: array, "bias": _named(tensors, f"{name}.bias", f"{name}.beta")}
+
+    tables = {ours: name for ours, name in TABLES.items() if ours != "type" or config.token_types}
+    weights: Weights = {
+        "embeddings": {ours: _named(tensors, f"embeddings.{name}.weight") for ours, name in tables.items()}
+    }
+    weights["embeddings"]["norm"] = pair("embeddings.LayerNorm")
+    for i in range(config.layers):
+        weights[f"layer{i}"] = {ours: pair(f"{family.layer}{i}.{name}") for ours, name in family.modules.items()}
+    _check_shapes(config, weights)
+    return config, weights
+
+
+def read_config(path: Path) -> tuple[Family, EncoderConfig]:
+    """What kind of model a ``config.json`` describes, and its shape; ``ValueError`` for any but BERT's kinds."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} = {str(error).splitlines()[0]}: must be JSON") from error
+    check.require(isinstance(content, dict), str(path), content, "a JSON object")
+    check.one_of(f"{path.name}: model_type", content.get("model_type"), FAMILIES)
+    family = FAMILIES[content["model_type"]]
+    kind = content.get("position_embedding_type", "absolute")
+    check.one_of(f"{path.name}: position_embedding_type", kind, ["absolute"])
+    given = {field: content[key] for field, key in family.config.items() if content.get(key) is not None}
+    needed = [family.config[f] for f in EncoderConfig._fields[:6] if f not in given]
+    check.require(not needed, path.name, needed, "given in it")
+    config = EncoderConfig(**({"token_types": 0} | given))
+    for field in ("layers", "width", "heads", "intermediate", "vocabulary", "positions"):
+        check.whole(f"{path.name}: {family.config[field]}", getattr(config, field))
+    fits = config.width % config.heads == 0
+    check.require(fits, f"{path.name}: {family.config['heads']}", config.heads, f"a divisor of {config.width}")
+    return family, config
+
+
+def _named(tensors: Mapping[str, np.ndarray], *names: str) -> np.ndarray:
+    """The array of the first of these names that there is."""
+    found = next((name for name in names if name in tensors), None)
+    if found is None:
+        raise ValueError(f"weights = {len(tensors)} arrays: must have {names[0]}")
+    floating = np.issubdtype(tensors[found].dtype, np.floating) or tensors[found].dtype.name == "bfloat16"
+    check.require(floating, found, tensors[found].dtype.name, "floating-point")
+    return tensors[found]
+
+
+def _shapes(config: EncoderConfig) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """(path, shape) of every weight."""
+    width, inner = config.width, config.intermediate
+    rows = {"word": config.vocabulary, "position": config.positions, "type": config.token_types}
+    yield from ((("embeddings", name), (count, width)) for name, count in rows.items() if count)
+    layers = [f"layer{i}" for i in range(config.layers)]
+    norms = [("embeddings", "norm")]
+    norms += [(layer, f"{after}_norm") for layer in layers for after in ("attention", "output")]
+    yield from (((*path, part), (width,)) for path in norms for part in ("scale", "bias"))
+    sizes = dict.fromkeys(("query", "key", "value", "output"), (width, width))
+    for layer in layers:
+        for name, (fan_in, fan_out) in (sizes | {"up": (width, inner), "down": (inner, width)}).items():
+            yield (layer, name, "kernel"), (fan_in, fan_out)
+            yield (layer, name, "bias"), (fan_out,)
+
+
+def _check_shapes(config: EncoderConfig, weights: Weights) -> None:
+    for path, shape in _shapes(config):
+        array: Any = weights
+        for part in path:
+            array = array.get(part, {})
+        check.require(np.shape(array) == shape, "/".join(path), np.shape(array), f"{shape}, as config.json says")

@@ -1,0 +1,203 @@
+"""Normalisation layers of the image models: BatchNorm with a row mask in two modes, GroupNorm, none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from fedjax_async import check, registry
+from fedjax_async.types import Array
+
+STATISTICS = "batch_stats"
+
+
+def batch_moments(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array]:
+    """Mean and variance of every channel over the rows whose mask is 1, and over how many numbers each was taken.
+
+    Args: ``x [B, ..., C]``; ``mask [B]`` (bool or 0/1), ``None`` for all rows.
+    Returns: ``mean [C]``, ``variance [C]`` (two passes, biased: divided by the count, so >= 0), ``count []``.
+    """
+    axes, per_row = tuple(range(x.ndim - 1)), math.prod(x.shape[1:-1])
+    if mask is None:
+        mean = x.mean(axis=axes)
+        return mean, jnp.square(x - _spread(mean, x.ndim)).mean(axis=axes), jnp.asarray(x.shape[0] * per_row, x.dtype)
+    valid = _valid(mask, x.ndim)
+    count = jnp.maximum(mask.astype(x.dtype).sum() * per_row, 1)
+    mean = jnp.where(valid, x, 0).sum(axis=axes) / count
+    centred = jnp.where(valid, x - _spread(mean, x.ndim), 0)
+    return mean, jnp.square(centred).sum(axis=axes) / count, count
+
+
+def standardised(x: Array, mean: Array, variance: Array, scale: Array, bias: Array, eps: float) -> Array:
+    """``scale * (x - mean) / sqrt(variance + eps) + bias`` of every channel."""
+    factor = lax.rsqrt(variance + eps) * scale
+    return (x - _spread(mean, x.ndim)) * _spread(factor, x.ndim) + _spread(bias, x.ndim)
+
+
+def _valid(mask: Array, rank: int) -> Array:
+    """``[B] -> bool[B, 1, ..., 1]``."""
+    return mask.astype(bool).reshape(-1, *(1,) * (rank - 1))
+
+
+def _precise(x: Array) -> Array:
+    """``x`` in float32 or better; strict promotion refuses ``promote_types``."""
+    return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
+
+
+def _spread(per_channel: Array, rank: int) -> Array:
+    """``[C] -> [1, ..., 1, C]``."""
+    return per_channel.reshape(*(1,) * (rank - 1), -1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def batch_normalised(
+    eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    """``scale * (x - mean) / sqrt(variance + eps) + bias`` by the batch's own moments, and these moments.
+
+    The gradient is written out, because automatic differentiation keeps and passes over several arrays of the size of
+    ``x``; this keeps ``x``. Reverse mode only, and not through the moments that are returned.
+    """
+    return _normalised_forward(eps, x, mask, scale, bias)[0]
+
+
+def _normalised_forward(eps: float, x: Array, mask: Array | None, scale: Array, bias: Array) -> Any:
+    moments = batch_moments(x, mask)
+    return (standardised(x, moments[0], moments[1], scale, bias, eps), moments), (x, mask, scale, moments)
+
+
+def _normalised_backward(eps: float, saved: Any, given: Any) -> tuple[Array, Array | None, Array, Array]:
+    """With ``u`` the standardised x and sums over all rows: ``factor (dy - valid (sum dy + u sum(dy u)) / count)``."""
+    (x, mask, scale, (mean, var, count)), dy = saved, given[0]
+    axes, rank, inverse = tuple(range(x.ndim - 1)), x.ndim, lax.rsqrt(var + eps)
+    unit = (x - _spread(mean, rank)) * _spread(inverse, rank)
+    dbias, dscale = dy.sum(axis=axes), (dy * unit).sum(axis=axes)
+    shared = _spread(dbias / count, rank) + unit * _spread(dscale / count, rank)
+    if mask is not None:
+        shared = jnp.where(_valid(mask, rank), shared, 0)
+    dx = _spread(inverse * scale, rank) * (dy - shared)
+    return dx, None if mask is None else jnp.zeros_like(mask), dscale, dbias
+
+
+batch_normalised.defvjp(_normalised_forward, _normalised_backward)
+
+
+class BatchNorm(nn.Module):
+    """``scale * (x - mean) / sqrt(variance + eps) + bias`` of every channel; ``x [B, ..., C]``.
+
+    In training, mean and variance are the batch's, without the rows whose ``mask`` is 0, and the running statistics
+    move: ``running = momentum * running + (1 - momentum) * batch`` (PyTorch counts the other way: its momentum 0.1 is
+    0.9 here). As in PyTorch the running variance takes the unbiased one of the batch. Otherwise the running statistics
+    are used, or with ``running=False`` those of the batch at hand. A running variance below zero, which a server's
+    extrapolation may produce, counts as zero. Statistics are computed in float32 or better.
+
+    Source: Ioffe and Szegedy (2015), algorithm 1.
+    """
+
+    momentum: float = 0.9
+    eps: float = 1e-5
+    running: bool = True
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        shape, given = (x.shape[-1],), x.dtype
+        mean = self.variable(STATISTICS, "mean", jnp.zeros, shape, jnp.float32)
+        var = self.variable(STATISTICS, "var", jnp.ones, shape, jnp.float32)
+        scale = self.param("scale", nn.initializers.ones_init(), shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), shape, jnp.float32)
+        x = _precise(x)
+        scale, bias = scale.astype(x.dtype), bias.astype(x.dtype)
+        if not train and self.running:
+            variance = jnp.maximum(var.value, 0).astype(x.dtype)
+            return standardised(x, mean.value.astype(x.dtype), variance, scale, bias, self.eps).astype(given)
+        floats = None if mask is None else mask.astype(x.dtype)
+        out, (centre, spread, count) = batch_normalised(self.eps, x, floats, scale, bias)
+        if train and self.is_mutable_collection(STATISTICS):
+            unbiased = spread * (count / jnp.maximum(count - 1, 1))
+            mean.value, var.value = self._moved(mean.value, centre), self._moved(var.value, unbiased)
+        return out.astype(given)
+
+    def _moved(self, old: Array, new: Array) -> Array:
+        return self.momentum * old + (1 - self.momentum) * lax.stop_gradient(new).astype(old.dtype)
+
+
+class GroupNorm(nn.Module):
+    """Normalisation of each example over groups of channels: nothing to keep, nothing shared between examples.
+
+    ``groups``: at most so many; the largest divisor of the number of channels is taken.
+
+    Source: Wu and He (2018).
+    """
+
+    groups: int = 32
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        channels, given, full = x.shape[-1], x.dtype, x.shape
+        groups = next(g for g in range(min(self.groups, channels), 0, -1) if channels % g == 0)
+        scale = self.param("scale", nn.initializers.ones_init(), (channels,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), (channels,), jnp.float32)
+        x = _precise(x).reshape(full[0], -1, groups, channels // groups)
+        x = x - x.mean(axis=(1, 3), keepdims=True)
+        x = x * lax.rsqrt(jnp.square(x).mean(axis=(1, 3), keepdims=True) + self.eps)
+        out = x.reshape(full) * _spread(scale.astype(x.dtype), len(full)) + _spread(bias.astype(x.dtype), len(full))
+        return out.astype(given)
+
+
+class Nothing(nn.Module):
+    """No normalisation."""
+
+    @nn.compact
+    def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
+        return x
+
+
+class Norm(NamedTuple):
+    """How a model normalises: ``layer(name=...)`` makes one layer; ``private``: see ``Model``."""
+
+    layer: Callable[..., nn.Module]
+    private: str | None = None
+
+
+def batch(*, momentum: float, groups: int) -> Norm:
+    """BatchNorm; its statistics are part of the params: sent, uploaded and aggregated like everything else."""
+    return Norm(partial(BatchNorm, momentum=momentum))
+
+
+def local(*, momentum: float, groups: int) -> Norm:
+    """BatchNorm whose statistics stay with each client (``Model.private``).
+
+    The server then has none, and ``apply`` without a key normalises by the statistics of the batch it is given, so
+    that its outputs depend on the batch. The same network with ``batch`` evaluates a client's own statistics.
+
+    Source: Andreux et al. (2020), SiloBN: scale and bias are shared, statistics are not.
+    """
+    return Norm(partial(BatchNorm, momentum=momentum, running=False), STATISTICS)
+
+
+def group(*, momentum: float, groups: int) -> Norm:
+    """GroupNorm in at most ``groups`` groups."""
+    return Norm(partial(GroupNorm, groups=groups))
+
+
+def off(*, momentum: float, groups: int) -> Norm:
+    """No normalisation."""
+    return Norm(Nothing)
+
+
+NORMS: dict[str, Callable[..., Norm]] = {"batch": batch, "local": local, "group": group, "off": off}
+
+
+def normalisation(name: str, *, momentum: float = 0.9, groups: int = 32) -> Norm:
+    """The entry ``name`` of ``NORMS``, with its settings checked."""
+    check.below_one("momentum", momentum)
+    check.whole("groups", groups)
+    return registry.find("norm", NORMS, name)(momentum=momentum, groups=groups)

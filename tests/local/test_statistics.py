@@ -1,0 +1,162 @@
+"""Training with running statistics in the params, and params that stay with their client."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import tree
+from fedjax_async.engine import run_reference, run_waves
+from fedjax_async.local import keeping, run_job, sgd
+from fedjax_async.local.batches import seed_of
+from fedjax_async.types import Message, Model
+from tests.engine.problem import case, close
+from tests.engine.problem import client as engine_client
+from tests.local import textbook
+from tests.local.made_up import (
+    CLASSES,
+    FEATURES,
+    client_data,
+    pool,
+    rows_of,
+    softmax_regression,
+    start_arrays,
+    start_params,
+)
+
+KEY, BATCH = jax.random.key(3), 8
+
+
+def centred_regression(private=None):
+    """Softmax regression on inputs less their batch's mean; a running mean is kept, momentum 0.9."""
+    base = softmax_regression()
+
+    def init(key):
+        return {"params": start_params(), "batch_stats": {"mean": jnp.full(FEATURES, 0.25)}}
+
+    def apply(params, x, key=None):
+        return base.apply(params["params"], x - params["batch_stats"]["mean"][None, :])
+
+    def train(params, x, key, mask):
+        share = mask.astype(x.dtype)
+        mean = (x * share[:, None]).sum(axis=0) / share.sum()
+        moved = {"mean": 0.9 * params["batch_stats"]["mean"] + 0.1 * mean}
+        return base.apply(params["params"], x - mean[None, :]), {**params, "batch_stats": moved}
+
+    return Model(init, apply, base.loss, train, private)
+
+
+def minibatches(steps, client=0):
+    rows = rows_of(client)
+    positions = textbook.batches(tuple(int(word) for word in seed_of(KEY)), len(rows), BATCH, steps)
+    return [rows[p] for p in positions]
+
+
+def expected_of(steps, *, lr, decay, momentum, mu, mean, client=0):
+    """(w, b, running mean) in NumPy: momentum and decay touch w and b only."""
+    (w, b), (x, y, _) = start_arrays(), pool()
+    start, velocity = (w, b), [0.0, 0.0]
+    for rows in minibatches(steps, client):
+        centre = x[rows].mean(axis=0)
+        mean = 0.9 * mean + 0.1 * centre
+        gradient = textbook.gradient(w, b, x[rows] - centre, y[rows])
+        for i, g in enumerate(gradient):
+            pull = mu * ((w, b)[i] - start[i])
+            velocity[i] = momentum * velocity[i] + g + pull + decay * (w, b)[i]
+        w, b = w - lr * velocity[0], b - lr * velocity[1]
+    return w, b, mean
+
+
+def algorithm(private=None):
+    local = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3, momentum=0.8))
+    return sgd(centred_regression(private), optimizer=local, batch_size=BATCH, proximal=0.4)
+
+
+def sent(mean=0.25):
+    return Message({"params": start_params(), "batch_stats": {"mean": jnp.full(FEATURES, mean)}}, version=jnp.int32(0))
+
+
+OPTIONS = {"lr": 0.3, "decay": 0.1, "momentum": 0.8, "mu": 0.4}
+
+
+def test_statistics_move_and_the_optimiser_never_touches_them():
+    """Seven steps in batches of 8, 8, 7: decay, momentum and the proximal term act on the weights alone."""
+    with jax.enable_x64(True):
+        upload, state = run_job(algorithm(), KEY, sent(), (), client_data(), 7)
+        w, b, mean = expected_of(7, **OPTIONS, mean=np.full(FEATURES, 0.25))
+        (w0, b0) = start_arrays()
+        assert state == ()
+        np.testing.assert_allclose(upload["params"]["w"], w - w0, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(upload["params"]["b"], b - b0, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
+
+
+def test_private_statistics_stay_with_the_client():
+    """The second job goes on from the first's statistics, whatever the message holds; zeros are uploaded."""
+    with jax.enable_x64(True):
+        client, mean = algorithm("batch_stats"), np.full(FEATURES, 0.25)
+        state = client.init(sent().params)
+        for message in (sent(99.0), sent(-5.0)):
+            upload, state = run_job(client, KEY, message, state, client_data(), 4)
+            w, _, mean = expected_of(4, **OPTIONS, mean=mean)
+            np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
+            np.testing.assert_allclose(state[1]["mean"], mean, rtol=1e-12)
+            np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
+
+
+def test_finishing_twice_gives_the_same():
+    client, data = algorithm("batch_stats"), client_data()
+    state = client.init(sent().params)
+    work = client.step(client.begin(KEY, sent(), state, data), jnp.int32(0), sent(), data)
+    first, second = (client.finish(work, sent(), state) for _ in range(2))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_a_private_head_is_trained_and_kept():
+    """Of a model without statistics: the bias is personal, trained, and starts where the client left it."""
+    model = softmax_regression()._replace(private="b")
+    with jax.enable_x64(True):
+        client = sgd(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
+        message = Message(start_params(), version=jnp.int32(0))
+        (w, b), (x, y, _) = start_arrays(), pool()
+        state = client.init(message.params)
+        for _ in range(2):
+            elsewhere = message._replace(params={**message.params, "b": jnp.full(CLASSES, 7.0)})
+            upload, state = run_job(client, KEY, elsewhere, state, client_data(), 5)
+            new_w, b = textbook.train(w, b, x, y, minibatches(5), lr=0.3, proximal=0.5)
+            np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
+            np.testing.assert_array_equal(upload["b"], 0.0)
+            np.testing.assert_allclose(state[1], b, rtol=1e-9)
+
+
+def test_clients_vmapped_equal_one_by_one():
+    client, data = algorithm("batch_stats"), client_data()
+    keys, starts = jax.random.split(KEY, 3), jnp.array([0.1, 0.2, 0.3])
+    each = [client_data(i) for i in range(3)]
+    offsets, sizes = jnp.stack([d.offset for d in each]), jnp.stack([d.size for d in each])
+
+    def one(key, mean, offset, size):
+        message = sent()
+        state = ((), {"mean": jnp.full(FEATURES, mean)})
+        return run_job(client, key, message, state, data._replace(offset=offset, size=size), 4)
+
+    together, alone = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes), jax.jit(one)
+    for i in range(3):
+        expected = alone(keys[i], starts[i], offsets[i], sizes[i])
+        have = tree.take(together, i)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), have, expected)
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
+    with jax.enable_x64(True):
+        given = case("fedbuff", "buffer:size=2")
+        given = given._replace(pieces=given.pieces._replace(client=keeping(engine_client(), "hidden")))
+        want, have = run_reference(*given), run_waves(*given, batching=batching)
+        close(have.params, want.params, 1e-10)
+        # nothing was uploaded for it, and the rest was trained
+        close(have.params["hidden"], given.params["hidden"], 0)
+        assert float(np.abs(have.params["output"]["kernel"] - given.params["output"]["kernel"]).max()) > 0.01

@@ -1,0 +1,140 @@
+"""VGG-11, ResNet-18 and MobileNetV2: published sizes, structure, and training several at once."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from fedjax_async import tree
+from fedjax_async.models import from_flax, make
+from fedjax_async.models.mobilenet import Inverted, MobileNetV2
+from fedjax_async.models.norm import BatchNorm, Nothing
+from fedjax_async.models.resnet import Block, ResNet, pool_by_two
+from fedjax_async.models.vgg import VGG
+
+IMAGENET = {"num_classes": 1000, "input_shape": (224, 224, 3)}
+# spec: (options, parameters, channels that are normalised). Published: torchvision's for "full", for "small" those of
+# the widely used CIFAR versions.
+SIZES = {
+    "vgg11": ({}, 9_231_114, 2_752),
+    "vgg11:norm=off": ({}, 9_225_610, 0),
+    "vgg11:variant=full": (IMAGENET, 132_868_840, 2_752),
+    "vgg11:norm=off,variant=full": (IMAGENET, 132_863_336, 0),
+    "resnet18": ({}, 11_173_962, 4_800),
+    "resnet18:norm=group": ({}, 11_173_962, 0),
+    "resnet18:norm=local,variant=full": (IMAGENET, 11_689_512, 4_800),
+    "resnet18_1d": ({}, 3_849_222, 4_800),
+    "mobilenetv2": ({}, 2_412_212, 17_544),
+    "mobilenetv2:num_classes=10": ({}, 2_296_922, 17_544),
+    "mobilenetv2:variant=full": (IMAGENET, 3_504_872, 17_056),
+}
+
+
+@pytest.mark.parametrize("spec", SIZES)
+def test_number_of_parameters(spec):
+    options, expected, normalised = SIZES[spec]
+    model = make(spec, **options)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert tree.num_scalars(params if model.train is None else params["params"]) == expected
+    assert (tree.num_scalars(params["batch_stats"]) if model.train is not None else 0) == 2 * normalised
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+
+
+def test_resnet_over_time_adds_up():
+    """Stem 7*6*64, stage of c channels 3*(c_in + 3c)*c, shortcuts, two numbers a normalised channel, 513 a class."""
+    stages = sum(3 * (c_in + 3 * c) * c for c_in, c in ((64, 64), (64, 128), (128, 256), (256, 512)))
+    shortcuts = 64 * 128 + 128 * 256 + 256 * 512
+    assert 7 * 6 * 64 + stages + shortcuts + 2 * 4_800 + 513 * 6 == SIZES["resnet18_1d"][1]
+
+
+TINY = {
+    "vgg11": ("width=0.0625", (8, 8, 3)),
+    "resnet18": ("width=0.0625", (8, 8, 3)),
+    "resnet18_1d": ("width=0.0625", (16, 3)),
+    "mobilenetv2": ("width=0.0625", (8, 8, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "norm"), [("small", "batch"), ("full", "local"), ("small", "group"), ("full", "off")]
+)
+@pytest.mark.parametrize("name", TINY)
+def test_outputs_are_one_number_a_class(name, variant, norm):
+    """On small images too: a layer that would leave nothing of them is left out or pads."""
+    options, shape = TINY[name]
+    model = make(f"{name}:{options},variant={variant},norm={norm}", num_classes=5, input_shape=shape)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x, key = jnp.zeros((2, *shape)), jax.random.key(1)
+    assert jax.eval_shape(model.apply, params, x).shape == jax.eval_shape(model.apply, params, x, key).shape == (2, 5)
+    assert (model.private == "batch_stats") == (norm == "local")
+    if model.train is not None:
+        out, moved = jax.eval_shape(model.train, params, x, key, jnp.ones(2, bool))
+        assert out.shape == (2, 5)
+        assert jax.tree.map(lambda leaf: leaf.shape, moved) == jax.tree.map(lambda leaf: leaf.shape, params)
+
+
+# the same modules with fewer layers, so that a test compiles in seconds
+SHORT = {
+    "vgg11": (lambda: VGG(3, BatchNorm, width=0.0625, layers=((64, True), (128, False))), (6, 6, 2)),
+    "resnet18": (lambda: ResNet(3, BatchNorm, width=0.0625, stages=(64, 128)), (6, 6, 2)),
+    "resnet18_1d": (lambda: ResNet(3, BatchNorm, "full", width=0.0625, stages=(64, 128)), (16, 2)),
+    "mobilenetv2": (lambda: MobileNetV2(3, BatchNorm, width=0.125, stages=((1, 16, 1, 1), (3, 24, 2, 2))), (6, 6, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_training_vmapped_over_clients_equals_one_at_a_time(name):
+    """Gradients and statistics; every client has its own weights, data and padded rows."""
+    module, shape = SHORT[name]
+    model = from_flax(module(), input_shape=shape)
+    with jax.enable_x64(True):
+        rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
+        params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=(2, *leaf.shape))), shapes)
+        x = jnp.asarray(rng.normal(size=(2, 4, *shape)))
+        y, mask = jnp.array([[0, 1, 2, 0], [2, 2, 1, 1]]), jnp.array([[1, 1, 1, 0], [1, 1, 1, 1]], bool)
+
+        def step(params, x, y, mask):
+            def loss(weights):
+                out, moved = model.train({**params, "params": weights}, x, jax.random.key(0), mask)
+                return jnp.where(mask, model.loss(out, y), 0).sum(), moved["batch_stats"]
+
+            return jax.grad(loss, has_aux=True)(params["params"])
+
+        quick = {"xla_backend_optimization_level": 0}
+        together = jax.jit(jax.vmap(step), compiler_options=quick)(params, x, y, mask)
+        one = jax.jit(step, compiler_options=quick)
+        for i in range(2):
+            alone = one(*tree.take((params, x, y, mask), i))
+            for have, want in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
+                scale = float(jnp.abs(want).max()) + 1e-6
+                np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)
+        assert float(tree.norm(together[0])) > 0.1
+
+
+def test_a_block_of_zeros_is_its_shortcut():
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 6, 6, 4)), jnp.float32)
+    for module, expected in (
+        (Block(4, Nothing), nn.relu(x)),
+        (Inverted(4, 8, 1, Nothing, True, nn.relu), x),
+        (Inverted(4, 8, 1, Nothing, False, nn.relu), x),
+        (Inverted(5, 8, 1, Nothing, False, nn.relu), jnp.zeros((2, 6, 6, 5))),
+        (Inverted(4, 8, 2, Nothing, True, nn.relu), jnp.zeros((2, 3, 3, 4))),
+    ):
+        shapes = jax.eval_shape(module.init, jax.random.key(0), x)
+        zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        np.testing.assert_array_equal(jax.jit(module.apply)(zeros, x), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 3), (2, 6, 5, 2)])
+def test_pooling_by_two_pads_with_nothing(shape):
+    """Windows of three, centred on every second position, along each axis in turn."""
+    x = np.random.default_rng(2).normal(size=shape).astype(np.float32) - 5
+    expected = x
+    for axis in range(1, len(shape) - 1):
+        n = shape[axis]
+        windows = [range(max(0, i - 1), min(n, i + 2)) for i in range(0, n, 2)]
+        expected = np.stack([expected.take(w, axis=axis).max(axis=axis) for w in windows], axis=axis)
+    np.testing.assert_array_equal(pool_by_two(jnp.asarray(x)), expected)
