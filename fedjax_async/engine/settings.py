@@ -34,6 +34,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "late": _one_of("apply", "drop"),
     "slots": _one_of(*SLOT_DTYPES),
     "batching": _one_of(*BATCHINGS),
+    "eval_examples": check.whole,
     "max_width": check.whole,
     "lanes": check.whole,
     "devices": check.whole,
@@ -90,6 +91,7 @@ class Settings:
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
+    eval_examples: int | None = _field(None, "evaluate on so many test examples, evenly spaced [all]", "budget")
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
@@ -120,6 +122,8 @@ class Settings:
             given = getattr(self, name)
             waves = self.engine != "reference" or given is None
             check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
+        check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
         if self.epochs is not None and self.steps is not None:
             raise ValueError(f"epochs = {self.epochs}, steps = {self.steps}: give at most one of the two")
         if self.time is None and self.updates is None and self.server_steps is None:

@@ -56,9 +56,23 @@ def _dataset(dataset: str) -> Any:
     return registry.bind("dataset", DATASETS, dataset)()
 
 
+@lru_cache(maxsize=4)
+def _with_fewer_tests(dataset: str, count: int | None) -> Any:
+    """The data set with ``count`` of its test examples, spread evenly over their order."""
+    whole = _dataset(dataset)
+    if count is None:
+        return whole
+    check.require(not isinstance(whole, Federation), "eval_examples", count, f"left out: {dataset} comes by clients")
+    check.whole("eval_examples", count, high=len(whole.test_y))
+    chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
+    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
+
+
 @lru_cache(maxsize=64)
-def _data(dataset: str, partition: str | None, clients: int, seed: int, test_fraction: float | None) -> FederatedData:
-    return federate(_dataset(dataset), partition, clients, seed=seed, test_fraction=test_fraction)
+def _data(
+    dataset: str, tests: int | None, partition: str | None, clients: int, seed: int, test_fraction: float | None
+) -> FederatedData:
+    return federate(_with_fewer_tests(dataset, tests), partition, clients, seed=seed, test_fraction=test_fraction)
 
 
 def resolved(settings: Settings) -> Settings:
@@ -150,7 +164,9 @@ def prepare(
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
     if data is None:
-        data = _data(s.dataset, s.partition, s.clients, s.seed, s.test_fraction)
+        data = _data(s.dataset, s.eval_examples, s.partition, s.clients, s.seed, s.test_fraction)
+    else:
+        check.require(s.eval_examples is None, "eval_examples", s.eval_examples, "left out with data of your own")
     if method is None:
         chosen = _method(s.method, len(data.size))
     if model is None:

@@ -73,3 +73,26 @@ def test_what_only_the_wave_engine_does_is_refused_by_the_reference(name):
 def test_a_checkpoint_needs_a_folder():
     with pytest.raises(ValueError, match=r"^checkpoint = 2: must be left out without a folder"):
         simulate(dataset="fashion_mnist_6k", model="logistic", clients=2, updates=2, checkpoint=2)
+
+
+def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
+    plain = {"dataset": "fashion_mnist_6k", "model": "logistic", "clients": 4, "steps": 2, "updates": 8}
+    whole, part = simulate(**plain), simulate(**plain, eval_examples=100)
+    np.testing.assert_array_equal(whole.params["output"]["kernel"], part.params["output"]["kernel"])
+    hits = 100 * part.evaluations["accuracy"][-1]
+    assert abs(hits - round(hits)) < 1e-4 and abs(hits / 100 - whole.evaluations["accuracy"][-1]) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
+        ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
+        ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
+        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population comes by"),
+    ],
+)
+def test_bad_numbers_of_test_examples(options, message):
+    with pytest.raises(ValueError) as error:
+        simulate(**{"dataset": "fashion_mnist_6k", "model": "logistic", "updates": 2} | options)
+    assert str(error.value).startswith(message)
