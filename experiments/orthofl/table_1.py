@@ -24,6 +24,8 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
     """The same encoder and adapters fine-tuned on all documents at one place, with as many local steps in all."""
     setting, updates = setting_of(TASKS["20newsgroups"], given.scale)
     alone = setting | {"clients": 1, "partition": "iid", "method": "fedasync:mixing=1,staleness=constant"}
+    if alone["epochs"] is not None:  # jobs as long as a federated client's
+        alone["epochs"] /= setting["clients"]
     points = [{**alone, "seed": seed, "updates": updates, "eval_updates": updates} for seed in range(given.seeds)]
     folder = given.out / "runs" / "20newsgroups-ceiling"
     done = sweep({}, points=points, folder=folder, progress=False if given.quiet else None)

@@ -14,8 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from common import interleave
-from study import HERE, options, parse, report
+from study import HERE, interleave, options, parse, report
 
 from fedjax_async import tree
 from fedjax_async.geometry import project_out

@@ -18,7 +18,8 @@ PACKAGES = (".tgz", ".deb", ".whl", ".gz")  # how the names of package files end
 FAILURES = ("E:", "ERROR:", "npm error")  # how the lines begin in which clients say why
 
 PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check")
-# pip asks a source package's build code for the package's name and version; this answers in its place
+# pip asks a source package's build code (setuptools, for all packages listed here) for its name and version; this
+# answers in its place. Old versions of pip believe the folder's name, newer ones what is in it.
 INERT_BUILD = """import os, shutil
 
 
@@ -27,9 +28,12 @@ def get_requires_for_build_wheel(config_settings=None):
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
-    os.mkdir(os.path.join(metadata_directory, "package.dist-info"))
-    shutil.copy("PKG-INFO", os.path.join(metadata_directory, "package.dist-info", "METADATA"))
-    return "package.dist-info"
+    with open("PKG-INFO", encoding="utf-8") as file:
+        given = dict(line.rstrip().split(": ", 1) for line in file if line.startswith(("Name: ", "Version: ")))
+    folder = given["Name"].replace("-", "_") + "-" + given["Version"] + ".dist-info"
+    os.mkdir(os.path.join(metadata_directory, folder))
+    shutil.copy("PKG-INFO", os.path.join(metadata_directory, folder, "METADATA"))
+    return folder
 
 
 class __legacy__:

@@ -108,6 +108,8 @@ class Keeper:
         for name, have in self._identity.items():
             if (want := about["identity"].get(name)) != have:
                 found = _difference(want, have)
+                if name == "plan":
+                    found = "batches were cut otherwise (cores, lanes, max_width); remove the folder to start again"
                 raise ValueError(
                     f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: {found}"
                 )

@@ -93,7 +93,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     for key in options:
         registry.find(f"option of {name}", known, key)
     if num_clients is not None and "num_clients" in known:
-        options = {"num_clients": num_clients} | options
+        given = options.setdefault("num_clients", num_clients)
+        check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
     SERVERS[preset.server](**options)  # checks their ranges
     static, traced = split_options(SERVERS[preset.server], options)
     server = _family(preset.server, static, tuple(traced))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ from fedjax_async.engine.pieces import ClientFamily, ServerFamily, bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.world import Shape, World
 from fedjax_async.types import Array, ClientAlgorithm, Model, Params, ServerAlgorithm, State
+
+MOST_MAPS = 25_000
 
 Server = ServerAlgorithm | ServerFamily
 Client = ClientAlgorithm | ClientFamily
@@ -75,6 +78,17 @@ def evaluate(model: Model, server: Server, total: int, labels: bool, num_clients
     return jax.jit(evaluate)
 
 
+def shed() -> None:
+    """Forget compiled programs before there are too many for one process.
+
+    XLA maps every CPU program into memory in hundreds of pieces, JAX keeps all of them, and where Linux refuses more
+    (65,530 by default) XLA ends the process: a loop over a few hundred different methods and models gets there.
+    """
+    maps = Path("/proc/self/maps")
+    if maps.is_file() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+
+
 class Programs(NamedTuple):
     """Everything one stack of runs calls: compiled, so that no thread traces."""
 
@@ -103,6 +117,7 @@ def compile_programs(
     mesh: Mesh | None = None,
 ) -> Programs:
     """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
+    shed()
     closes = all(bool(np.all(s.closes)) for s in plan.schedules)
     by_rounds = shape.runs > 1 and plan.batching == "vmap"
     span = np.zeros(4, np.int32)

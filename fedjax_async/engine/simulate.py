@@ -175,7 +175,7 @@ def prepare(
     initial = _initial(model, s.compute)
     root = jax.random.key(s.seed)
     shapes, _ = jax.eval_shape(initial, root)
-    _check_outputs(model, shapes, data)
+    _check_model(model, shapes, data)
     trainer: ClientAlgorithm | ClientFamily
     if client is None:
         # no client fills a longer batch, so a shorter one does the same
@@ -236,8 +236,10 @@ def _moments(text: str | None) -> list[float] | None:
         raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None
 
 
-def _check_outputs(model: Model, params: Params, data: FederatedData) -> None:
-    """The model must have one output a class."""
+def _check_model(model: Model, params: Params, data: FederatedData) -> None:
+    """The model must have one output a class, and what it calls private."""
+    if model.private is not None:
+        check.one_of("model.private", model.private, params)
     row = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
     outputs = jax.eval_shape(model.apply, params, row)
     if data.num_classes is not None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.memory import bytes_of
+from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.record import Outcome, make_run
 from fedjax_async.engine.run import Member, Progress, default_lanes, make_stack, plan_stack, run_stack, shape_of
@@ -106,13 +108,16 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
 
 
 def _num_bytes(e: Experiment) -> int:
-    """Device memory of one run, roughly: messages, rows, tables, and four copies of the model to train with."""
+    """Device memory of one run, roughly: messages, rows, tables, what is remembered, and four models to train with."""
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.pieces.data
+    state, row = jax.eval_shape(lambda p: bound(e.pieces.server, e.pieces.hyper).init(p), e.params)
+    own = jax.eval_shape(lambda p: bound(e.pieces.client, e.pieces.hyper).init(p), e.params)
+    remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     in_flight = len(schedule.client) - len(schedule.job) + 1
     rows = min(schedule.num_clients, CPU_WIDTH)
     tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
-    return model * (in_flight + 2 * rows + 4) + tables
+    return model * (in_flight + 2 * rows + 4) + tables + remembered
 
 
 def member_of(e: Experiment) -> Member:

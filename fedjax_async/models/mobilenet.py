@@ -86,8 +86,8 @@ def mobilenetv2(
     norm: str = "batch",
     variant: str = "small",
     width: float = 1.0,
-    momentum: float = 0.9,
-    groups: int = 32,
+    momentum: float | None = None,
+    groups: int | None = None,
     lowering: str | None = None,
 ) -> Model:
     """MobileNetV2: 2,412,212 parameters on 32 x 32 x 3, 100 classes (`norm`, `variant`=small|full, `width`).

@@ -167,28 +167,29 @@ class Norm(NamedTuple):
     private: str | None = None
 
 
-def batch(*, momentum: float, groups: int) -> Norm:
+def batch(*, momentum: float = 0.9) -> Norm:
     """BatchNorm; its statistics are part of the params: sent, uploaded and aggregated like everything else."""
     return Norm(partial(BatchNorm, momentum=momentum))
 
 
-def local(*, momentum: float, groups: int) -> Norm:
+def local() -> Norm:
     """BatchNorm whose statistics stay with each client (``Model.private``).
 
     The server then has none, and ``apply`` without a key normalises by the statistics of the batch it is given, so
-    that its outputs depend on the batch. The same network with ``batch`` evaluates a client's own statistics.
+    that its outputs depend on the batch; so does every evaluation of a run. The same network with ``batch``
+    evaluates a client's own statistics.
 
     Source: Andreux et al. (2020), SiloBN: scale and bias are shared, statistics are not.
     """
-    return Norm(partial(BatchNorm, momentum=momentum, running=False), STATISTICS)
+    return Norm(partial(BatchNorm, running=False), STATISTICS)
 
 
-def group(*, momentum: float, groups: int) -> Norm:
+def group(*, groups: int = 32) -> Norm:
     """GroupNorm in at most ``groups`` groups."""
     return Norm(partial(GroupNorm, groups=groups))
 
 
-def off(*, momentum: float, groups: int) -> Norm:
+def off() -> Norm:
     """No normalisation."""
     return Norm(Nothing)
 
@@ -196,8 +197,15 @@ def off(*, momentum: float, groups: int) -> Norm:
 NORMS: dict[str, Callable[..., Norm]] = {"batch": batch, "local": local, "group": group, "off": off}
 
 
-def normalisation(name: str, *, momentum: float = 0.9, groups: int = 32) -> Norm:
-    """The entry ``name`` of ``NORMS``, with its settings checked."""
-    check.below_one("momentum", momentum)
-    check.whole("groups", groups)
-    return registry.find("norm", NORMS, name)(momentum=momentum, groups=groups)
+def normalisation(name: str, *, momentum: float | None = None, groups: int | None = None) -> Norm:
+    """The entry ``name`` of ``NORMS``; options that are ``None`` keep its own default, others it must take."""
+    factory = registry.find("norm", NORMS, name)
+    given = {key: value for key, value in (("momentum", momentum), ("groups", groups)) if value is not None}
+    for key, value in given.items():
+        check.require(key in registry.options_of(factory), key, value, f"left out: norm {name!r} does not take it")
+    if momentum is not None:
+        check.below_one("momentum", momentum)
+    if groups is not None:
+        check.whole("groups", groups)
+    made: Norm = factory(**given)
+    return made

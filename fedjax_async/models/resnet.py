@@ -74,8 +74,8 @@ def resnet18(
     norm: str = "batch",
     variant: str = "small",
     width: float = 1.0,
-    momentum: float = 0.9,
-    groups: int = 32,
+    momentum: float | None = None,
+    groups: int | None = None,
     lowering: str | None = None,
 ) -> Model:
     """ResNet-18: 11,173,962 parameters on 32 x 32 x 3 (`norm`=batch|local|group|off, `variant`=small|full, `width`).
@@ -97,8 +97,8 @@ def resnet18_1d(
     norm: str = "batch",
     variant: str = "full",
     width: float = 1.0,
-    momentum: float = 0.9,
-    groups: int = 32,
+    momentum: float | None = None,
+    groups: int | None = None,
     lowering: str | None = None,
 ) -> Model:
     """ResNet-18 over time: 3,849,222 parameters on 128 steps of 6 channels (`norm`, `variant`=full|small, `width`).

@@ -57,8 +57,8 @@ def vgg11(
     norm: str = "batch",
     variant: str = "small",
     width: float = 1.0,
-    momentum: float = 0.9,
-    groups: int = 32,
+    momentum: float | None = None,
+    groups: int | None = None,
     lowering: str | None = None,
 ) -> Model:
     """VGG-11: 9,231,114 parameters on 32 x 32 x 3 (`norm`=batch|local|group|off, `variant`=small|full, `width`).

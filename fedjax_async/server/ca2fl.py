@@ -6,21 +6,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails, takes
+from fedjax_async.server.statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
 
+class Cached(NamedTuple):
+    """The server's row about one client: its deltas of two moments."""
+
+    before: Params  # h_i, its latest delta at the beginning of server step ``step``
+    newest: Params  # its latest delta
+    step: Array  # int32[], server steps taken when the newest came; -1: none came yet
+
+
 class Ca2flState(NamedTuple):
-    """Server state; the cached deltas themselves are the clients' rows of memory."""
+    """Server state; the cached deltas themselves are the clients' rows."""
 
     params: Params
-    cached: Params  # h, the mean of all clients' cached deltas at the last close
-    gathered: Sum  # of what the arrivals since then differ from their cached deltas by
+    mean: Params  # h, the mean of all clients' cached deltas at the beginning of this step
+    changes: Params  # sum of what the cached deltas have changed by since
+    gathered: Sum  # of ``Delta_i - h_i`` since
+    step: Array  # int32[], server steps taken
     guards: State
 
 
@@ -28,44 +38,51 @@ class Ca2flState(NamedTuple):
 def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
     """Mean of K deltas, corrected by the cached deltas of all clients (Wang et al. 2024).
 
-    ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``; ``h_i`` is the last delta of
-    client i (zero at first), then ``Delta_i``, and ``h`` the mean of all ``h_i`` (Algorithm 2 of "Tackling
-    the data heterogeneity in asynchronous federated learning with cached update calibration"). A client
-    that is twice in a buffer counts with its newest delta in ``h``, and with both in the mean. Memory: a row
-    of D scalars a client.
+    ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``, and then ``h_i <- Delta_i``:
+    ``h_i`` is the last delta of client i in earlier steps (zero at first), ``h`` the mean of all (Algorithm 2 of
+    "Tackling the data heterogeneity in asynchronous federated learning with cached update calibration").
+    Of a client that is twice in a buffer the newest delta is cached. Memory: 2 D scalars a client.
 
     Args:
       server_lr: ``eta > 0``.
-      num_clients: N, the number of rows in ``h``; a simulation fills it in.
+      num_clients: N, of which ``h`` is the mean; a run by name fills it in.
     """
     check.positive("server_lr", server_lr)
     check.whole("num_clients", num_clients)
     gathering = mean()
 
-    def init(params: Params) -> tuple[Ca2flState, Params]:
-        nothing = jax.tree.map(jnp.zeros_like, params)
-        return Ca2flState(params, nothing, gathering.init(params), guards.init(params)), nothing
+    def init(params: Params) -> tuple[Ca2flState, Cached]:
+        zero = jax.tree.map(jnp.zeros_like, params)
+        begun = jnp.zeros((), jnp.int32)
+        state = Ca2flState(params, zero, zero, gathering.init(params), begun, guards.init(params))
+        return state, Cached(zero, zero, begun - 1)
 
-    def receive(state: Ca2flState, memory: Params, arrival: Arrival) -> tuple[Ca2flState, Params, dict[str, Array]]:
+    def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, dict[str, Array]]:
         arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
         delta, guards_state, factor = guards.update(arrival.upload, state.guards, state.params, arrival)
         accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
         share = accepted.astype(jnp.result_type(float))
-        difference = jax.tree.map(jnp.subtract, delta, memory)
-        calibration, count, gathered = gathering.close(gathering.add(state.gathered, difference, share), arrival.closes)
+        before = tree.where(memory.step == state.step, memory.before, memory.newest)
+        difference = jax.tree.map(jnp.subtract, delta, before)
+        changed = jax.tree.map(lambda s, d, old: s + d - old, state.changes, delta, memory.newest)
+        changes = tree.where(accepted, changed, state.changes)
+        correction, count, gathered = gathering.close(gathering.add(state.gathered, difference, share), arrival.closes)
+        direction = jax.tree.map(jnp.add, state.mean, correction)
+        moved = with_statistics(weights_of(scaled(direction, server_lr)), direction)
+        now = jax.tree.map(jnp.add, state.mean, scaled(changes, 1.0 / num_clients))
         closes = jnp.logical_and(arrival.closes, count > 0)
-        direction = jax.tree.map(jnp.add, state.cached, calibration)
-        moved = optax.apply_updates(state.params, scaled(direction, server_lr))
-        changed = jax.tree.map(jnp.add, state.cached, scaled(calibration, count / num_clients))
         new = Ca2flState(
-            params=tree.where(closes, moved, state.params),
-            cached=tree.where(closes, changed, state.cached),
+            params=tree.where(closes, jax.tree.map(jnp.add, state.params, moved), state.params),
+            mean=tree.where(closes, now, state.mean),
+            changes=tree.where(closes, jax.tree.map(jnp.zeros_like, changes), changes),
             gathered=gathered,
+            step=state.step + closes.astype(jnp.int32),
             guards=tree.where(accepted, guards_state, state.guards),
         )
-        return new, tree.where(accepted, delta, memory), {"weight": share * factor.astype(share.dtype)}
+        row = Cached(before, delta, state.step)
+        return new, tree.where(accepted, row, memory), {"weight": share * factor.astype(share.dtype)}
 
-    def dispatch(state: Ca2flState, memory: Params) -> tuple[Message, Params]:
+    def dispatch(state: Ca2flState, memory: Cached) -> tuple[Message, Cached]:
         return Message(state.params), memory
 
     return ServerAlgorithm(init, receive, dispatch, params=lambda state: state.params)

@@ -48,7 +48,8 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     """``average``, a rule without memory, whose clients start from calibrated weights of their own.
 
     A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W - W_seen)``: ``W`` is
-    the global model before this arrival is mixed in, ``W_seen`` the one right after its arrival before.
+    the global model before this arrival is mixed in, ``W_seen`` the one right after its arrival before. A
+    client whose upload the rule rejects is sent what it was sent before.
     """
 
     def init(params: Params) -> tuple[State, Sent]:
@@ -58,7 +59,7 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
         shift = jax.tree.map(jnp.subtract, average.params(state), memory.seen)
         weights = plus(arrival.start, combine(arrival.upload, shift))
         state, _, info = average.receive(state, (), arrival)
-        return state, Sent(weights, average.params(state)), info
+        return state, tree.where(info["weight"] > 0, Sent(weights, average.params(state)), memory), info
 
     def dispatch(state: State, memory: Sent) -> tuple[Message, Sent]:
         return Message(memory.weights), memory

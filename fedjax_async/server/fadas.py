@@ -66,7 +66,7 @@ def _scaled(server_lr: Any) -> Callable[[Array], Array]:
 
 
 # How the rate depends on the largest staleness of the buffer, once that exceeds the threshold.
-ADAPTATIONS = {"none": _unadapted, "inverse": _inverse, "scaled": _scaled}
+ADAPTATIONS = {"off": _unadapted, "inverse": _inverse, "scaled": _scaled}
 
 
 @takes(guards=guard_rails)
@@ -89,7 +89,8 @@ def fadas(
     Args:
       server_lr: ``eta > 0``.
       adaptation: ``eta_t`` for a buffer whose largest staleness tau exceeds ``tolerated``: ``inverse``,
-        ``min(eta, 1 / tau)`` (the paper), ``scaled``, ``eta / tau`` (the authors' code), or ``none``, ``eta``.
+        ``min(eta, 1 / tau)`` (the paper; felt only once tau exceeds ``1 / eta``), ``scaled``, ``eta / tau`` (the
+        authors' code), or ``off``, ``eta``.
       tolerated: the staleness tau_c >= 0 up to which the rate is ``eta``.
     """
     check.positive("server_lr", server_lr)

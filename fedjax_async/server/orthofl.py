@@ -5,39 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out
-from fedjax_async.models import STATISTICS
 from fedjax_async.server.calibration import Combine, by_average, by_last, plus
 from fedjax_async.server.options import discount, guard_rails, takes
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
+from fedjax_async.server.statistics import on_weights
 from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
 
 
 def orthogonal(per: str) -> Combine:
-    """``Delta + shift_perp``: of the others' shift, what is orthogonal to the client's own change.
+    """``Delta + shift_perp``: of the others' shift, what is orthogonal to the client's own change; statistics its own.
 
     Source: OrthoFL (2025), eqs. 3-5.
     """
     registry.find("per", GROUPINGS, per)
 
-    def combine(change: Params, shift: Params) -> Params:
-        return plus(change, without_statistics(project_out(shift, change, per=per)))
-
-    return combine
-
-
-def without_statistics(shift: Params) -> Params:
-    """``shift``, but zero for running statistics."""
-    if not isinstance(shift, dict) or STATISTICS not in shift:
-        return shift
-    return shift | {STATISTICS: jax.tree.map(jnp.zeros_like, shift[STATISTICS])}
+    return on_weights(lambda change, shift: plus(change, project_out(shift, change, per=per)))
 
 
 def after_the_first(transform: Transform) -> Transform:
@@ -92,8 +81,10 @@ def orthofl(
         released code: the shift of the weights last calibrated, for any client, while ``W``, whose first
         update has weight 1, is only evaluated.
 
-    BatchNorm's running statistics stay those of the client. The weights ``s`` count other server steps
-    since the client received its model: (1 + tau) is the paper's s.
+    BatchNorm's running statistics stay those of the client. ``clip`` bounds what the average takes over, not
+    what the client goes on from; an upload that is rejected leaves its client where it was. The staleness
+    tau counts server steps since the client received its model; the paper's s, counted from its last
+    upload, is 1 + tau where clients leave as they return.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)

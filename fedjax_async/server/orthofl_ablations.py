@@ -11,8 +11,9 @@ from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out_span
 from fedjax_async.server.calibration import Sent, handed_on, marker, plus
 from fedjax_async.server.options import discount, guard_rails, takes
-from fedjax_async.server.orthofl import moving_average, orthogonal, without_statistics
+from fedjax_async.server.orthofl import moving_average, orthogonal
 from fedjax_async.server.staleness import Weight
+from fedjax_async.server.statistics import on_weights
 from fedjax_async.server.transforms import Transform, scale_by_staleness
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
@@ -87,12 +88,13 @@ def orthofl_pairwise(
     def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, dict[str, Array]]:
         nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
         others = tree.put(state.latest, arrival.client, nothing)
-        own = project_out_span(arrival.upload, others, per=per)
         shift = jax.tree.map(jnp.subtract, average.params(state.average), memory.seen)
-        weights = plus(arrival.start, plus(own, without_statistics(shift)))
+        projected = on_weights(lambda own, rows: project_out_span(own, rows, per=per))(arrival.upload, others)
+        weights = plus(arrival.start, on_weights(plus)(projected, shift))
         after, _, info = average.receive(state.average, (), arrival)
-        latest = tree.where(info["weight"] > 0, tree.put(state.latest, arrival.client, arrival.upload), state.latest)
-        return Changes(after, latest), Sent(weights, average.params(after)), info
+        accepted = info["weight"] > 0
+        latest = tree.where(accepted, tree.put(state.latest, arrival.client, arrival.upload), state.latest)
+        return Changes(after, latest), tree.where(accepted, Sent(weights, average.params(after)), memory), info
 
     def dispatch(state: Changes, memory: Sent) -> tuple[Message, Sent]:
         return Message(memory.weights), memory

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
+from fedjax_async.server.statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, chain, scaled
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
@@ -44,6 +46,7 @@ def rule(
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
 
+    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser.
     A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
     none accepted changes nothing. ``info["weight"]`` is ``w_i`` times the scalar factors of the
     transforms, before the aggregation.
@@ -55,7 +58,8 @@ def rule(
 
     def init(params: Params) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
-        state = RuleState(params, transform.init(params), gathering.init(params), optimizer.init(params), oldest)
+        inner = optimizer.init(weights_of(params))
+        state = RuleState(params, transform.init(params), gathering.init(params), inner, oldest)
         return state, ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
@@ -68,13 +72,15 @@ def rule(
         single = arrival.closes is True  # each arrival is a server step: nothing is carried from one to the next
         before = gathering.init(state.params) if single else state.gathered
         aggregated, weight, gathered = gathering.close(gathering.add(before, direction, share), arrival.closes)
-        gradient = scaled(aggregated, -1.0)
+        gradient = scaled(weights_of(aggregated), -1.0)
         oldest, factor_of_step = state.oldest, None
         if rate is not None:
             oldest = jnp.where(accepted, jnp.maximum(oldest, arrival.staleness.astype(oldest.dtype)), oldest)
             factor_of_step = rate(oldest)
             oldest = jnp.where(arrival.closes, jnp.zeros_like(oldest), oldest)
-        params, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, state.params, factor_of_step)
+        old = weights_of(state.params)
+        weights, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, old, factor_of_step)
+        params = with_statistics(weights, jax.tree.map(jnp.add, state.params, aggregated))
         applies = jnp.logical_and(arrival.closes, weight > 0)
         new = RuleState(
             params=tree.where(applies, params, state.params),

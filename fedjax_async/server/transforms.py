@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.server.staleness import Weight
+from fedjax_async.server.statistics import weights_of
 from fedjax_async.types import Array, Arrival, Params, State
 
 
@@ -91,7 +92,7 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
 
 
 def clip_by_norm(limit: Any) -> Transform:
-    """Scale the direction down to a Euclidean norm (over all leaves) of at most ``limit`` > 0.
+    """Scale the direction down to a Euclidean norm (over all weights) of at most ``limit`` > 0.
 
     ``d <- d min(1, limit / ||d||)``, which is also the recorded weight: the norm bounding of Sun et al.,
     "Can you really backdoor federated learning?" (2019). Exact up to rounding in the dtype of params.
@@ -99,7 +100,7 @@ def clip_by_norm(limit: Any) -> Transform:
     check.positive("limit", limit)
 
     def factor(direction: Params, arrival: Arrival) -> Array:
-        norm = tree.norm(direction)
+        norm = tree.norm(weights_of(direction))
         bound = jnp.asarray(limit, norm.dtype)
         return jnp.where(norm > bound, bound / norm, jnp.ones_like(norm))
 

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import print_saved_residuals
 from fedjax_async import Settings
 from fedjax_async.clock import Until, plan
 from fedjax_async.data import open_folder, write_folder
-from fedjax_async.engine import execute, prepare, run_reference, run_waves
+from fedjax_async.engine import execute, prepare, programs, run_reference, run_waves
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.run import Member, make_stack, memory_needed, plan_stack, shape_of
 from fedjax_async.models import MODELS, rematerialised
@@ -135,3 +135,14 @@ def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
     out = run_waves(given.pieces._replace(data=data((3, 4))), by_hand, given.params, given.key, given.points._replace(
         position=np.array([0, 4]), time=np.array([0.0, 1.0])))  # fmt: skip
     assert out.records["accepted"].all()
+
+
+def test_programs_are_forgotten_before_there_are_too_many(monkeypatch):
+    """XLA ends the process when Linux gives it no more memory maps."""
+    held = jax.jit(lambda x: x + 1)
+    held(1.0)
+    programs.shed()
+    assert held._cache_size() == 1
+    monkeypatch.setattr(programs, "MOST_MAPS", 10)
+    programs.shed()
+    assert held._cache_size() == 0

@@ -130,9 +130,18 @@ def test_a_client_that_nobody_overtook_keeps_its_own_weights():
             start = flat(message.params)
 
 
+STATISTICS_CASES = [
+    ("orthofl", {}),
+    ("orthofl", {"per": "whole"}),
+    ("orthofl", {"reference": "shared"}),
+    ("orthofl_no_average", {}),
+    ("orthofl_pairwise", {"num_clients": 2}),
+]
+
+
 def test_running_statistics_stay_the_clients_own():
     with jax.enable_x64(True):
-        for name, options in (("orthofl", {}), ("orthofl", {"reference": "shared"}), ("orthofl_no_average", {})):
+        for name, options in STATISTICS_CASES:
             server = SERVERS[name](**options)
             params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
             state, row = server.init(params)
@@ -145,3 +154,33 @@ def test_running_statistics_stay_the_clients_own():
             sent = server.dispatch(state, other)[0].params
             np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
             assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
+
+
+def test_statistics_do_not_decide_what_is_orthogonal():
+    """``per="whole"``: the same weights are sent whatever the statistics are."""
+    with jax.enable_x64(True):
+        sent = []
+        for size in (0.0, 5.0):
+            server = SERVERS["orthofl"](per="whole")
+            params = {"params": {"w": jnp.zeros(2)}, "batch_stats": {"mean": jnp.zeros(1)}}
+            state, row = server.init(params)
+            other = row
+            for client, change in enumerate(([1.0, 1.0], [1.0, 0.0])):
+                up = {"params": {"w": jnp.asarray(change)}, "batch_stats": {"mean": jnp.full(1, size)}}
+                given = Arrival(
+                    up, params, jnp.int32(client), jnp.asarray(1.0), jnp.int32(client), jnp.asarray(0.0), True
+                )
+                state, other, _ = server.receive(state, row, given)
+            sent.append(server.dispatch(state, other)[0].params["params"]["w"])
+        np.testing.assert_array_equal(sent[0], sent[1])
+        np.testing.assert_allclose(sent[0], [1.0, 0.6])
+
+
+@pytest.mark.parametrize("name", ["orthofl", "orthofl_pairwise"])
+def test_an_upload_that_the_rule_rejects_leaves_its_client_where_it_was(name):
+    server = SERVERS[name](max_staleness=1)
+    state, row = server.init(jnp.zeros(2))
+    late = Arrival(jnp.full(2, 9.0), jnp.zeros(2), jnp.int32(5), jnp.float32(1), jnp.int32(0), jnp.float32(0), True)
+    state, row, info = server.receive(state, row, late)
+    assert info["weight"] == 0
+    np.testing.assert_array_equal(server.dispatch(state, row)[0].params, np.zeros(2))

@@ -44,7 +44,7 @@ CASES = [
     ("ca2fl", {}, textbook_memory.ca2fl()),
     ("fadas", {}, textbook_memory.fadas()),
     ("fadas", {"adaptation": "scaled"}, textbook_memory.fadas(adaptation="scaled")),
-    ("fadas", {"adaptation": "none"}, textbook_memory.fadas(adaptation="none")),
+    ("fadas", {"adaptation": "off"}, textbook_memory.fadas(adaptation="off")),
     ("orthofl", {}, textbook_memory.orthofl()),
     ("orthofl", {"reference": "shared"}, textbook_memory.orthofl(first_counts_whole=True)),
     ("orthofl_no_average", {}, textbook_memory.handed_on(textbook_memory.LAYERS)),

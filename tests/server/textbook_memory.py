@@ -25,13 +25,12 @@ def ca2fl(lr: float = 1.0, clients: int = 10) -> Loop:
             factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
             weights.append(factor)
             if factor > 0:
-                gathered.append(factor * u.delta - cache[e % CLIENTS])
+                gathered.append(factor * u.delta - at_step[e % CLIENTS])
                 cache[e % CLIENTS] = factor * u.delta
             if u.closes:
                 if gathered:
                     x = x + lr * (at_step.mean(axis=0) + np.mean(gathered, axis=0))
-                    at_step = cache.copy()
-                gathered = []
+                at_step, gathered = cache.copy(), []
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -56,7 +55,7 @@ def fadas(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, adaptation="inverse", tolerated=1.
                     m, v = b1 * m + (1 - b1) * mean, b2 * v + (1 - b2) * mean**2
                     largest = np.maximum(largest, v)
                     late = max(oldest, 1)
-                    rates = {"inverse": min(lr, 1 / late), "scaled": lr / late, "none": lr}
+                    rates = {"inverse": min(lr, 1 / late), "scaled": lr / late, "off": lr}
                     rate = rates[adaptation] if oldest > tolerated else lr
                     x = x + rate * m / (np.sqrt(largest) + eps)
                 gathered, oldest = [], 0

@@ -1,0 +1,28 @@
+"""Running statistics among the params: no rule treats them as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedjax_async.models import STATISTICS
+from fedjax_async.types import Params
+
+
+def has_statistics(params: Params) -> bool:
+    """Whether the top level of the params has an entry of BatchNorm's running statistics."""
+    return isinstance(params, dict) and STATISTICS in params
+
+
+def weights_of(params: Params) -> Params:
+    """The params without their running statistics."""
+    return {k: entry for k, entry in params.items() if k != STATISTICS} if has_statistics(params) else params
+
+
+def with_statistics(weights: Params, source: Params) -> Params:
+    """``weights``, with the running statistics of ``source`` where it has any."""
+    return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
+
+
+def on_weights(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:
+    """``function(one, other)`` of the weights alone; statistics are those of ``one``."""
+    return lambda one, other: with_statistics(function(weights_of(one), weights_of(other)), one)
