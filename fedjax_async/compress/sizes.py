@@ -1,0 +1,177 @@
+"""How many bits a payload takes: on the wire, to the byte, and of its values alone.
+
+``wire_bytes`` is the length of what ``wire.encode`` makes, as arithmetic on the payload, so that a compiled run counts
+true sizes without leaving the device. Everything that depends on lengths only is a Python number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check
+from fedjax_async.compress.payload import MOST_STEPS, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.types import Array
+
+MAGIC = b"FA\x01"  # the format's version is its last byte
+CHECKSUM = 4  # bytes
+BYTE = 8
+
+
+def bytes_of_bits(count: Any) -> Any:
+    """Whole bytes that hold ``count`` bits."""
+    return (count + BYTE - 1) // BYTE
+
+
+def varint_bytes(number: int) -> int:
+    """Bytes of a whole number >= 0 at 7 bits a byte."""
+    return max(1, -(-number.bit_length() // 7))
+
+
+def index_width(size: int) -> int:
+    """Bits of one place among ``size``."""
+    return (size - 1).bit_length() if size else 0
+
+
+def rice_width(size: int, k: int) -> int:
+    """Bits r of a gap's remainder in Rice's code: 2^r is about ln 2 times the mean gap ``size / k``."""
+    return max(0, (45426 * size // (65536 * max(1, k))).bit_length() - 1)
+
+
+def length_of(payload: Payload) -> int:
+    """How many scalars a payload stands for: D."""
+    return _LENGTH[type(payload)](payload)
+
+
+_LENGTH: dict[type, Callable[[Any], int]] = {
+    Dense: lambda payload: payload.values.shape[0],
+    Signs: lambda payload: payload.negative.shape[0],
+    Levels: lambda payload: payload.level.shape[0],
+    Sparse: lambda payload: payload.size,
+}
+
+
+def bit_length(number: Any) -> Array:
+    """Digits of int32 numbers >= 0 in base two: 0 of 0, 1 of 1, 2 of 2 and 3."""
+    return 32 - jax.lax.clz(jnp.asarray(number, jnp.int32))
+
+
+def _real_bytes(array: Any) -> int:
+    return array.dtype.itemsize
+
+
+def _dense(payload: Dense) -> Any:
+    size = payload.values.shape[0]
+    return 1 + varint_bytes(size) + size * _real_bytes(payload.values)
+
+
+def _signs(payload: Signs) -> Any:
+    size = payload.negative.shape[0]
+    return 1 + varint_bytes(size) + bytes_of_bits(size) + payload.scaled * _real_bytes(payload.scale)
+
+
+def _fixed_levels(size: int, steps: Any) -> Any:
+    return bytes_of_bits(size * bit_length(2 * jnp.asarray(steps, jnp.int32)))
+
+
+def _levels(payload: Levels) -> Any:
+    """The cheaper of a fixed width and Elias' gamma code of 1, 2, 3, ... for the levels 0, +1, -1, ..."""
+    size, level = payload.level.shape[0], jnp.asarray(payload.level).astype(jnp.int32)
+    suffix = jnp.sum(bit_length(2 * jnp.abs(level) + jnp.less(level, 1).astype(jnp.int32)) - 1, dtype=jnp.int32)
+    gamma = bytes_of_bits(size + suffix) + bytes_of_bits(suffix)
+    head = 3 + varint_bytes(size) + _real_bytes(payload.norm)
+    return head + jnp.minimum(_fixed_levels(size, payload.steps), gamma)
+
+
+def plain_index_bytes(size: int, k: int) -> tuple[int, int]:
+    """Bytes of k places among ``size`` as a bitmap, and at a fixed width."""
+    return bytes_of_bits(size), bytes_of_bits(k * index_width(size))
+
+
+def _rice(size: int, k: int, quotients: Any) -> Any:
+    return bytes_of_bits(k + quotients) + bytes_of_bits(k * rice_width(size, k))
+
+
+def _sparse(payload: Sparse) -> Any:
+    """The cheapest of a bitmap, a fixed width and Rice's code of the gaps."""
+    index, size = jnp.asarray(payload.index), payload.size
+    k = index.shape[0]
+    gaps = jnp.diff(index, prepend=jnp.full(1, -1, index.dtype)) - 1
+    rice = _rice(size, k, jnp.sum(gaps >> rice_width(size, k), dtype=jnp.int32))
+    head = 1 + varint_bytes(size) + varint_bytes(k)
+    return head + jnp.minimum(min(plain_index_bytes(size, k)), rice) + _part(payload.values)
+
+
+_BYTES: dict[type, Callable[[Any], Any]] = {Dense: _dense, Signs: _signs, Levels: _levels, Sparse: _sparse}
+
+
+def _part(payload: Payload) -> Any:
+    return _BYTES[type(payload)](payload)
+
+
+def parts(payload: Payload) -> tuple[Payload, ...]:
+    """The payloads of a tree payload, or the only one."""
+    return payload if isinstance(payload, tuple) else (payload,)
+
+
+def _frame(payload: Payload) -> int:
+    """Bytes of header and checksum."""
+    several = 1 + varint_bytes(len(payload)) if isinstance(payload, tuple) else 0
+    return len(MAGIC) + several + CHECKSUM
+
+
+def wire_bytes(payload: Payload) -> Array:
+    """``len(encode(payload))``; int32[]."""
+    return jnp.asarray(sum(map(_part, parts(payload)), _frame(payload)), jnp.int32)
+
+
+def bits(payload: Payload) -> Array:
+    """``8 * len(encode(payload))``: values, places, scales, header and checksum; int32[].
+
+    A ``ValueError`` for payloads that may exceed 2^31 bits, 256 MiB.
+    """
+    check.in_range("bits", 8 * _most_bytes(payload, lambda steps: MOST_STEPS), 0, 2**31 - 1)
+    return BYTE * wire_bytes(payload)
+
+
+def values_bits(payload: Payload) -> Array:
+    """Bits of the values alone, as the AsynFLC paper counts: no places, scales, norms or header; int32[].
+
+    32 an entry of a float32, 1 a sign, ``ceil(log2(2 s + 1))`` a level. Table III's traffic (erratum C2).
+    """
+    return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
+
+
+_VALUES: dict[type, Callable[[Any], Any]] = {
+    Dense: lambda payload: BYTE * _real_bytes(payload.values) * payload.values.shape[0],
+    Signs: lambda payload: payload.negative.shape[0],
+    Levels: lambda payload: payload.level.shape[0] * bit_length(2 * jnp.asarray(payload.steps, jnp.int32)),
+    Sparse: lambda payload: values_bits(payload.values),
+}
+
+
+def most_bits(payload: Payload) -> int:
+    """The most bits that a payload of these lengths can take, whatever its values; a Python number.
+
+    For planning transfers before anything is trained: compress zeros, and ask. Levels must not be traced.
+    """
+    return BYTE * _most_bytes(payload, int)
+
+
+def _most_bytes(payload: Payload, steps_of: Callable[[Any], int]) -> int:
+    def most(part: Payload) -> int:
+        if isinstance(part, Levels):
+            size = part.level.shape[0]
+            width = (2 * steps_of(part.steps)).bit_length()
+            return 3 + varint_bytes(size) + _real_bytes(part.norm) + bytes_of_bits(size * width)
+        if isinstance(part, Sparse):
+            size, k = part.size, part.index.shape[0]
+            rice = _rice(size, k, size >> rice_width(size, k))
+            head = 1 + varint_bytes(size) + varint_bytes(k)
+            return head + min(*plain_index_bytes(size, k), rice) + most(part.values)
+        return int(_part(part))
+
+    return sum(map(most, parts(payload)), _frame(payload))

@@ -1,0 +1,109 @@
+"""Uploads that are compressed on their way, with or without error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry
+from fedjax_async.compress import Compressor, on_tree, values_bits
+from fedjax_async.geometry import GROUPINGS
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
+
+_SENDING = 2**31  # no local step has this number
+
+
+class Sending(NamedTuple):
+    """What a client that compresses keeps from job to job."""
+
+    inner: State  # of the client algorithm it wraps
+    kept: Params  # the residual e of error feedback, the estimate g of EF21; () where there is neither
+    bits: Array  # int32[], of its last accepted upload on the wire; 0 before the first
+    values_bits: Array  # int32[], of the values alone
+
+
+Sizes = tuple[Array, Array]
+Send = Callable[[Params], tuple[Params, Sizes]]
+Exchanged = tuple[Params, Params, Sizes]
+
+
+def feedback(
+    client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole", error_feedback: bool = True
+) -> ClientAlgorithm:
+    """``client``, whose upload passes through ``compressor``; what is lost is added to its next upload.
+
+    ``Delta_hat = C(Delta + e)``, ``e <- e + Delta - Delta_hat``; the upload is the Delta_hat that the server decodes.
+
+    Args:
+      client: any client algorithm whose upload is a pytree like the params. Wrappers that change what is uploaded
+        (``keeping``) go inside of this one.
+      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor.
+      error_feedback: without it ``Delta_hat = C(Delta)``, and nothing is kept.
+
+    Returns: a ``ClientAlgorithm`` whose state is :class:`Sending`. The residual stays as it is while the client is
+    away, and while its uploads are refused: one that is not finite is not finite decoded either. Sums telescope:
+    decoded uploads + residual = true uploads, to rounding. Source: Seide et al. (2014); Karimireddy et al. (2019);
+    AsynFLC-EF, algorithm 1 with eq. 8.
+    """
+    check.one_of("error_feedback", error_feedback, [True, False])
+
+    def plain(upload: Params, kept: Params, send: Send) -> Exchanged:
+        decoded, sizes = send(upload)
+        return decoded, kept, sizes
+
+    def corrected(upload: Params, kept: Params, send: Send) -> Exchanged:
+        total = jax.tree.map(jnp.add, upload, kept)
+        decoded, sizes = send(total)
+        return decoded, jax.tree.map(jnp.subtract, total, decoded), sizes
+
+    return sending(client, compressor, corrected if error_feedback else plain, per=per, keeps=error_feedback)
+
+
+def sending(
+    client: ClientAlgorithm,
+    compressor: Compressor,
+    exchange: Callable[[Params, Params, Send], Exchanged],
+    *,
+    per: str,
+    keeps: bool,
+) -> ClientAlgorithm:
+    """``client`` with ``exchange(upload, kept, send) -> (upload, kept, sizes)`` between it and the server.
+
+    ``send(tree) -> (decoded tree, (bits, values_bits))`` is one message through the compressor, once a job. ``kept``
+    starts at zeros like the params, or is ``()``.
+    """
+    group = registry.find("per", GROUPINGS, per)
+
+    def init(params: Params) -> Sending:
+        kept = jax.tree.map(jnp.zeros_like, params) if keeps else ()
+        return Sending(client.init(params), kept, jnp.int32(0), jnp.int32(0))
+
+    def begin(key: Key, message: Message, client_state: Sending, data: ClientData) -> State:
+        # the job's own key stays the wrapped client's, so that it trains as if it were alone
+        return client.begin(key, message, client_state.inner, data), jax.random.fold_in(key, _SENDING)
+
+    def step(work: State, k: Array, message: Message, data: ClientData) -> State:
+        inner, key = work
+        return client.step(inner, k, message, data), key
+
+    def finish(work: State, message: Message, client_state: Sending) -> tuple[Params, Sending]:
+        upload, inner = client.finish(work[0], message, client_state.inner)
+        wire = on_tree(compressor, upload, group=group)
+
+        def send(tree: Params) -> tuple[Params, Sizes]:
+            # without the barrier XLA compresses again for each of the uses of a payload
+            payload = jax.lax.optimization_barrier(wire.compress(work[1], tree))
+            return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
+
+        decoded, kept, sizes = exchange(upload, client_state.kept, send)
+        return decoded, Sending(inner, kept, *sizes)
+
+    return ClientAlgorithm(init, begin, step, finish)
+
+
+def sent(client_state: Sending) -> dict[str, Array]:
+    """Columns to record of an upload, from the state as its job left it: ``bits`` and ``values_bits``, int32[]."""
+    return {"bits": client_state.bits, "values_bits": client_state.values_bits}

@@ -1,0 +1,409 @@
+"""Compressors: against NumPy, and what theory says of their errors."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.compress import (
+    COMPRESSORS,
+    Dense,
+    Sparse,
+    bits,
+    cast,
+    chain,
+    encode,
+    levels_of,
+    on_tree,
+    qsgd,
+    randk,
+    scaled_sign,
+    sign,
+    topk,
+    topk_qsgd,
+    values_bits,
+)
+from fedjax_async.geometry import GROUPINGS
+from tests.compress import textbook
+
+KEY = jax.random.key(5)
+SIZES = [0, 1, 32, 101]
+RATIOS = [0.01, 0.3, 0.97]
+kinds, seeds = st.sampled_from(list(textbook.MAKERS)), st.integers(0, 2**32 - 1)
+
+
+@functools.cache
+def passed(name, **options):
+    """``key, x -> (payload, x_hat)``, compiled."""
+    compressor = COMPRESSORS[name](**dict(options))
+
+    def both(key, x):
+        payload = compressor.compress(key, x)
+        return payload, compressor.decompress(payload)
+
+    return jax.jit(both)
+
+
+@functools.cache
+def many(compressor, count):
+    """``x -> x_hat`` under ``count`` keys."""
+    keys = jax.random.split(KEY, count)
+    return jax.jit(lambda x: jax.vmap(lambda key: compressor.decompress(compressor.compress(key, x)))(keys))
+
+
+# --- against NumPy ----------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES), ratio=st.sampled_from(RATIOS))
+def test_topk_keeps_the_largest_and_of_equals_the_first(kind, seed, size, ratio):
+    x = textbook.vector(kind, size, seed)
+    payload, x_hat = passed("topk", ratio=ratio)(KEY, x)
+    k = int(np.ceil(ratio * size))
+    np.testing.assert_array_equal(payload.index, textbook.largest(x, k))
+    np.testing.assert_array_equal(x_hat, textbook.topk(x, k))
+    assert payload.index.shape == (k,) and x_hat.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ties", "zeros"])
+@pytest.mark.parametrize("ratio", [0.00001, 0.03, 0.6])
+def test_topk_of_long_vectors(kind, ratio):
+    """Long enough for wide digits, and for numbers of equals that fill many words."""
+    x = textbook.vector(kind, 70_001)
+    payload, _ = passed("topk", ratio=ratio)(KEY, x)
+    np.testing.assert_array_equal(payload.index, textbook.largest(x, len(payload.index)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_topk_in_other_float_types(dtype):
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=501)).astype(dtype)
+        x = x.at[:4].set(jnp.array([1e-7, -0.0, 6.1e4, 0]).astype(dtype))
+        for name in ("topk", "topk_fast"):
+            payload, x_hat = passed(name, ratio=0.9)(KEY, x)
+            assert x_hat.dtype == dtype and payload.values.values.dtype == dtype
+            if name == "topk":
+                np.testing.assert_array_equal(payload.index, textbook.largest(x.astype(float), 451))
+
+
+def test_k_is_the_ceiling_but_for_rounding():
+    for ratio, size, k in [(0.07, 100, 7), (0.1, 1000, 100), (0.1, 1001, 101), (0.03, 1_000_000, 30_000), (1e-9, 5, 1)]:
+        x = jax.ShapeDtypeStruct((size,), jnp.float32)
+        assert jax.eval_shape(topk(ratio=ratio).compress, KEY, x).index.shape == (k,)
+
+
+@settings(max_examples=40)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES), mantissa=st.sampled_from([0, 3, 7]))
+def test_fast_topk_is_topk_up_to_its_stated_factor(kind, seed, size, mantissa):
+    x = textbook.vector(kind, size, seed)
+    payload, x_hat = passed("topk_fast", ratio=0.2, mantissa=mantissa)(KEY, x)
+    k, eps = int(np.ceil(0.2 * size)), 2.0**-mantissa
+    index = np.asarray(payload.index)
+    assert len(index) == k and (np.diff(index) > 0).all()
+    kept, left = np.abs(x[index]), np.abs(np.delete(x, index))
+    if 0 < k < size:
+        assert left.max() <= (1 + eps) * kept.min()
+    error = textbook.square(x - np.asarray(x_hat))
+    assert error <= (1 + eps) ** 2 * textbook.square(x - textbook.topk(x, k)) * (1 + 1e-12)
+
+
+def test_fast_topk_does_lose_something():
+    x = textbook.vector("gaussian", 1000)
+    exact, fast = (
+        passed(n, ratio=0.1, **o)(KEY, x)[0].index for n, o in [("topk", {}), ("topk_fast", {"mantissa": 0})]
+    )
+    assert 0 < len(np.setdiff1d(exact, fast)) < 60
+
+
+@settings(max_examples=30)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES))
+def test_signs(kind, seed, size):
+    x = textbook.vector(kind, size, seed)
+    np.testing.assert_array_equal(passed("sign")(KEY, x)[1], textbook.sign(x))
+    np.testing.assert_allclose(passed("scaled_sign")(KEY, x)[1], textbook.scaled_sign(x), rtol=1e-5)
+
+
+@settings(max_examples=40)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES), levels=st.sampled_from([1, 7, 127, 32767]))
+def test_qsgd_rounds_up_or_down(kind, seed, size, levels):
+    x = textbook.vector(kind, size, seed)
+    payload, x_hat = passed("qsgd", levels=levels)(jax.random.key(seed), x)
+    norm = np.sqrt(textbook.square(x))
+    np.testing.assert_allclose(payload.norm, norm, rtol=1e-5)
+    share = np.abs(x.astype(np.float64)) / (norm or 1) * levels
+    level = np.asarray(payload.level, np.float64)
+    assert (np.abs(np.abs(level) - share) <= 1 + 1e-5 * levels).all() and (np.abs(level) <= levels).all()
+    assert (level * x >= 0).all()
+    np.testing.assert_allclose(x_hat, norm * level / levels, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_cast_rounds_to_nearest_and_saturates(dtype):
+    x = np.concatenate([textbook.vector("heavy tails", 200), np.float32([0, -0.0, 3.4e38, -3.4e38, 65519, 65520])])
+    payload, x_hat = passed("cast", dtype=dtype)(KEY, x)
+    most = float(jnp.finfo(dtype).max)
+    expected = np.clip(x, -most, most).astype(jnp.dtype(dtype)).astype(np.float32)
+    np.testing.assert_array_equal(x_hat, expected)
+    assert payload.values.dtype == dtype and np.isfinite(x_hat).all()
+    np.testing.assert_allclose(x_hat[:200], x[:200], rtol=2.0**-8 if dtype == "bfloat16" else 2.0**-11, atol=1e-7)
+
+
+def test_the_identity_changes_no_bit():
+    x = np.float32([0.0, -0.0, 1e-45, -3.4e38, 0.1])
+    assert np.asarray(passed("identity")(KEY, x)[1]).tobytes() == x.tobytes()
+
+
+# --- theory -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES[1:]), ratio=st.sampled_from(RATIOS))
+def test_topk_contracts(kind, seed, size, ratio):
+    x = textbook.vector(kind, size, seed)
+    k = int(np.ceil(ratio * size))
+    error = textbook.square(x - np.asarray(passed("topk", ratio=ratio)(KEY, x)[1]))
+    assert error <= (1 - k / size) * textbook.square(x) * (1 + 1e-12)
+
+
+@settings(max_examples=40)
+@given(kind=kinds, seed=seeds, size=st.sampled_from(SIZES[1:]))
+def test_scaled_signs_contract_as_far_as_magnitudes_agree(kind, seed, size):
+    x = textbook.vector(kind, size, seed)
+    error, whole = textbook.square(x - np.asarray(passed("scaled_sign")(KEY, x)[1])), textbook.square(x)
+    gamma = np.abs(x.astype(np.float64)).sum() ** 2 / (size * whole) if whole else 1.0
+    assert 1 / size * (1 - 1e-6) <= gamma <= 1 + 1e-6
+    np.testing.assert_allclose(error, (1 - gamma) * whole, rtol=1e-4, atol=1e-5 * whole)
+
+
+def test_plain_signs_do_not_contract():
+    x = np.full(10, 0.01, np.float32)
+    assert textbook.square(x - np.asarray(passed("sign")(KEY, x)[1])) > textbook.square(x)
+
+
+def expected_error(compressor, x, count=800):
+    """Mean of ``||C(x) - x||^2`` over keys, and its standard error."""
+    errors = np.sum((np.asarray(many(compressor, count)(x), np.float64) - x) ** 2, axis=1)
+    return errors.mean(), errors.std() / count**0.5
+
+
+COMPOSED = {levels: topk_qsgd(ratio=0.2, levels=levels) for levels in (1, 7, 127)}
+
+
+@pytest.mark.parametrize("levels", COMPOSED)
+@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "constant", "one spike"])
+def test_the_composition_contracts(levels, kind):
+    """gamma = k / (d (1 + beta)), as the paper states it; unscaled it need not (Basu et al. 2019, lemmas 1 and 2)."""
+    x = textbook.vector(kind, 200)
+    gamma = 40 / (200 * (1 + textbook.beta(40, levels)))
+    mean, deviation = expected_error(COMPOSED[levels], x)
+    assert mean <= (1 - gamma) * textbook.square(x) + 4 * deviation
+
+
+def test_the_composition_unscaled_is_no_contraction_where_beta_is_large():
+    x = textbook.vector("constant", 200)
+    mean, deviation = expected_error(topk_qsgd(ratio=0.2, levels=1, scaled=False), x)
+    assert mean - 4 * deviation > textbook.square(x)
+
+
+QUANTISERS = {levels: qsgd(levels=levels) for levels in (1, 3, 7, 127)}
+
+
+@pytest.mark.parametrize("levels", QUANTISERS)
+@pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "one spike"])
+def test_qsgd_is_unbiased_and_its_variance_bounded(levels, kind):
+    x = textbook.vector(kind, 60)
+    outcomes = np.asarray(many(QUANTISERS[levels], 4000)(x), np.float64)
+    error = outcomes.mean(axis=0) - x
+    deviation = outcomes.std(axis=0) / 4000**0.5
+    assert (np.abs(error) <= 5 * deviation + 1e-5 * np.abs(x).max()).all()
+    norm = np.sqrt(textbook.square(x))
+    share = np.abs(x) / norm * levels
+    exact = (norm / levels) ** 2 * np.sum((share % 1) * (1 - share % 1))  # of independent roundings
+    mean, deviation = expected_error(QUANTISERS[levels], x, 4000)
+    assert abs(mean - exact) <= 5 * deviation + 1e-6 * norm**2
+    assert mean <= textbook.beta(60, levels) * textbook.square(x) + 4 * deviation
+
+
+def test_randk_is_unbiased_and_every_entry_equally_likely():
+    x, count, k = textbook.vector("gaussian", 50), 4000, 10
+    outcomes = np.asarray(many(randk(ratio=0.2), count)(x), np.float64)
+    chosen = outcomes != 0
+    assert (chosen.sum(axis=1) == k).all()
+    expected = count * k / 50
+    chi_square = np.sum((chosen.sum(axis=0) - expected) ** 2) / (expected * (1 - k / 50)) * 49 / 50
+    assert 20 < chi_square < 90  # 49 degrees of freedom: beyond 1e-3 on either side
+    np.testing.assert_allclose(outcomes[chosen], np.broadcast_to(5 * x, outcomes.shape)[chosen], rtol=1e-6)
+    together = np.corrcoef(chosen[:, :10].T) + 1 / 49  # of a uniform subset: -1/49 off the diagonal
+    assert np.abs(together[~np.eye(10, dtype=bool)]).max() < 5 / count**0.5
+    mean, deviation = expected_error(randk(ratio=0.2), x, count)
+    assert abs(mean - (50 / k - 1) * textbook.square(x)) <= 5 * deviation
+    mean, deviation = expected_error(randk(ratio=0.2, unbiased=False), x, count)
+    assert abs(mean - (1 - k / 50) * textbook.square(x)) <= 5 * deviation
+
+
+# --- the contract -----------------------------------------------------------------------------
+
+
+def powers(count, size):
+    """Rows whose sums and squares are exact in float32, in any order."""
+    rows = np.random.default_rng(1).integers(-8, 9, size=(count, size)).astype(np.float32)
+    rows[:, 0] = 8
+    return rows
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_batched_compiled_and_one_at_a_time_are_the_same(name):
+    compressor, rows, keys = COMPRESSORS[name](), powers(5, 77), jax.random.split(KEY, 5)
+
+    def everything(key, x):
+        payload = compressor.compress(key, x)
+        return payload, compressor.decompress(payload), compressor.bits(payload), values_bits(payload)
+
+    batched, compiled = jax.jit(jax.vmap(everything))(keys, rows), jax.jit(everything)
+    assert batched[1].shape == rows.shape and batched[2].dtype == jnp.int32
+    for i in range(5):
+        plain = [everything(keys[i], rows[i])] if i == 0 else []
+        for one in (*plain, compiled(keys[i], rows[i])):
+            assert jax.tree.structure(one) == jax.tree.structure(batched)
+            for many_leaf, leaf in zip(jax.tree.leaves(batched), jax.tree.leaves(one)):
+                assert many_leaf.dtype == leaf.dtype
+                np.testing.assert_allclose(many_leaf[i], leaf, rtol=3e-7 if leaf.dtype == jnp.float32 else 0)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 3, 40])
+def test_what_is_not_finite_can_be_refused(name, bad, place):
+    x = powers(1, 41)[0]
+    x[place] = bad
+    payload, x_hat = passed(name)(KEY, x)
+    assert not np.isfinite(x_hat).all()
+    with pytest.raises(ValueError, match="must be finite"):
+        encode(payload)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_extremes_stay_finite(name):
+    for x in ([3.4e38], [-3.4e38, 1e-45], [2e38, -2e38, 1e38], [1e-45, -1e-45, 0], [1e-40] * 9):
+        factor = len(x) if name == "randk" else 1  # D/k
+        x_hat = np.asarray(passed(name)(KEY, np.float32(x) / np.float32(factor))[1])
+        assert np.isfinite(x_hat).all()
+
+
+def test_levels_may_be_traced():
+    x, steps = textbook.vector("gaussian", 30), jnp.array([1, 7, 127])
+    swept = jax.jit(jax.vmap(lambda s: qsgd(levels=s).compress(KEY, x)))(steps)
+    for i, s in enumerate([1, 7, 127]):
+        np.testing.assert_array_equal(swept.level[i], qsgd(levels=s).compress(KEY, x).level)
+    sizes = jax.vmap(values_bits)(swept)
+    np.testing.assert_array_equal(sizes, [60, 120, 240])
+    assert [levels_of(b) for b in (2, 4, 8)] == [1, 7, 127]
+
+
+def test_values_only_accounting_is_the_papers():
+    """Erratum C2: top-10 % is 10 times fewer, a sign 32, and b bits 32/b; places and scales are not counted."""
+    x = jnp.asarray(textbook.vector("gaussian", 1000))
+
+    def share(compressor):
+        return 32_000 / int(jax.jit(lambda x: values_bits(compressor.compress(KEY, x)))(x))
+
+    assert share(topk(ratio=0.1)) == 10 and share(sign()) == share(scaled_sign()) == 32
+    assert [share(qsgd(levels=levels_of(b))) for b in (2, 4, 8)] == [16, 8, 4]
+    assert share(topk_qsgd(ratio=0.1, levels=1)) == pytest.approx(160)
+    assert int(bits(passed("topk", ratio=0.1)(KEY, x)[0])) > 3200  # the wire is not so lucky
+
+
+# --- composition and trees --------------------------------------------------------------------
+
+
+def test_a_chain_compresses_what_is_kept():
+    x = textbook.vector("gaussian", 90)
+    kept = textbook.topk(x, 18)
+    x_hat = np.asarray(many(chain(topk(ratio=0.2), scaled_sign()), 1)(x))[0]
+    mean = np.abs(kept[kept != 0]).mean()
+    np.testing.assert_allclose(x_hat, np.where(kept != 0, mean * np.sign(kept), 0), rtol=1e-5)
+    thrice = chain(randk(ratio=0.5, unbiased=False), chain(topk(ratio=0.5), cast()))
+    assert isinstance(jax.eval_shape(thrice.compress, KEY, x).values, Sparse)
+    assert np.count_nonzero(many(thrice, 1)(x)) == 23
+    with pytest.raises(ValueError, match="sparsifier = 'Signs'"):
+        chain(sign(), topk()).compress(KEY, x)
+
+
+TREE = {
+    "a": {"kernel": np.arange(-6, 6, dtype=np.float32).reshape(3, 4), "bias": np.float32([9, -9])},
+    "b": {"kernel": 100 * np.ones((2, 2), np.float32), "empty": np.zeros((0, 3), np.float32)},
+    "c": np.float32(0.5),
+}
+GROUPS = {"whole": ["abc"], "layer": ["a", "b", "c"], "tensor": ["a/bias", "a/kernel", "b/empty", "b/kernel", "c"]}
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+def test_trees_are_compressed_group_by_group(per):
+    tree = on_tree(topk(ratio=0.5), TREE, group=GROUPINGS[per])
+    payload = jax.jit(tree.compress)(KEY, TREE)
+    assert len(payload) == len(GROUPS[per])
+    out = tree.decompress(payload)
+    assert jax.tree.map(np.shape, out) == jax.tree.map(np.shape, TREE)
+    leaves = {"/".join(str(p.key) for p in path): leaf.ravel() for path, leaf in jax.tree.leaves_with_path(TREE)}
+    found = {"/".join(str(p.key) for p in path): np.ravel(leaf) for path, leaf in jax.tree.leaves_with_path(out)}
+    for group in GROUPS[per]:
+        mine = [name for name in leaves if name == group or name.startswith(f"{group}/") or per == "whole"]
+        x = np.concatenate([leaves[name] for name in mine])
+        expected = textbook.topk(x, int(np.ceil(0.5 * len(x))))
+        np.testing.assert_array_equal(np.concatenate([found[name] for name in mine]), expected)
+
+
+def test_leaves_of_several_types_and_groups_with_keys_of_their_own():
+    tree = {"a": jnp.ones(40, jnp.bfloat16), "b": jnp.full(40, 0.5)}
+    whole = on_tree(qsgd(levels=1), tree)
+    out = jax.jit(lambda tree: whole.decompress(whole.compress(KEY, tree)))(tree)
+    assert out["a"].dtype == jnp.bfloat16 and out["b"].dtype == jnp.float32
+    each = jax.jit(on_tree(qsgd(levels=1), tree, group=GROUPINGS["tensor"]).compress)(KEY, tree)
+    assert (np.asarray(each[0].level) != np.asarray(each[1].level)).any()
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("topk", {"ratio": 0}, "ratio = 0: must be a number above 0 and at most 1"),
+        ("topk", {"ratio": 1.5}, "ratio = 1.5"),
+        ("randk", {"ratio": float("nan")}, "ratio = nan"),
+        ("randk", {"unbiased": "no"}, "unbiased = 'no': must be one of True, False"),
+        ("topk_fast", {"ratio": True}, "ratio = True"),
+        ("topk_fast", {"mantissa": 8}, "mantissa = 8: must be a whole number from 0 to 7"),
+        ("qsgd", {"levels": 0}, "levels = 0: must be a whole number from 1 to 32767"),
+        ("qsgd", {"levels": 2.5}, "levels = 2.5"),
+        ("topk_qsgd", {"levels": 32768}, "levels = 32768"),
+        ("qsgd", {"scaled": 2}, "scaled = 2"),
+        ("cast", {"dtype": "float8"}, "dtype = 'float8': must be one of float16, bfloat16"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        COMPRESSORS[name](**options)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("x", [np.zeros((2, 3), np.float32), np.zeros(4, np.int32)])
+def test_only_vectors_of_floats(name, x):
+    with pytest.raises(ValueError, match=r"x = .*must be a vector of floats"):
+        COMPRESSORS[name]().compress(KEY, x)
+
+
+def test_payloads_too_large_to_count_are_refused():
+    with pytest.raises(ValueError, match="bits = 2147483744: must be between 0 and 2147483647"):
+        bits(Dense(jax.ShapeDtypeStruct((2**26,), jnp.float32)))
+
+
+def test_a_width_in_bits():
+    with pytest.raises(ValueError, match="width = 1: must be a whole number from 2 to 16"):
+        levels_of(1)

@@ -1,0 +1,311 @@
+"""The wire format: exact round trips, true sizes, and no harm from foreign bytes."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+
+from fedjax_async.compress import (
+    COMPRESSORS,
+    Dense,
+    Levels,
+    Signs,
+    Sparse,
+    bits,
+    cast,
+    chain,
+    codes,
+    decode,
+    encode,
+    most_bits,
+    on_tree,
+    qsgd,
+    scaled_sign,
+    sizes,
+    topk,
+    wire_bytes,
+)
+from tests.compress import textbook
+
+KEY = jax.random.key(3)
+ANY_LENGTH = st.integers(0, 70)
+REALS = ["float16", "bfloat16", "float32", "float64"]
+
+
+def same(have, want):
+    """Of one kind and static lengths, and every array the same bits in the same type."""
+    assert jax.tree.structure(have) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(have), jax.tree.leaves(want)):
+        one, other = np.asarray(a), np.asarray(b)
+        assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+# --- payloads made by hand: every number that a type can hold, and no arithmetic of JAX on them ------
+
+
+@st.composite
+def reals(draw, shape):
+    """Finite floats: +-0, subnormals and the largest included."""
+    dtype = np.dtype(draw(st.sampled_from(REALS)))
+    word = np.dtype(f"u{dtype.itemsize}")
+    top = int(np.array(jnp.finfo(dtype).max, dtype).view(word))  # patterns of magnitudes are 0 .. top
+    patterns = draw(st_numpy.arrays(word, shape, elements=st.integers(0, top)))
+    negative = draw(st_numpy.arrays(bool, shape))
+    return (patterns | negative.astype(word) << (8 * dtype.itemsize - 1)).astype(word).view(dtype)
+
+
+@st.composite
+def payloads(draw, size=None, depth=0, lengths=ANY_LENGTH):
+    size = draw(lengths) if size is None else size
+    kind = draw(st.sampled_from(["dense", "signs", "unscaled", "levels"] + ["sparse"] * (depth < 2)))
+    if kind == "dense":
+        return Dense(draw(reals((size,))))
+    if kind in ("signs", "unscaled"):
+        scale = draw(reals(()))
+        scaled = kind == "signs"
+        return Signs(draw(st_numpy.arrays(bool, size)), scale if scaled else np.ones_like(scale), scaled)
+    if kind == "levels":
+        steps = draw(st.integers(1, 32767) | st.sampled_from([1, 7, 127]))
+        within = st.integers(-min(steps, draw(st.sampled_from([1, 9, 32767]))), steps)
+        return Levels(draw(st_numpy.arrays(np.int16, size, elements=within)), draw(reals(())), np.int32(steps))
+    places = sorted(draw(st.sets(st.integers(0, size - 1), max_size=size))) if size else []
+    return Sparse(np.array(places, np.int32), draw(payloads(len(places), depth + 1)), size)
+
+
+@settings(max_examples=300)
+@given(payload=payloads() | st.lists(payloads(), max_size=4).map(tuple))
+@example(payload=())
+@example(payload=Dense(np.float32([0.0, -0.0, 1e-45, -1e-45, 3.4028235e38, -3.4028235e38])))
+@example(payload=Levels(np.full(300, -32767, np.int16), np.float64(1e308), np.int32(32767)))
+@example(payload=Sparse(np.int32([2**31 - 2]), Dense(np.float32([1])), 2**31 - 1))
+def test_round_trips_are_exact(payload):
+    data = encode(payload)
+    same(decode(data), payload)
+    assert encode(decode(data)) == data
+    assert type(data) is bytes
+
+
+FEW = payloads(lengths=st.sampled_from([0, 1, 8, 65]))  # every length is a compilation
+
+
+@settings(max_examples=60)
+@given(payload=FEW | st.tuples(FEW, FEW) | st.just(()))
+def test_reported_bits_are_the_bytes(payload):
+    with jax.enable_x64(True):
+        length = len(encode(payload))
+        assert int(bits(payload)) == 8 * length and int(wire_bytes(payload)) == length
+        assert most_bits(payload) >= 8 * length
+
+
+MADE = {
+    **{name: factory() for name, factory in COMPRESSORS.items()},
+    "cast float16": cast(dtype="float16"),
+    "qsgd 127": qsgd(levels=127),
+    "topk of few": topk(ratio=0.001),
+    "topk of many": topk(ratio=0.7),
+    "chain": chain(topk(ratio=0.3), scaled_sign()),
+}
+
+
+@functools.cache
+def compiled(name):
+    compressor = MADE[name]
+
+    def everything(x):
+        payload = compressor.compress(KEY, x)
+        return payload, compressor.decompress(payload), compressor.bits(payload)
+
+    return jax.jit(everything)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+@pytest.mark.parametrize("name", MADE)
+def test_what_compressors_send_arrives(name, size):
+    for kind in ("gaussian", "ties", "constant"):
+        payload, x_hat, reported = compiled(name)(textbook.vector(kind, size))
+        data = encode(payload)
+        assert reported == 8 * len(data) and most_bits(payload) >= reported
+        same(decode(data), jax.device_get(payload))
+        if size < 1000 or kind == "gaussian":
+            np.testing.assert_allclose(MADE[name].decompress(decode(data)), x_hat, rtol=1e-6)
+
+
+def test_what_trees_send_arrives():
+    tree = {"a": jnp.arange(12.0).reshape(3, 4), "b": jnp.ones(5)}
+    wire = on_tree(topk(ratio=0.4), tree, group=lambda path: path)
+    payload = jax.jit(wire.compress)(KEY, tree)
+    data = encode(payload)
+    assert int(wire.bits(payload)) == 8 * len(data)
+    arrived = decode(data)
+    same(arrived, jax.device_get(payload))
+    jax.tree.map(np.testing.assert_array_equal, wire.decompress(arrived), wire.decompress(payload))
+
+
+# --- the codes themselves ---------------------------------------------------------------------
+
+
+def test_the_shortest_code_is_chosen():
+    rng = np.random.default_rng(0)
+
+    def spent(k, size, places=None):
+        index = np.sort(rng.choice(size, k, replace=False)) if places is None else places
+        payload = Sparse(index.astype(np.int32), Signs(np.zeros(k, bool), np.float32(1), False), size)
+        data = encode(payload)
+        frame = len(encode(Signs(np.zeros(k, bool), np.float32(1), False)))
+        head = 1 + sizes.varint_bytes(size) + sizes.varint_bytes(k)
+        return data[3] >> 4, len(data) - frame - head
+
+    assert spent(500, 1000) == (0, 125)  # a bitmap
+    assert spent(1, 2**20, np.array([5])) == (1, 3)  # 20 bits
+    code, rice = spent(1000, 100_000)  # gaps: an entropy of 8.08 bits a place
+    assert code == 2 and 1010 < rice < 1060 and rice < 1000 * 17 / 8
+    assert spent(0, 1000) == (1, 0)
+
+
+def test_levels_that_are_mostly_zero_take_little_more_than_a_bit():
+    level = np.zeros(10_000, np.int16)
+    level[::100] = -3
+    sparse, dense = (Levels(x, np.float32(1), np.int32(7)) for x in (level, np.full(10_000, -3, np.int16)))
+    assert 8 * len(encode(sparse)) < 1.1 * 10_000
+    assert 40_000 <= 8 * len(encode(dense)) < 40_200  # the fixed width
+
+
+def test_numbers_by_hand():
+    assert codes.varint(300) == bytes([0b10101100, 0b10])
+    assert codes.unary(np.array([2, 0, 3])) == bytes([0b00110001])
+    assert codes.fixed(np.array([5, 2]), 3) == bytes([0b10101000])
+    assert codes.varying(np.array([0b1101, 0b1, 7]), np.array([3, 0, 2])) == bytes([0b10111000])
+    payload = Sparse(np.int32([1, 4]), Signs(np.array([True, False]), np.float32(1), False), 5)
+    body = b"FA\x01" + bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 2, 0b10000000])
+    assert encode(payload) == body + zlib.crc32(body).to_bytes(4, "little")
+
+
+# --- foreign, damaged and malicious bytes -----------------------------------------------------
+
+
+def refused(data):
+    with pytest.raises(ValueError) as error:
+        decode(data)
+    text = str(error.value)
+    assert text.startswith("message") or text.startswith("index"), text
+    assert "\n" not in text and len(text) < 200
+
+
+@settings(max_examples=100)
+@given(payload=payloads() | st.lists(payloads(), max_size=3).map(tuple), data=st.data())
+def test_damaged_messages_are_refused(payload, data):
+    whole = encode(payload)
+    refused(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    refused(whole + data.draw(st.binary(min_size=1, max_size=5)))
+    flipped = bytearray(whole)
+    for place in data.draw(st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=3)):
+        flipped[place // 8] ^= 1 << place % 8
+    refused(bytes(flipped))
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=60))
+def test_foreign_bytes_are_refused(data):
+    refused(data)
+    refused(b"FA\x01" + data)
+
+
+def signed(body):
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def refused_or_sound(data):
+    """Whoever forges the checksum too gets an error or a payload that can be sent on, never a crash."""
+    try:
+        payload = decode(data)
+    except ValueError as error:
+        assert "\n" not in str(error)
+    else:
+        same(decode(encode(payload)), payload)
+        assert all(np.isfinite(np.asarray(leaf, np.float64)).all() for leaf in jax.tree.leaves(payload))
+
+
+@settings(max_examples=300)
+@given(payload=payloads() | st.lists(payloads(), max_size=3).map(tuple), data=st.data())
+def test_forged_messages_do_no_harm(payload, data):
+    body = bytearray(encode(payload)[:-4])
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.integers(3, len(body) - 1))
+        body[place] = data.draw(st.integers(0, 255))
+    refused_or_sound(signed(bytes(body[: data.draw(st.integers(4, len(body)))])))
+
+
+@settings(max_examples=200)
+@given(kind=st.integers(0, 255), data=st.binary(max_size=40))
+def test_forged_bytes_do_no_harm(kind, data):
+    refused_or_sound(signed(b"FA\x01" + bytes([kind]) + data))
+
+
+HUGE = codes.varint(2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        bytes([1 + 16 * 3]) + HUGE,  # two billion values that are not there
+        bytes([3 + 16 * 3]) + HUGE,
+        bytes([4 + 16 * 3]) + HUGE + bytes([1, 0]) + bytes(4),
+        bytes([5 + 16 * 3]) + HUGE + bytes([1, 0]) + bytes(4) + b"\xff",
+        bytes([6]) + HUGE + HUGE,
+        bytes([6 + 32]) + HUGE + HUGE + b"\xff",
+        bytes([0]) + codes.varint(65535),
+        bytes([1 + 16 * 3, 0x81, 0x00]) + bytes(4),  # 1, not in its shortest form
+        bytes([1 + 16 * 3, 1]) + np.float32(np.nan).tobytes(),
+        bytes([1 + 16 * 3, 1]) + np.float32(np.inf).tobytes(),
+        bytes([4 + 16 * 3, 0, 0, 0]) + bytes(4),  # no steps
+        bytes([4 + 16 * 3, 1, 1, 0]) + bytes(4) + bytes([0b11000000]),  # level 2 of 1
+        bytes([3 + 16 * 3, 1, 0b01000000]),  # padding
+        bytes([3 + 16 * 9, 0]),  # no such float type
+        bytes([6 + 16 * 3, 1, 0]) + bytes([3 + 16 * 3, 0]),  # no such code
+        bytes([6 + 16, 4, 2, 0b01010000]) + bytes([3 + 16 * 3, 2, 0]),  # the same place twice
+        bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 1, 0]),  # one value at two places
+        bytes([6, 0, 0]) * 5000 + bytes([3 + 16 * 3, 0]),  # deeper than any stack
+        bytes([0, 1, 0, 1]) + bytes([3 + 16 * 3, 0]),  # tuples in tuples
+        b"",
+    ],
+)
+def test_malformed_messages_are_refused(body):
+    refused(signed(b"FA\x01" + body))
+
+
+def test_other_versions_and_types_are_refused():
+    body = b"FA\x02" + encode(Dense(np.float32([1])))[3:-4]
+    with pytest.raises(ValueError, match="message version = 2: must be 1"):
+        decode(signed(body))
+    with pytest.raises(ValueError, match="message = 'str': must be bytes"):
+        decode("FA")
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (Dense(np.float32([1, np.nan])), "values = 'NaN or infinite': must be finite"),
+        (Signs(np.array([True]), np.float32(np.inf), True), "scale"),
+        (Signs(np.array([True]), np.float32(2), False), "scale = 2.0: must be 1"),
+        (Levels(np.int16([0]), np.float32(np.nan), np.int32(1)), "norm"),
+        (Levels(np.int16([2]), np.float32(1), np.int32(1)), "level = 2: must be within 1"),
+        (Levels(np.int16([0]), np.float32(1), np.int32(0)), "steps = 0"),
+        (Dense(np.zeros((2, 3), np.float32)), "values = 'float32.2, 3.': must be floats of one payload"),
+        (Dense(np.zeros(2, np.int32)), "values = 'int32"),
+        (Sparse(np.int32([2, 1]), Dense(np.float32([1, 1])), 3), "index = 'places': must be ascending"),
+        (Sparse(np.int32([1, 3]), Dense(np.float32([1, 1])), 3), "index = 'places': must be ascending, from 0 to 2"),
+        (Sparse(np.int32([1]), Dense(np.float32([1, 1])), 3), "values = 2: must be 1, one a place"),
+        (np.zeros(3), "payload = ndarray: must be one of"),
+    ],
+)
+def test_payloads_that_make_no_sense_are_refused(payload, message):
+    with pytest.raises(ValueError, match=message):
+        encode(payload)

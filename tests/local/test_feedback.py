@@ -1,0 +1,202 @@
+"""Compressed uploads: what is lost is kept, frozen while a client is away, and adds up."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
+from fedjax_async.engine import run_reference, run_waves
+from fedjax_async.local import run_job, sgd
+from fedjax_async.local.ef21 import ef21
+from fedjax_async.local.feedback import feedback, sent
+from fedjax_async.types import ClientAlgorithm, ClientData, Message
+from tests.compress import textbook
+from tests.engine.problem import case, client, close
+from tests.local.made_up import client_data, message, softmax_regression, start_params
+
+N, D, ROUNDS = 6, 30, 200
+NO_DATA = ClientData(*(jnp.zeros(()) for _ in range(5)))
+
+
+def drawing(drift=0.0) -> ClientAlgorithm:
+    """A client whose upload is random, around ``drift``, and which counts its jobs."""
+
+    def finish(work, message, state):
+        key, params = work
+        noise = jax.random.normal(key, (D,), params["x"].dtype)
+        return {"x": drift + noise, "y": jnp.ones(2, params["x"].dtype)}, state + 1
+
+    return ClientAlgorithm(
+        lambda params: jnp.int32(0),
+        lambda key, message, state, data: (key, message.params),
+        lambda work, k, message, data: work,
+        finish,
+    )
+
+
+def compiled(algorithm, params):
+    """``job(key, state) -> (upload, state)`` of no local steps."""
+
+    @jax.jit
+    def job(key, state):
+        return run_job(algorithm, key, Message(params), state, NO_DATA, 0)
+
+    return job
+
+
+def zeros(dtype=jnp.float32):
+    return {"x": jnp.zeros(D, dtype), "y": jnp.zeros(2, dtype)}
+
+
+@pytest.mark.parametrize("per", ["whole", "layer"])
+@pytest.mark.parametrize("compressor", [topk(ratio=0.1), scaled_sign(), topk_qsgd(ratio=0.2, levels=1)])
+def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
+    """Decoded + residual = true, client by client, whoever takes part in a round; exact but for rounding."""
+    with jax.enable_x64(True):
+        params = zeros(jnp.float64)
+        plain, wrapped = drawing(0.3), feedback(drawing(0.3), compressor, per=per)
+        true_job, job = compiled(plain, params), compiled(wrapped, params)
+        rng, states = np.random.default_rng(0), [wrapped.init(params) for _ in range(N)]
+        total, decoded = np.zeros((N, D + 2)), np.zeros((N, D + 2))
+        likely = rng.uniform(0.05, 0.9, N)
+        largest = 0.0
+        for t in range(ROUNDS):
+            for i in np.flatnonzero(rng.random(N) < likely):
+                key = jax.random.fold_in(jax.random.key(i), t)
+                upload, states[i] = job(key, states[i])
+                decoded[i] += np.concatenate([upload["x"], upload["y"]])
+                true, _ = true_job(key, jnp.int32(0))
+                total[i] += np.concatenate([true["x"], true["y"]])
+                left = np.concatenate([states[i].kept["x"], states[i].kept["y"]])
+                np.testing.assert_allclose(decoded[i] + left, total[i], rtol=0, atol=1e-11)
+                largest = max(largest, np.abs(left).max())
+        assert 1 < largest < 200  # something was lost, and came back
+        assert [int(state.inner) for state in states] == [int(n) for n in np.round(total[:, -1])]
+
+
+def test_one_upload_is_the_compressed_sum_of_delta_and_residual():
+    params, x = zeros(), np.asarray(jax.random.normal(jax.random.key(0), (D,)))
+    wrapped = feedback(drawing(), topk(ratio=0.1))
+    job = compiled(wrapped, params)
+    first, state = job(jax.random.key(0), wrapped.init(params))
+    expected = textbook.topk(np.concatenate([x, [1, 1]]).astype(np.float32), 4)
+    np.testing.assert_array_equal(np.concatenate([first["x"], first["y"]]), expected)
+    total = np.concatenate([2 * x, [2, 2]]).astype(np.float32) - expected.astype(np.float32)
+    second, state = job(jax.random.key(0), state)
+    np.testing.assert_allclose(np.concatenate([second["x"], second["y"]]), textbook.topk(total, 4), rtol=1e-6)
+    np.testing.assert_allclose(state.kept["x"], (total - textbook.topk(total, 4))[:D], rtol=1e-6)
+
+
+def test_without_feedback_nothing_is_kept():
+    params = zeros()
+    wrapped = feedback(drawing(), topk(ratio=0.1), error_feedback=False)
+    job = compiled(wrapped, params)
+    first, state = job(jax.random.key(0), wrapped.init(params))
+    assert state.kept == () and int(state.inner) == 1
+    second, state = job(jax.random.key(0), state)
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_the_bits_of_an_upload_are_its_bytes(name):
+    params = zeros()
+    wrapped = feedback(drawing(), COMPRESSORS[name](), per="tensor")
+    upload, state = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
+    columns = {name: int(value) for name, value in sent(state).items()}
+    if name in ("identity", "sign", "scaled_sign", "topk"):  # compressed again, they stay what they are
+        wire = on_tree(COMPRESSORS[name](), params, group=lambda path: path)
+        payload = jax.jit(wire.compress)(jax.random.key(0), upload)
+        assert columns["bits"] == 8 * len(encode(payload))
+    assert 0 < columns["values_bits"] < columns["bits"] <= 8 * 150
+
+
+def test_uploads_that_are_not_finite_can_be_refused():
+    """Signs of NaN are finite; the upload is not, and the engine keeps the state of before."""
+    params = zeros()
+    for wrap in (feedback, ef21):
+        wrapped = wrap(drawing(np.nan), sign())
+        upload, _ = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
+        assert not np.isfinite(np.concatenate([upload["x"], upload["y"]])).any()
+
+
+def test_ef21_reaches_an_upload_that_stays():
+    params = zeros()
+    steady = drawing(0.3)._replace(finish=lambda work, message, s: ({"x": jnp.arange(30.0), "y": jnp.ones(2)}, s))
+    wrapped = ef21(steady, topk(ratio=0.2))
+    job, state = compiled(wrapped, params), wrapped.init(params)
+    errors = []
+    for t in range(6):
+        upload, state = job(jax.random.key(t), state)
+        jax.tree.map(np.testing.assert_array_equal, upload, state.kept)
+        errors.append(textbook.square(upload["x"] - np.arange(30.0)))
+    assert errors[0] > 0 and errors == sorted(errors, reverse=True) and errors[-1] == 0
+    assert all(b <= (1 - 7 / 32) * a for a, b in itertools.pairwise(errors))  # contracts by k/D = ceil(6.4)/32
+
+
+def test_ef21_is_its_recursion():
+    params = zeros()
+    wrapped, g = ef21(drawing(0.5), topk(ratio=0.1)), np.zeros(D + 2, np.float32)
+    job, state = compiled(wrapped, params), wrapped.init(params)
+    for t in range(5):
+        x = np.asarray(0.5 + jax.random.normal(jax.random.key(t), (D,)))
+        delta = np.concatenate([x, [1, 1]]).astype(np.float32)
+        g = g + textbook.topk(delta - g, 4).astype(np.float32)
+        upload, state = job(jax.random.key(t), state)
+        np.testing.assert_allclose(np.concatenate([upload["x"], upload["y"]]), g, rtol=1e-6)
+
+
+# --- around real training, in the engine ------------------------------------------------------
+
+
+def in_engine(wrap, timing="window:length=0.7"):
+    given = case("fedbuff", timing)
+    return given._replace(pieces=given.pieces._replace(client=wrap(client())))
+
+
+@pytest.mark.parametrize("wrap", [feedback, ef21])
+def test_with_the_identity_nothing_changes_and_nothing_is_left(wrap):
+    with jax.enable_x64(True):
+        close(
+            run_waves(*in_engine(lambda c: wrap(c, identity()))).params,
+            run_waves(*in_engine(lambda c: c)).params,
+            1e-12,
+        )
+        who = wrap(sgd(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
+        _, state = jax.jit(
+            lambda: run_job(who, jax.random.key(0), message(), who.init(start_params()), client_data(), 3)
+        )()
+        if wrap is feedback:
+            assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(state.kept))
+
+
+@pytest.mark.parametrize(("wrap", "batching"), [(feedback, "vmap"), (ef21, "loop")])
+def test_the_engine_equals_the_oracle(wrap, batching):
+    """Residuals are frozen while clients are away: the oracle, one event at a time, leaves them alone."""
+    with jax.enable_x64(True):
+        given = in_engine(lambda c: wrap(c, topk(ratio=0.1)))
+        close(run_waves(*given, batching=batching).params, run_reference(*given).params, 1e-9)
+
+
+def test_training_is_that_of_the_client_alone():
+    """The key of the job is the wrapped client's: the same minibatches with and without compression."""
+    own = sgd(softmax_regression(), optimizer=optax.sgd(0.1), batch_size=4)
+    who = feedback(own, topk(ratio=0.3))
+    key, start = jax.random.key(4), message()
+    upload, _ = jax.jit(lambda: run_job(own, key, start, (), client_data(), 5))()
+    decoded, state = jax.jit(lambda: run_job(who, key, start, who.init(start_params()), client_data(), 5))()
+    both = jax.tree.map(jnp.add, decoded, state.kept)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), both, upload)
+
+
+@pytest.mark.parametrize("wrap", [feedback, ef21])
+def test_bad_options_are_refused(wrap):
+    with pytest.raises(ValueError, match=r"per = 'layers': unknown; did you mean 'layer'"):
+        wrap(drawing(), topk(), per="layers")
+    with pytest.raises(ValueError, match=r"error_feedback = 1\.5: must be one of True, False"):
+        feedback(drawing(), topk(), error_feedback=1.5)
