@@ -24,12 +24,12 @@ from common import write_table
 
 from fedjax_async import Settings
 from fedjax_async.clock import Until, plan, waves
-from fedjax_async.engine import execute, prepare
+from fedjax_async.engine import default_lanes, execute, prepare
 
 IN_FLIGHT = 1000
 
 
-def settings(clients: int, updates: int) -> Settings:
+def settings(clients: int, updates: int, lanes: int | None = None) -> Settings:
     """One run of the benchmark."""
     concurrency = min(clients, IN_FLIGHT)
     return Settings(
@@ -41,12 +41,13 @@ def settings(clients: int, updates: int) -> Settings:
         steps=10,
         updates=updates,
         eval_updates=updates,
+        lanes=lanes,
     )
 
 
-def measure(clients: int, updates: int, rounds: int) -> dict[str, Any]:
+def measure(clients: int, updates: int, rounds: int, lanes: int | None) -> dict[str, Any]:
     """One size, in this process."""
-    s = settings(clients, updates)
+    s = settings(clients, updates, lanes)
     timing = s.method.partition("@")[2]
     began = time.perf_counter()
     planned = plan(timing, s.delay, num_clients=clients, local_steps=10, until=Until(updates=10 * updates))
@@ -63,6 +64,7 @@ def measure(clients: int, updates: int, rounds: int) -> dict[str, Any]:
     return {
         "clients": clients,
         "in flight": min(clients, IN_FLIGHT),
+        "lanes": lanes or default_lanes(),
         "updates": updates,
         "us / update": 1e6 * min(seconds) / updates,
         "us / planned event": 1e6 * planning / len(planned.job),
@@ -76,6 +78,7 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     parser.add_argument("--one", action="store_true", help="measure one size here and print it as JSON")
@@ -83,12 +86,13 @@ def main() -> None:
     if a.smoke:
         a.clients, a.updates, a.rounds = [100, 2000], 500, 1
     if a.one:
-        print(json.dumps(measure(a.clients[0], a.updates, a.rounds)))
+        print(json.dumps(measure(a.clients[0], a.updates, a.rounds, a.lanes)))
         return
     rows = []
     for clients in a.clients:
         command = [sys.executable, __file__, "--one", "--clients", str(clients)]
         command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
+        command += [] if a.lanes is None else ["--lanes", str(a.lanes)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         rows.append(json.loads(answer.splitlines()[-1]))
         print(rows[-1], flush=True)
