@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-from common import write_table
+import common
 
 from fedjax_async import Settings
 from fedjax_async.engine import prepare
@@ -192,7 +192,9 @@ def report(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None
                 cells[f"{column} std"] = value.std
         flat.append(cells | {"scale": given.scale})
     columns = list(dict.fromkeys(column for row in flat for column in row))
-    write_table([{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv")
+    common.write_table(
+        [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
+    )
     tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from study import HERE, interleave, options, parse, report
+from study import HERE, common, options, parse, report
 
 from fedjax_async import tree
 from fedjax_async.geometry import project_out
@@ -43,7 +43,7 @@ def main() -> None:
         params = make(spec, input_shape=shape, num_classes=classes).init(jax.random.key(0))
         other = jax.tree.map(lambda leaf: jnp.cos(leaf + 1), params)
         calls = {"project": lambda p=params, o=other: project(p, o), "add": lambda p=params, o=other: add(p, o)}
-        seconds = {key: statistics.median(each) for key, each in interleave(calls, ROUNDS[given.scale]).items()}
+        seconds = {key: statistics.median(each) for key, each in common.interleave(calls, ROUNDS[given.scale]).items()}
         rows.append({
             "task": name,
             "model": spec,
