@@ -141,15 +141,18 @@ def run_task(
     ``budget_of``: changes of the setting that the time budget follows too, such as another delay model.
     """
     setting, updates = setting_of(TASKS[name], given.scale)
+    changed = {key for variant in variants for key in variant.changes}
     points = []
     for variant in variants:
         own = setting | variant.changes
         for seed in range(given.seeds):
             basis = setting | {key: own[key] for key in budget_of}
             seconds = budget(basis, updates, seed)
-            points.append({**own, "seed": seed, "time": seconds, "eval_time": seconds / EVALUATIONS[given.scale]})
+            numbers = {"seed": seed, "time": seconds, "eval_time": seconds / EVALUATIONS[given.scale]}
+            points.append({key: own[key] for key in own if key in changed} | numbers)
+    base = {key: value for key, value in setting.items() if key not in changed}
     folder = given.out / "runs" / name
-    done = sweep({}, points=points, folder=folder, progress=False if given.quiet else None)
+    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None)
     runs = iter(done.runs)
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 

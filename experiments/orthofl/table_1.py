@@ -26,9 +26,9 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
     alone = setting | {"clients": 1, "partition": "iid", "method": "fedasync:mixing=1,staleness=constant"}
     if alone["epochs"] is not None:  # jobs as long as a federated client's
         alone["epochs"] /= setting["clients"]
-    points = [{**alone, "seed": seed, "updates": updates, "eval_updates": updates} for seed in range(given.seeds)]
+    base = {**alone, "updates": updates, "eval_updates": updates}
     folder = given.out / "runs" / "20newsgroups-ceiling"
-    done = sweep({}, points=points, folder=folder, progress=False if given.quiet else None)
+    done = sweep(base, seeds=given.seeds, folder=folder, progress=False if given.quiet else None)
     accuracy = tables.spread([100 * final_accuracy(run) for run in done.runs])
     return {"task": "20newsgroups", "variant": "centralised (ceiling)", "accuracy (%)": accuracy, "seeds": given.seeds}
 
