@@ -308,7 +308,7 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(action=action)
         sub.add_argument("--data-dir", metavar="DIR", help="where data sets are kept [FEDJAX_ASYNC_DATA or a cache]")
         if name != "list":
-            sub.add_argument("names", nargs="+", metavar="NAME", help="mnist, fashion_mnist, cifar10")
+            sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":
             sub.add_argument("--source", metavar="PATH", help="use this folder or archive instead of the network")
     return top

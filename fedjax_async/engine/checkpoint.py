@@ -107,11 +107,9 @@ class Keeper:
         about = read_about(self.folder, position)
         for name, have in self._identity.items():
             if (want := about["identity"].get(name)) != have:
-                found = _difference(want, have)
-                if name == "plan":
-                    found = "batches were cut otherwise (cores, lanes, max_width); remove the folder to start again"
                 raise ValueError(
-                    f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: {found}"
+                    f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: "
+                    f"{_difference(want, have)}; remove the folder to start again"
                 )
         with _reading(self.folder, position):
             arrays = _read_state(self.folder, position, about)

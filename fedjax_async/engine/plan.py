@@ -63,7 +63,7 @@ def digest(plan: Plan) -> str:
     hashed = hashlib.sha256(repr((plan.batching, plan.capacity, plan.groups, plan.segments)).encode())
     for column in columns:
         hashed.update(np.asarray(column, np.int64).tobytes())
-    return hashed.hexdigest()
+    return hashed.hexdigest()[:16]
 
 
 def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:

@@ -194,7 +194,7 @@ def run_stack(
         return programs.evaluate(world, live.server, np.int32(run), *stack.tests[run])
 
     if keeper is not None:
-        keeper.identify("plan", digest(plan))
+        keeper.identify("batches (cores, lanes, max_width)", digest(plan))
     snapshot = None if keeper is None else keeper.restore()
     if snapshot is None:
         scores.take(0, evaluate)
