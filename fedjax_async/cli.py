@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -127,8 +128,9 @@ def _execute(arguments: argparse.Namespace, experiment: Experiment) -> None:
         meter.close()
     last = {name: column[-1] for name, column in run.evaluations.items()}
     counters = run.counters
+    accuracy = "" if math.isnan(last["accuracy"]) else f"accuracy {100 * last['accuracy']:.2f} %, "
     print(
-        f"{experiment.settings.method}: accuracy {100 * last['accuracy']:.2f} %, loss {last['loss']:.4f} after "
+        f"{experiment.settings.method}: {accuracy}loss {last['loss']:.4f} after "
         f"{counters['updates']} updates, {counters['server_steps']} server steps, {last['time']:.0f} virtual seconds"
     )
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
@@ -157,7 +159,7 @@ def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) 
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {settings.partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
     print(write_comparison(runs, arguments.out, baseline=arguments.baseline))
-    print(f"saved in {arguments.out}: comparison.csv, comparison.md, accuracy.png, runs/")
+    print(f"saved in {arguments.out}: comparison.csv, comparison.md, a picture, runs/")
 
 
 def _quickstart(arguments: argparse.Namespace) -> None:

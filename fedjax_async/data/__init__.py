@@ -8,7 +8,7 @@ from fedjax_async.data.fetch import fetch
 from fedjax_async.data.memmap import open_folder, write_clients, write_folder
 from fedjax_async.data.partition import PARTITIONERS, split_clients
 from fedjax_async.data.population import ceiling, population
-from fedjax_async.data.quadratic import Quadratic, quadratic, quadratic_model, quadratic_problem
+from fedjax_async.data.quadratic import Quadratic, quadratic, quadratic_problem
 from fedjax_async.data.staging import pack, packed_offsets
 from fedjax_async.data.synthetic import synthetic
 from fedjax_async.data.virtual import Generated, Identity, generate, generated
@@ -36,7 +36,6 @@ __all__ = [
     "packed_offsets",
     "population",
     "quadratic",
-    "quadratic_model",
     "quadratic_problem",
     "split_clients",
     "synthetic",

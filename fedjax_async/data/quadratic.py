@@ -5,14 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.check import in_range, non_negative, positive, require, whole
 from fedjax_async.data import decode
 from fedjax_async.data.dataset import Dataset
-from fedjax_async.types import Array, Key, Model, Params
 
 
 class Quadratic(NamedTuple):
@@ -112,20 +109,3 @@ def _orthogonal_noise(q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def quadratic(**options: Any) -> Dataset:
     """The data set of ``quadratic_problem``, which has the options and the docstring shown by the registry."""
     return quadratic_problem(**options).dataset
-
-
-def quadratic_model(*, dim: int = 10) -> Model:
-    """Linear least squares: params ``{"w": [D]}`` start at zero, outputs ``x . w`` [B], loss ``(output - y)^2 / 2``."""
-    whole("dim", dim, 1)
-
-    def init(key: Key) -> Params:
-        return {"w": jnp.zeros(dim)}
-
-    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
-        w = params["w"]
-        return jnp.matmul(x.astype(w.dtype), w, precision=jax.lax.Precision.HIGHEST)
-
-    def loss(outputs: Array, y: Array) -> Array:
-        return 0.5 * jnp.square(outputs - y.astype(outputs.dtype))
-
-    return Model(init, apply, loss)

@@ -77,7 +77,8 @@ def _data(
 
 def resolved(settings: Settings) -> Settings:
     """The settings with what follows from their data set filled in: whose the examples are."""
-    natural = isinstance(_dataset(settings.dataset), Federation)
+    dataset = _dataset(settings.dataset)
+    natural = isinstance(dataset, Federation) or dataset.groups is not None
     usual = "natural" if natural else USUAL_PARTITION
     return dataclasses.replace(settings, partition=settings.partition or usual)
 

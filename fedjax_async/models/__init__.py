@@ -8,6 +8,7 @@ from fedjax_async import registry
 from fedjax_async.models.conv import Conv, ConvPool, default_lowering
 from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
 from fedjax_async.models.dense import logistic, mlp
+from fedjax_async.models.linear import linear
 from fedjax_async.models.lora import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.mobilenet import mobilenetv2
@@ -19,6 +20,7 @@ from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype
 from fedjax_async.types import Model
 
 MODELS: dict[str, Callable[..., Model]] = {
+    "linear": linear,
     "logistic": logistic,
     "mlp": mlp,
     "lenet5": lenet5,
@@ -49,6 +51,7 @@ __all__ = [
     "default_lowering",
     "from_flax",
     "in_dtype",
+    "linear",
     "make",
     "max_pool",
     "minilm_lora",

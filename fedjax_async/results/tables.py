@@ -140,19 +140,30 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
 def comparison(runs: Mapping[str, Sequence[Run]], baseline: str | None = None) -> list[dict[str, Any]]:
     """One row a method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
 
+    Targets that are numbers have no accuracy: then the final loss, and no time to a target.
+
     ``runs`` maps each method to its runs, one a seed, in the same order of seeds. ``baseline`` is
     ``fedavg`` if it is among them, else the first. Cells are spreads over the seeds; the target is that of
     :func:`fedjax_async.results.metrics.relative_time`. Bytes are the whole run's, both directions.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
+    has_accuracy = any(not math.isnan(metrics.final_accuracy(run)) for seeds in runs.values() for run in seeds)
     relative = metrics.relative_time(runs, baseline)
+
+    def quality(name: str) -> dict[str, Any]:
+        if not has_accuracy:
+            return {"final loss": spread([float(run.evaluations["loss"][-1]) for run in runs[name]])}
+        return {
+            "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in runs[name]]),
+            "time to target (s)": spread(relative.time[name]),
+            f"relative to {baseline}": spread(relative.ratio[name]),
+        }
+
     return [
         {
             "method": name,
-            "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in seeds]),
-            "time to target (s)": spread(relative.time[name]),
-            f"relative to {baseline}": spread(relative.ratio[name]),
+            **quality(name),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
         }
@@ -160,4 +171,4 @@ def comparison(runs: Mapping[str, Sequence[Run]], baseline: str | None = None) -
     ]
 
 
-COMPARISON_DECIMALS = {"time to target (s)": 0, "updates": 0, "sent (MB)": 1}
+COMPARISON_DECIMALS = {"final loss": 4, "time to target (s)": 0, "updates": 0, "sent (MB)": 1}

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.data import client_rows, federate, quadratic_model, quadratic_problem, synthetic
+from fedjax_async.data import client_rows, federate, quadratic_problem, synthetic
 from fedjax_async.data.datasets import load
+from fedjax_async.models import linear
 from fedjax_async.registry import options_of
 
 
@@ -39,7 +40,7 @@ def test_the_examples_carry_the_quadratics():
     with jax.enable_x64(True):
         p = quadratic_problem(clients=3, dim=4, examples=12, heterogeneity=2.0, noise=0.5, seed=1)
         data = federate(p.dataset, "natural")
-        model = quadratic_model(dim=4)
+        model = linear(input_shape=(4,))
         assert model.init(jax.random.key(0))["w"].tolist() == [0] * 4
 
         def mean_loss(params, rows):
@@ -80,7 +81,7 @@ def test_noise_is_felt_at_the_clients_optimum_only_by_minibatches():
 
 def test_the_model_survives_float32_parameters_under_x64():
     with jax.enable_x64(True):
-        model = quadratic_model(dim=2)
+        model = linear(input_shape=(2,))
         out = model.apply({"w": jnp.ones(2, jnp.float32)}, jnp.ones((3, 2), jnp.float64))
         assert model.loss(out, jnp.ones(3, jnp.float64)).dtype == jnp.float32
 

@@ -23,6 +23,17 @@ def test_evaluations_at_chosen_times():
     np.testing.assert_array_equal(run.evaluations["time"], [0, 0.5, 2.25, 4])
 
 
+def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
+    """One shared optimum and no noise: the loss goes to zero; clients are the owners, not a Dirichlet deal."""
+    world = {"dataset": "quadratic:heterogeneity=0,clients=6", "clients": 6, "delay": "exponential"}
+    run = simulate(model="linear", steps=5, lr=0.5, updates=900, **world)
+    assert run.settings["partition"] == "natural"
+    assert run.evaluations["loss"][-1] < 1e-4 * run.evaluations["loss"][0]
+    assert np.isnan(run.evaluations["accuracy"]).all()
+    with pytest.raises(ValueError, match="num_classes = 10: must be None"):
+        simulate(model="linear", updates=1)
+
+
 def test_objects_take_the_place_of_names():
     run = simulate(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL)
     assert run.settings["method"] == "(object)"

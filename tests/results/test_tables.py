@@ -83,6 +83,14 @@ def test_comparison_by_hand():
     assert "relative to one" in comparison({"one": runs["fedavg"]})[0]
 
 
+def test_comparison_without_accuracies_shows_the_final_loss():
+    run = make_run([np.nan, np.nan], [0.0, 4.0])
+    run.evaluations["loss"] = np.array([2.0, 0.5])
+    (row,) = comparison({"asgd": [run]})
+    assert list(row) == ["method", "final loss", "updates", "sent (MB)"]
+    assert row["final loss"].mean == 0.5
+
+
 @pytest.mark.parametrize("name", ["tables", "progress", "metrics"])
 def test_the_examples_in_the_documentation(name):
     result = doctest.testmod(importlib.import_module(f"fedjax_async.results.{name}"))
