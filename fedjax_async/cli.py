@@ -28,7 +28,7 @@ from fedjax_async.clock import (
     wave_statistics,
 )
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
-from fedjax_async.engine import METHODS, Experiment, Settings, execute, method_options, prepare
+from fedjax_async.engine import METHODS, Experiment, Settings, execute, method_options, prepare, resolved
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 from fedjax_async.results import bar, gantt, save_figure, table, write_comparison
@@ -144,7 +144,7 @@ def _execute(arguments: argparse.Namespace, experiment: Experiment) -> None:
 
 def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) -> None:
     began = time.perf_counter()
-    settings = _settings(arguments, RUN_BASE if base is None else base)
+    settings = resolved(_settings(arguments, RUN_BASE if base is None else base))
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
     require_matplotlib()
