@@ -7,9 +7,12 @@ A *spec* is ``NAME`` or ``NAME:key=value,key=value``, as typed on the command li
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+Made = TypeVar("Made")
 
 
 def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
@@ -50,6 +53,36 @@ def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a factory: what a spec may set."""
     parameters = inspect.signature(factory).parameters
     return {k: p for k, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Let a factory take over the options of ``groups``, each a function of keyword-only options.
+
+    ``@takes(guards=guard_rails)`` makes ``f(*, server_lr, guards)`` an ``f(*, server_lr, clip, ...)``
+    that hands the result of ``guard_rails(clip=...)`` on as ``guards``. So factories share options without
+    repeating them, and whoever asks for the signature (registry, command line, sweeps) sees each, where the
+    group stood. Another default for one of them: ``takes(guards=functools.partial(guard_rails, clip=1.0))``.
+    """
+    taken = {name: options_of(group) for name, group in groups.items()}
+
+    def decorate(factory: Callable[..., Made]) -> Callable[..., Made]:
+        places = (taken.get(name, {name: p}) for name, p in options_of(factory).items())
+        parameters = [p for options in places for p in options.values()]
+
+        @functools.wraps(factory)
+        def taking(**options: Any) -> Made:
+            built = {
+                name: group(**{key: options.pop(key) for key in taken[name] if key in options})
+                for name, group in groups.items()
+            }
+            return factory(**options, **built)
+
+        made = inspect.signature(factory).return_annotation
+        taking.__signature__ = inspect.Signature(parameters, return_annotation=made)  # type: ignore[attr-defined]
+        taking.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": made}
+        return taking
+
+    return decorate
 
 
 def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **defaults: Any) -> Callable[..., Any]:

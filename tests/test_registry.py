@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import pytest
@@ -148,3 +149,51 @@ def test_options_and_summary():
     assert registry.options_of(circle)["radius"].default is inspect.Parameter.empty
     assert registry.summary(square) == "A square. With a colour."
     assert registry.summary(lambda: None) == ""
+
+
+def frame(*, thick: float = 2.0, dashed: bool = False) -> str:
+    """Lines around a shape."""
+    return f"{thick} dashed" if dashed else f"{thick}"
+
+
+def glow(*, light: str = "none") -> str:
+    """Light around a shape."""
+    return light
+
+
+@registry.takes(around=frame, shine=glow)
+def hexagon(*, side: float = 1.0, around: str, colour: str = "red", shine: str) -> tuple[float | str, ...]:
+    """Six sides."""
+    return side, around, colour, shine
+
+
+def test_taken_options_stand_where_their_group_stood():
+    found = [(p.name, p.default, p.annotation) for p in registry.options_of(hexagon).values()]
+    assert found == [
+        ("side", 1.0, "float"),
+        ("thick", 2.0, "float"),
+        ("dashed", False, "bool"),
+        ("colour", "red", "str"),
+        ("light", "none", "str"),
+    ]
+    assert inspect.signature(hexagon).return_annotation == "tuple[float | str, ...]"
+    assert registry.summary(hexagon) == "Six sides." and hexagon.__name__ == "hexagon"
+
+
+def test_taken_options_reach_their_group():
+    assert hexagon() == (1.0, "2.0", "red", "none")
+    bound = registry.bind("shape", {"hexagon": hexagon}, "hexagon:dashed=true,side=3,light=low", thick=5)
+    assert bound() == (3, "5 dashed", "red", "low")
+    with pytest.raises(ValueError, match=r"no option 'around'.* \(options: side, thick, dashed, colour, light\)"):
+        registry.bind("shape", {"hexagon": hexagon}, "hexagon:around=x")
+    with pytest.raises(TypeError, match="width"):
+        hexagon(width=1)
+
+
+def test_a_group_may_be_taken_with_another_default():
+    @registry.takes(around=functools.partial(frame, thick=7.0))
+    def dot(*, around: str) -> str:
+        return around
+
+    assert {name: p.default for name, p in registry.options_of(dot).items()} == {"thick": 7.0, "dashed": False}
+    assert (dot(), dot(thick=1.0, dashed=True)) == ("7.0", "1.0 dashed")

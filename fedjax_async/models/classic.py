@@ -8,6 +8,7 @@ ones given the same weights. Initial weights: He normal before a ReLU, LeCun nor
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from flax import linen as nn
 
@@ -63,25 +64,34 @@ def global_mean(x: Array) -> Array:
     return x.mean(axis=tuple(range(1, x.ndim - 1)))
 
 
-def built(
-    make: Callable[[Norm], nn.Module],
+class Options(NamedTuple):
+    """What all these networks may be told, as :func:`options` has checked it."""
+
+    norm: Norm
+    variant: str
+    width: float
+    lowering: str | None
+
+
+def options(
     *,
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    axes: int,
-    norm: str,
-    momentum: float | None,
-    groups: int | None,
-    width: float,
-    variant: str,
-    lowering: str | None,
-) -> Model:
-    """The model of the module that ``make`` gives for a normalisation, after checks of all options."""
-    check.whole("num_classes", num_classes, 2)
-    check_shape(input_shape, rank=axes + 1)
+    norm: str = "batch",
+    variant: str = "small",
+    width: float = 1.0,
+    momentum: float | None = None,
+    groups: int | None = None,
+    lowering: str | None = None,
+) -> Options:
+    """The normalisation with its own options, the variant, a factor on all channels, and a forced lowering."""
     check.positive("width", width)
     check.one_of("variant", variant, VARIANTS)
     if lowering is not None:
         registry.find("lowering", LOWERINGS, lowering)
-    chosen = normalisation(norm, momentum=momentum, groups=groups)
-    return from_flax(make(chosen), input_shape=input_shape, private=chosen.private)
+    return Options(normalisation(norm, momentum=momentum, groups=groups), variant, width, lowering)
+
+
+def built(net: nn.Module, norm: Norm, num_classes: int, input_shape: tuple[int, ...], *, axes: int = 2) -> Model:
+    """The model of a network with so many spatial ``axes``, after checks of the data's shape."""
+    check.whole("num_classes", num_classes, 2)
+    check_shape(input_shape, rank=axes + 1)
+    return from_flax(net, input_shape=input_shape, private=norm.private)

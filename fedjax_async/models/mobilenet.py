@@ -8,7 +8,8 @@ from functools import partial
 import jax
 from flax import linen as nn
 
-from fedjax_async.models.classic import ConvNorm, built, global_mean, scaled
+from fedjax_async.models.classic import ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 # (expansion, channels, blocks, stride of the first block): table 2 of the paper
@@ -79,25 +80,13 @@ class MobileNetV2(nn.Module):
         return nn.Dense(self.num_classes, name="output")(x)
 
 
-def mobilenetv2(
-    *,
-    num_classes: int = 100,
-    input_shape: tuple[int, int, int] = (32, 32, 3),
-    norm: str = "batch",
-    variant: str = "small",
-    width: float = 1.0,
-    momentum: float | None = None,
-    groups: int | None = None,
-    lowering: str | None = None,
-) -> Model:
+@takes(chosen=options)
+def mobilenetv2(*, num_classes: int = 100, input_shape: tuple[int, int, int] = (32, 32, 3), chosen: Options) -> Model:
     """MobileNetV2: 2,412,212 parameters on 32 x 32 x 3, 100 classes (`norm`, `variant`=small|full, `width`).
 
     ``variant="small"`` is the usual one for CIFAR (stem and second stage at stride 1, ReLU, shortcuts with a
     convolution where the width changes, no dropout), 2,296,922 parameters at 10 classes; ``"full"`` the original
     (ReLU6, dropout 0.2), 3,504,872 at 1,000 classes.
     """
-    return built(
-        lambda chosen: MobileNetV2(num_classes, chosen.layer, variant, width, lowering),
-        axes=2, num_classes=num_classes, input_shape=input_shape, norm=norm, momentum=momentum, groups=groups,
-        width=width, variant=variant, lowering=lowering,
-    )  # fmt: skip
+    net = MobileNetV2(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
+    return built(net, chosen.norm, num_classes, input_shape)

@@ -7,7 +7,8 @@ from functools import partial
 
 from flax import linen as nn
 
-from fedjax_async.models.classic import ConvNorm, built, global_mean, scaled
+from fedjax_async.models.classic import ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 STAGES = (64, 128, 256, 512)  # channels; every stage after the first halves the resolution
@@ -67,47 +68,23 @@ def pool_by_two(x: Array) -> Array:
     return nn.max_pool(x, (3,) * axes, (2,) * axes, ((1, 1),) * axes)
 
 
-def resnet18(
-    *,
-    num_classes: int = 10,
-    input_shape: tuple[int, int, int] = (32, 32, 3),
-    norm: str = "batch",
-    variant: str = "small",
-    width: float = 1.0,
-    momentum: float | None = None,
-    groups: int | None = None,
-    lowering: str | None = None,
-) -> Model:
+@takes(chosen=options)
+def resnet18(*, num_classes: int = 10, input_shape: tuple[int, int, int] = (32, 32, 3), chosen: Options) -> Model:
     """ResNet-18: 11,173,962 parameters on 32 x 32 x 3 (`norm`=batch|local|group|off, `variant`=small|full, `width`).
 
     ``variant="small"`` starts with a 3 x 3 convolution at stride 1, ``"full"`` with 7 x 7 at stride 2 and max-pooling
     (11,689,512 parameters at 1,000 classes).
     """
-    return built(
-        lambda chosen: ResNet(num_classes, chosen.layer, variant, width, lowering),
-        axes=2, num_classes=num_classes, input_shape=input_shape, norm=norm, momentum=momentum, groups=groups,
-        width=width, variant=variant, lowering=lowering,
-    )  # fmt: skip
+    net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
+    return built(net, chosen.norm, num_classes, input_shape)
 
 
-def resnet18_1d(
-    *,
-    num_classes: int = 6,
-    input_shape: tuple[int, int] = (128, 6),
-    norm: str = "batch",
-    variant: str = "full",
-    width: float = 1.0,
-    momentum: float | None = None,
-    groups: int | None = None,
-    lowering: str | None = None,
-) -> Model:
+@takes(chosen=partial(options, variant="full"))
+def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6), chosen: Options) -> Model:
     """ResNet-18 over time: 3,849,222 parameters on 128 steps of 6 channels (`norm`, `variant`=full|small, `width`).
 
     The blocks of ``resnet18`` with kernels of 3 in place of 3 x 3; ``variant="full"`` starts with a kernel of 7 at
     stride 2 and max-pooling.
     """
-    return built(
-        lambda chosen: ResNet(num_classes, chosen.layer, variant, width, lowering),
-        axes=1, num_classes=num_classes, input_shape=input_shape, norm=norm, momentum=momentum, groups=groups,
-        width=width, variant=variant, lowering=lowering,
-    )  # fmt: skip
+    net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
+    return built(net, chosen.norm, num_classes, input_shape, axes=1)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from flax import linen as nn
 
-from fedjax_async.models.classic import ConvNorm, built, scaled
+from fedjax_async.models.classic import ConvNorm, Options, built, options, scaled
 from fedjax_async.models.conv import he_normal
 from fedjax_async.models.pool import max_pool
+from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 # (channels, whether 2 x 2 max-pooling follows)
@@ -50,26 +51,14 @@ class VGG(nn.Module):
         return nn.Dense(self.num_classes, name="output")(x)
 
 
-def vgg11(
-    *,
-    num_classes: int = 10,
-    input_shape: tuple[int, int, int] = (32, 32, 3),
-    norm: str = "batch",
-    variant: str = "small",
-    width: float = 1.0,
-    momentum: float | None = None,
-    groups: int | None = None,
-    lowering: str | None = None,
-) -> Model:
+@takes(chosen=options)
+def vgg11(*, num_classes: int = 10, input_shape: tuple[int, int, int] = (32, 32, 3), chosen: Options) -> Model:
     """VGG-11: 9,231,114 parameters on 32 x 32 x 3 (`norm`=batch|local|group|off, `variant`=small|full, `width`).
 
     Eight 3 x 3 convolutions of 64 to 512 channels. ``variant="small"`` ends in one dense layer (without normalisation
     9,225,610 parameters); ``"full"`` has two dense layers of 4,096 with dropout 0.5 before it: 132,868,840 with
     BatchNorm and 132,863,336 without, at 224 x 224 x 3 and 1,000 classes.
     """
-    hidden = {"small": (), "full": (scaled(4096, width),) * 2}.get(variant, ())
-    return built(
-        lambda chosen: VGG(num_classes, chosen.layer, hidden, width, lowering),
-        axes=2, num_classes=num_classes, input_shape=input_shape, norm=norm, momentum=momentum, groups=groups,
-        width=width, variant=variant, lowering=lowering,
-    )  # fmt: skip
+    hidden = {"small": (), "full": (scaled(4096, chosen.width),) * 2}[chosen.variant]
+    net = VGG(num_classes, chosen.norm.layer, hidden, chosen.width, chosen.lowering)
+    return built(net, chosen.norm, num_classes, input_shape)

@@ -12,7 +12,7 @@ from fedjax_async.server.fedbuff import fedbuff
 from fedjax_async.server.fedmedian import fedmedian
 from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_async.server.krum import krum
-from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.orthofl import orthofl
 from fedjax_async.server.orthofl_ablations import orthofl_no_average, orthofl_pairwise
 from fedjax_async.server.rule import rule
@@ -82,7 +82,6 @@ __all__ = [
     "scale_by_staleness",
     "staleness_weight",
     "stateless",
-    "takes",
     "towards_client",
     "trimmed_mean",
 ]

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
+from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.options import guard_rails, takes
+from fedjax_async.server.options import guard_rails
 from fedjax_async.server.statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State

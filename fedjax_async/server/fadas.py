@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry
-from fedjax_async.server.options import guard_rails, takes
+from fedjax_async.registry import takes
+from fedjax_async.server.options import Adaptive, adaptive, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import Array, Params, ServerAlgorithm
@@ -69,16 +71,9 @@ def _scaled(server_lr: Any) -> Callable[[Array], Array]:
 ADAPTATIONS = {"off": _unadapted, "inverse": _inverse, "scaled": _scaled}
 
 
-@takes(guards=guard_rails)
+@takes(options=partial(adaptive, eps=1e-8), guards=guard_rails)
 def fadas(
-    *,
-    server_lr: Any = 0.01,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    eps: Any = 1e-8,
-    adaptation: str = "inverse",
-    tolerated: Any = 1.0,
-    guards: Transform,
+    *, options: Adaptive, adaptation: str = "inverse", tolerated: Any = 1.0, guards: Transform
 ) -> ServerAlgorithm:
     """AMSGrad on the mean of K deltas, with a rate that yields to staleness (Wang et al. 2024).
 
@@ -93,10 +88,7 @@ def fadas(
         authors' code), or ``off``, ``eta``.
       tolerated: the staleness tau_c >= 0 up to which the rate is ``eta``.
     """
-    check.positive("server_lr", server_lr)
-    check.below_one("b1", b1)
-    check.below_one("b2", b2)
-    check.positive("eps", eps)
+    server_lr, b1, b2, eps = options
     check.non_negative("tolerated", tolerated)
     adapted = registry.find("adaptation", ADAPTATIONS, adaptation)(server_lr)
 

@@ -7,7 +7,8 @@ from typing import Any
 import optax
 
 from fedjax_async import check
-from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.registry import takes
+from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client

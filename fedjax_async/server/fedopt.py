@@ -12,7 +12,8 @@ from typing import Any
 import optax
 
 from fedjax_async import check
-from fedjax_async.server.options import guard_rails, takes
+from fedjax_async.registry import takes
+from fedjax_async.server.options import Adaptive, adaptive, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import ServerAlgorithm
@@ -46,41 +47,16 @@ def fedadagrad(
     return rule(guards, optimizer=optimizer, weighting=weighting)
 
 
-def _moments(server_lr: Any, b1: Any, b2: Any, eps: Any) -> None:
-    check.positive("server_lr", server_lr)
-    check.below_one("b1", b1)
-    check.below_one("b2", b2)
-    check.positive("eps", eps)
-
-
-@takes(guards=guard_rails)
-def fedadam(
-    *,
-    server_lr: Any = 0.01,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    eps: Any = 1e-3,
-    weighting: str = "examples",
-    guards: Transform,
-) -> ServerAlgorithm:
+@takes(options=adaptive, guards=guard_rails)
+def fedadam(*, options: Adaptive, weighting: str = "examples", guards: Transform) -> ServerAlgorithm:
     """Adam on the mean delta (Reddi et al. 2021; their b1, b2 and adaptivity eps)."""
-    _moments(server_lr, b1, b2, eps)
-    return rule(guards, optimizer=optax.adam(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
+    return rule(guards, optimizer=optax.adam(*options), weighting=weighting)
 
 
-@takes(guards=guard_rails)
-def fedyogi(
-    *,
-    server_lr: Any = 0.01,
-    b1: Any = 0.9,
-    b2: Any = 0.99,
-    eps: Any = 1e-3,
-    weighting: str = "examples",
-    guards: Transform,
-) -> ServerAlgorithm:
+@takes(options=adaptive, guards=guard_rails)
+def fedyogi(*, options: Adaptive, weighting: str = "examples", guards: Transform) -> ServerAlgorithm:
     """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021).
 
     Optax starts both moments at 1e-6, the paper the first at 0.
     """
-    _moments(server_lr, b1, b2, eps)
-    return rule(guards, optimizer=optax.yogi(server_lr, b1=b1, b2=b2, eps=eps), weighting=weighting)
+    return rule(guards, optimizer=optax.yogi(*options), weighting=weighting)

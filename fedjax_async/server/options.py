@@ -1,47 +1,12 @@
-"""Options that several rules have in common, and how a rule takes them over."""
+"""Options that several rules have in common; a rule takes them over with ``registry.takes``."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedjax_async import check, registry
+from fedjax_async import check
 from fedjax_async.server.staleness import Weight, staleness_weight
 from fedjax_async.server.transforms import Transform, chain, clip_by_norm, limit_staleness
-from fedjax_async.types import ServerAlgorithm
-
-Factory = Callable[..., ServerAlgorithm]
-
-
-def takes(**groups: Callable[..., Any]) -> Callable[[Factory], Factory]:
-    """Let a factory take over the options of ``groups``, each a function of keyword-only options.
-
-    ``@takes(guards=guard_rails)`` makes ``f(*, server_lr, guards)`` an ``f(*, server_lr, clip, ...)``
-    that hands the result of ``guard_rails(clip=...)`` on as ``guards``. So rules share options without
-    repeating them, and whoever asks for the signature (registry, command line, sweeps) sees each.
-    """
-    taken = {name: registry.options_of(group) for name, group in groups.items()}
-
-    def decorate(factory: Factory) -> Factory:
-        own = [p for name, p in registry.options_of(factory).items() if name not in groups]
-        parameters = own + [p for options in taken.values() for p in options.values()]
-
-        @functools.wraps(factory)
-        def rule(**options: Any) -> ServerAlgorithm:
-            built = {
-                name: group(**{key: options.pop(key) for key in taken[name] if key in options})
-                for name, group in groups.items()
-            }
-            return factory(**options, **built)
-
-        signature = inspect.Signature(parameters, return_annotation="ServerAlgorithm")
-        rule.__signature__ = signature  # type: ignore[attr-defined]
-        rule.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": "ServerAlgorithm"}
-        return rule
-
-    return decorate
 
 
 def guard_rails(*, clip: Any = None, max_staleness: Any = None, overstale: Any = None) -> Transform:
@@ -70,3 +35,21 @@ def discount(
         ``polynomial`` (option ``exponent`` = 0.5).
     """
     return staleness_weight(staleness, exponent=exponent, slope=slope, threshold=threshold)
+
+
+class Adaptive(NamedTuple):
+    """What an optimiser with two moments is told, in optax's order."""
+
+    server_lr: Any
+    b1: Any
+    b2: Any
+    eps: Any
+
+
+def adaptive(*, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> Adaptive:
+    """Rate, decay of the first and of the second moment in [0, 1), and what is added to the latter's root."""
+    check.positive("server_lr", server_lr)
+    check.below_one("b1", b1)
+    check.below_one("b2", b2)
+    check.positive("eps", eps)
+    return Adaptive(server_lr, b1, b2, eps)

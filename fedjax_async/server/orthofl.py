@@ -10,8 +10,9 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out
+from fedjax_async.registry import takes
 from fedjax_async.server.calibration import Combine, by_average, by_last, plus
-from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import on_weights

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out_span
+from fedjax_async.registry import takes
 from fedjax_async.server.calibration import Sent, handed_on, marker, plus
-from fedjax_async.server.options import discount, guard_rails, takes
+from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.orthofl import moving_average, orthogonal
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import on_weights

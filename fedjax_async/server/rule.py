@@ -53,7 +53,6 @@ def rule(
     """
     check.one_of("weighting", weighting, WEIGHTING)
     transform = chain(*transforms)
-    by_examples = weighting == "examples"
     gathering = mean() if aggregate is None else aggregate
 
     def init(params: Params) -> tuple[State, State]:
@@ -67,20 +66,13 @@ def rule(
         arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
         direction, transforms_state, factor = transform.update(arrival.upload, state.transforms, state.params, arrival)
         accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
-        share = jnp.where(accepted, arrival.weight if by_examples else jnp.ones_like(arrival.weight), 0.0)
+        share = jnp.where(accepted, arrival.weight if weighting == "examples" else jnp.ones_like(arrival.weight), 0.0)
         share = share.astype(jnp.result_type(float))
         single = arrival.closes is True  # each arrival is a server step: nothing is carried from one to the next
         before = gathering.init(state.params) if single else state.gathered
         aggregated, weight, gathered = gathering.close(gathering.add(before, direction, share), arrival.closes)
-        gradient = scaled(weights_of(aggregated), -1.0)
-        oldest, factor_of_step = state.oldest, None
-        if rate is not None:
-            oldest = jnp.where(accepted, jnp.maximum(oldest, arrival.staleness.astype(oldest.dtype)), oldest)
-            factor_of_step = rate(oldest)
-            oldest = jnp.where(arrival.closes, jnp.zeros_like(oldest), oldest)
-        old = weights_of(state.params)
-        weights, optimizer_state = tree.optimize(optimizer, gradient, state.optimizer, old, factor_of_step)
-        params = with_statistics(weights, jax.tree.map(jnp.add, state.params, aggregated))
+        oldest, slowness = _slowed(rate, state.oldest, arrival, accepted)
+        params, optimizer_state = _moved(optimizer, state, aggregated, slowness)
         applies = jnp.logical_and(arrival.closes, weight > 0)
         new = RuleState(
             params=tree.where(applies, params, state.params),
@@ -95,3 +87,22 @@ def rule(
         return Message(state.params), memory
 
     return ServerAlgorithm(init, receive, dispatch, params=lambda state: state.params)
+
+
+def _slowed(
+    rate: Callable[[Array], Array] | None, oldest: State, arrival: Arrival, accepted: Array
+) -> tuple[State, Array | None]:
+    """The largest staleness to carry on (0 after a close), and the rate at the largest so far."""
+    if rate is None:
+        return oldest, None
+    oldest = jnp.where(accepted, jnp.maximum(oldest, arrival.staleness.astype(oldest.dtype)), oldest)
+    return jnp.where(arrival.closes, jnp.zeros_like(oldest), oldest), rate(oldest)
+
+
+def _moved(
+    optimizer: optax.GradientTransformation, state: RuleState, direction: Params, factor: Array | None
+) -> tuple[Params, State]:
+    """The params after a server step along ``direction``, and the optimiser's state."""
+    gradient = scaled(weights_of(direction), -1.0)
+    weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(state.params), factor)
+    return with_statistics(weights, jax.tree.map(jnp.add, state.params, direction)), inner
