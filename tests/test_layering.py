@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry"}
+BASE = {"types", "tree", "check", "registry", "home"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -23,6 +23,7 @@ ENGINE = METHODS | {"server", "peers", "engine"}
 ALLOWED = {
     "types": set(),
     "check": set(),
+    "home": set(),
     "tree": {"types"},
     "registry": {"check"},
     "geometry": BASE,

@@ -11,7 +11,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
 
 from fedjax_async.local import batch, permute
-from fedjax_async.models import MODELS, PRETRAINED
+from fedjax_async.models import MODELS, NEED_WEIGHTS
 from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival
 
@@ -37,7 +37,7 @@ def test_minibatches():
     checked_permute(seed, three, position, ten)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in PRETRAINED])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NEED_WEIGHTS])
 def test_models(name):
     shape = inspect.signature(MODELS[name]).parameters["input_shape"].default
     model = MODELS[name](num_classes=CLASSES)

@@ -7,7 +7,6 @@ Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y[,groups]}.npy``, and t
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -15,18 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_async.check import require
 from fedjax_async.data.published import Arrays
 
-
-def default_data_dir() -> Path:
-    """``$FEDJAX_ASYNC_DATA`` if set, else ``~/.cache/fedjax_async``."""
-    given = os.environ.get("FEDJAX_ASYNC_DATA")
-    return Path(given) if given else Path.home() / ".cache" / "fedjax_async"
-
-
-def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
-    """``data_dir`` as a path, the default if it is None."""
-    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+EXAMPLES = ("x", "test_x")
 
 
 def cache_folder(name: str, version: str, data_dir: Path) -> Path:
@@ -34,24 +25,48 @@ def cache_folder(name: str, version: str, data_dir: Path) -> Path:
     return data_dir / "arrays" / name / version
 
 
-def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:
-    """Where the files of a pretrained model belong."""
-    return data_dir / "pretrained" / name / version
+def read_cache(folder: Path, remedy: str = "fetch the data set again") -> Arrays | None:
+    """Memory-mapped examples and loaded labels; None if there is no cache.
 
-
-def read_cache(folder: Path) -> Arrays | None:
-    """Memory-mapped examples and loaded labels; None if there is no cache; ``ValueError`` if it is damaged."""
+    A file that is damaged or missing is a ``ValueError`` naming it, which ends in ``remedy``.
+    """
     if not folder.is_dir():
         return None
-    try:
-        x, test_x = (np.load(folder / f"{field}.npy", mmap_mode="r", allow_pickle=False) for field in ("x", "test_x"))
-        y, test_y = (np.load(folder / f"{field}.npy", allow_pickle=False) for field in ("y", "test_y"))
-        owned = (folder / "groups.npy").exists()
-        groups = np.load(folder / "groups.npy", allow_pickle=False) if owned else None
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"cache = '{folder}': is damaged ({reason}); fetch the data set again") from error
-    return Arrays(x, y, test_x, test_y, groups)
+    found = {}
+    for field in Arrays._fields:
+        path = folder / f"{field}.npy"
+        if field == "groups" and not path.exists():
+            continue  # most data sets have no natural owners
+        try:
+            found[field] = np.load(path, mmap_mode="r" if field in EXAMPLES else None, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise ValueError(f"cache = '{path}': is damaged ({reason}); {remedy}") from error
+    return Arrays(**found)
+
+
+def check_cache(
+    arrays: Arrays,
+    folder: Path,
+    remedy: str,
+    *,
+    shape: tuple[int, ...],
+    dtype: str,
+    examples: tuple[int, int],
+    owned: bool = False,
+) -> None:
+    """``ValueError`` naming the first file whose array has another shape or type than the data set's, and ``remedy``.
+
+    ``shape`` and ``dtype`` are those of one example, ``owned`` says whether each has a natural owner.
+    """
+    train, test = examples
+    expected = {"x": (dtype, (train, *shape)), "y": ("int32", (train,))}
+    expected |= {"test_x": (dtype, (test, *shape)), "test_y": ("int32", (test,))}
+    expected |= {"groups": ("int32", (train,))} if owned else {}
+    for field, (kind, sizes) in expected.items():
+        array = getattr(arrays, field)
+        found = "missing" if array is None else f"{array.dtype} {array.shape}"
+        require(found == f"{kind} {sizes}", str(folder / f"{field}.npy"), found, f"{kind} {sizes}; {remedy}")
 
 
 def write_cache(arrays: Arrays, folder: Path) -> Path:

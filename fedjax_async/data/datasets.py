@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, pretrained_folder, read_cache, resolve_data_dir
+from fedjax_async.data.cache import cache_folder, read_cache
 from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.load import cifar10, cifar100, fashion_mnist, har, load_tfds, mnist, newsgroups20
@@ -20,6 +20,7 @@ from fedjax_async.data.published import Arrays, Package, Published, array_hash, 
 from fedjax_async.data.quadratic import quadratic
 from fedjax_async.data.sources import PRETRAINED, SOURCES
 from fedjax_async.data.synthetic import synthetic
+from fedjax_async.home import pretrained_folder, resolve_data_dir
 from fedjax_async.registry import bind, find, summary
 
 DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
@@ -110,7 +111,7 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     home = resolve_data_dir(data_dir)
     if name in PRETRAINED:
         return _verify_pretrained(name, home)
-    cached = read_cache(cache_folder(name, published.version, home))
+    cached = read_cache(cache_folder(name, published.version, home), f"run: fedjax-async data fetch {name}")
     rows = [] if cached is None else _compare("arrays", published, cached)
     if published.in_tfds and tfds.installed() and tfds.version_folder(name, home):
         rows += _compare("tfds", published, tfds.read_in_order(name, home))

@@ -9,17 +9,11 @@ from pathlib import Path
 
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import (
-    cache_folder,
-    pretrained_folder,
-    read_cache,
-    resolve_data_dir,
-    write_cache,
-    write_files,
-)
+from fedjax_async.data.cache import cache_folder, read_cache, write_cache, write_files
 from fedjax_async.data.clients import run_client
 from fedjax_async.data.published import Arrays, Pretrained, Published, check_arrays, check_files
 from fedjax_async.data.sources import PRETRAINED, SOURCES
+from fedjax_async.home import pretrained_folder, resolve_data_dir
 from fedjax_async.registry import find
 
 Progress = Callable[[str], None]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from fedjax_async.check import require
 from fedjax_async.data import decode, tfds
-from fedjax_async.data.cache import cache_folder, read_cache, resolve_data_dir, write_cache
+from fedjax_async.data.cache import cache_folder, check_cache, read_cache, write_cache
 from fedjax_async.data.dataset import Dataset
 from fedjax_async.data.published import Arrays, check_arrays
 from fedjax_async.data.sources import SOURCES
 from fedjax_async.data.wordpiece import shortened
+from fedjax_async.home import resolve_data_dir
 
 DataDir = str | os.PathLike[str] | None
 
@@ -52,13 +53,15 @@ def cifar100(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """
     home = resolve_data_dir(data_dir)
     folder = cache_folder("cifar100", "3.0.2", home)
-    arrays = read_cache(folder)
+    remedy = f"remove {folder} and load cifar100:download=true"
+    arrays = read_cache(folder, remedy)
     if arrays is None:
         if download and tfds.find_prepared("cifar100", home) is None:
             tfds.require_tensorflow("cifar100")
         arrays = tfds.read_in_order("cifar100", _prepared("cifar100", home, download))
         _keep(arrays, folder)
     x, y, test_x, test_y, _ = arrays
+    check_cache(arrays, folder, remedy, shape=(32, 32, 3), dtype="uint8", examples=(y.size, test_y.size))
     return Dataset("cifar100", x, y, test_x, test_y, decode.cifar100, num_classes=100)
 
 
@@ -95,15 +98,14 @@ def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
     published = SOURCES[name]
     home = resolve_data_dir(data_dir)
     folder = cache_folder(name, published.version, home)
-    arrays = read_cache(folder)
+    remedy = f"run: fedjax-async data fetch {name}"
+    arrays = read_cache(folder, remedy)
     if arrays is None:
         prepared = _prepared(name, home, download)
         arrays = check_arrays(published, tfds.read_in_order(name, prepared), f"the TFDS copy in {prepared}")
         _keep(arrays, folder)
-    for field, array, count in zip(("x", "test_x"), (arrays.x, arrays.test_x), published.examples):
-        good = array.shape == (count, *published.shape) and array.dtype == published.dtype
-        allowed = f"{published.dtype} {(count, *published.shape)}; run: fedjax-async data fetch {name}"
-        require(good, f"{folder}: {field}", f"{array.dtype} {array.shape}", allowed)
+    shape, dtype, examples, owned = published.shape, published.dtype, published.examples, "groups" in published.arrays
+    check_cache(arrays, folder, remedy, shape=shape, dtype=dtype, examples=examples, owned=owned)
     x, y, test_x, test_y, groups = arrays
     return Dataset(name, x, y, test_x, test_y, published.decode, len(published.class_names), groups)
 

@@ -33,13 +33,13 @@ MODELS: dict[str, Callable[..., Model]] = {
     "mobilenetv2": mobilenetv2,
     "minilm_lora": minilm_lora,
 }
-PRETRAINED = ("minilm_lora",)  # models of text, whose weights are fetched first
+NEED_WEIGHTS = ("minilm_lora",)  # models of text, whose weights are fetched first
 
 __all__ = [
     "LOWERINGS",
     "MODELS",
+    "NEED_WEIGHTS",
     "NORMS",
-    "PRETRAINED",
     "STATISTICS",
     "BatchNorm",
     "Conv",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
+from fedjax_async.home import default_data_dir, pretrained_folder
 from fedjax_async.models.checkpoint import EncoderConfig, load_encoder
 from fedjax_async.models.encoder import ACTIVATIONS, FROZEN, POOLING, Classifier
 from fedjax_async.models.wrap import check_shape, cross_entropy
@@ -71,19 +71,13 @@ def minilm_lora(
     return Model(init, apply, cross_entropy)
 
 
-def default_folder() -> Path:
-    """Where ``fedjax-async data fetch minilm`` puts the files, by default."""
-    given = os.environ.get("FEDJAX_ASYNC_DATA")
-    home = Path(given) if given else Path.home() / ".cache" / "fedjax_async"
-    return home / "pretrained" / "minilm" / VERSION
-
-
 def _folder(path: str | None) -> Path:
     """The folder of the pretrained model, after a look that its files are there."""
-    folder = default_folder() if path is None else Path(path).expanduser()
+    home = default_data_dir()
+    folder = pretrained_folder("minilm", VERSION, home) if path is None else Path(path).expanduser()
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing and path is None:
-        raise ValueError(f"model = 'minilm_lora': no weights in {folder}; run: fedjax-async data fetch minilm")
+        raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; run: fedjax-async data fetch minilm")
     check.require(not missing, "path", str(folder), f"a folder with {' and '.join(missing)}")
     return folder
 

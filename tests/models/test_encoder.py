@@ -14,15 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import Settings, simulate, tree
-from fedjax_async.data import Dataset, federate
-from fedjax_async.data.cache import pretrained_folder, resolve_data_dir
+from fedjax_async.data import Dataset, federate, load
 from fedjax_async.data.decode import as_is
 from fedjax_async.data.sources import PRETRAINED
-from fedjax_async.models import PRETRAINED as MODELS_OF_TEXT
-from fedjax_async.models import in_dtype, make, minilm_lora, rematerialised
+from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
 from fedjax_async.models.checkpoint import load_encoder
 from fedjax_async.models.encoder import FROZEN, Encoder
-from fedjax_async.models.lora import default_folder
+from fedjax_async.models.lora import VERSION
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
     BERT,
@@ -147,23 +145,24 @@ def test_checkpoints_that_do_not_fit_are_refused(tmp_path, changes, message):
         tiny(write_checkpoint(tmp_path / "c", "bert", **changes))
 
 
-@pytest.mark.parametrize("name", MODELS_OF_TEXT)
+@pytest.mark.parametrize("name", NEED_WEIGHTS)
 def test_missing_weights_fail_at_once_and_name_the_command(tmp_path, monkeypatch, name):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     begin = time.perf_counter()
-    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm$"):
+    with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm$") as missing:
         make(name)
+    with pytest.raises(ValueError, match=r"data fetch mnist$") as missing_data:
+        load("mnist")
+    alike = [str(error.value).partition("not in ")[2].rpartition(" ")[0] for error in (missing, missing_data)]
+    assert alike[0] == alike[1]
     assert time.perf_counter() - begin < 1
     with pytest.raises(ValueError, match=r"path = .*: must be a folder with model.safetensors"):
         (tmp_path / "config.json").write_text("{}")
         minilm_lora(path=str(tmp_path))
 
 
-def test_the_default_folder_is_where_fetch_puts_it(monkeypatch):
-    for home in ("some/where", ""):
-        monkeypatch.setenv("FEDJAX_ASYNC_DATA", home)
-        expected = pretrained_folder("minilm", PRETRAINED["minilm"].version, resolve_data_dir(None))
-        assert default_folder() == expected
+def test_the_model_looks_for_the_version_that_is_fetched():
+    assert PRETRAINED["minilm"].version == VERSION
 
 
 # --- the encoder ------------------------------------------------------------------------------------
