@@ -11,9 +11,8 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.models.lowerings import GROUPED, LOWERINGS, pad_spatial
+from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, pad_spatial
 from fedjax_async.models.pool import POOLS
-from fedjax_async.models.tiles import conv_relu_pool
 from fedjax_async.types import Array
 
 Pair = tuple[int, int]
@@ -92,8 +91,8 @@ class Conv(nn.Module):
 class ConvPool(nn.Module):
     """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused where that is faster.
 
-    Same parameters as ``Conv``. The fused pass (``tiles.conv_relu_pool``) is what the lowering ``tiled`` means here;
-    any other lowering runs convolution, ReLU and pool one after the other.
+    Same parameters as ``Conv``. A lowering of ``lowerings.FUSED`` (``tiled``) is a single pass here; any other runs
+    convolution, ReLU and pool one after the other.
     """
 
     features: int
@@ -117,8 +116,8 @@ class ConvPool(nn.Module):
         top, left = _explicit(self.padding, x.shape[1:3], size, (1, 1))
         padding = (top, left)
         _fits(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
-        if name == "tiled":
-            return conv_relu_pool(pad_spatial(x, padding), kernel, bias, self.pool)
+        if name in FUSED:
+            return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
         out = lower(x, kernel, (1, 1), padding)
         return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
 

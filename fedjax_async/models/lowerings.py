@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_async import check
-from fedjax_async.models.tiles import from_batch_minor, tile_of, tiled_product, to_batch_minor
+from fedjax_async.models.tiles import conv_relu_pool, from_batch_minor, tile_of, tiled_product, to_batch_minor
 from fedjax_async.types import Array
 
 Pair = tuple[int, int]
@@ -106,5 +106,8 @@ LOWERINGS: dict[str, Callable[..., Array]] = {
     "banded": banded_conv,
     "tiled": tiled_conv,
 }
+
+# with ReLU and 2 x 2 pooling in the same pass, for those that can: (padded x, kernel, bias, pool)
+FUSED: dict[str, Callable[..., Array]] = {"tiled": conv_relu_pool}
 
 GROUPED: dict[str, Callable[..., Array]] = {"lax": lax_conv, "taps": depthwise_taps}
