@@ -53,34 +53,25 @@ def sgd(
     check.non_negative("proximal", proximal)
     has_proximal = not (isinstance(proximal, (int, float)) and proximal == 0)
 
-    def trained(params: Params) -> Params:
-        return params if model.train is None else params["params"]
-
-    def forward(weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-        """Outputs, and the params with moved statistics (``()`` where there are none)."""
-        if model.train is None:
-            return model.apply(weights, x, key), ()
-        return model.train({**params, "params": weights}, x, key, mask)
-
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data
-        return Work(message.params, optimizer.init(trained(message.params)), key, seed_of(key))
+        return Work(message.params, optimizer.init(_trained(model, message.params)), key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         position, mask = batch(work.seed, k, data.size, batch_size)
         index = data.order[data.offset + position]
-        old = trained(work.params)
+        old = _trained(model, work.params)
 
         def objective(weights: Params) -> tuple[Array, Params]:
             key = jax.random.fold_in(work.key, k)
-            outputs, moved = forward(weights, work.params, data.x[index], key, mask)
+            outputs, moved = _forward(model, weights, work.params, data.x[index], key, mask)
             losses = model.loss(outputs, data.y[index])
             share = mask.astype(losses.dtype)
             return jnp.sum(losses * share) / jnp.sum(share), moved
 
         gradient, moved = jax.grad(objective, has_aux=True)(old)
         if has_proximal:
-            start = trained(message.params)
+            start = _trained(model, message.params)
             pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), old, start)
             gradient = jax.tree.map(jnp.add, gradient, pull)
         factor = None if scale is None else scale(jnp.asarray(message.version))
@@ -92,3 +83,15 @@ def sgd(
 
     plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
     return plain if model.private is None else keeping(plain, model.private)
+
+
+def _trained(model: Model, params: Params) -> Params:
+    """The params that the optimiser sees."""
+    return params if model.train is None else params["params"]
+
+
+def _forward(model: Model, weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
+    """Outputs, and the params with moved statistics (``()`` where there are none)."""
+    if model.train is None:
+        return model.apply(weights, x, key), ()
+    return model.train({**params, "params": weights}, x, key, mask)
