@@ -1,12 +1,14 @@
 """From a hundred clients to a million: time per update, planning time per event and peak memory.
 
-    python experiments/benchmarks/population.py            # about ten minutes on 2 cores
+    python experiments/benchmarks/population.py
+    python experiments/benchmarks/population.py --model mlp logistic
     python experiments/benchmarks/population.py --smoke    # does it run
 
-FedAsync on the generated data set ``population``, logistic regression, exponential delays, 1,000 clients in
-flight (all, where there are fewer). Each size runs in a process of its own, so that its peak memory is its
-own; a run is timed after a first one that compiles. The time per update is to depend on the clients in flight,
-not on the population: the last column is its ratio to that of 1,000 clients, where as many are in flight.
+FedAsync, MLP-64 on 784 features by default; ``--model logistic`` shows the cost of the engine itself. The data set
+is the generated ``population``, delays are exponential, 1,000 clients are in flight (all, where there are fewer).
+Each size runs in a process of its own, so that its peak memory is its own; a run is timed after a first one that
+compiles. The time per update is to depend on the clients in flight, not on the population: the last column is its
+ratio to that of 1,000 clients with the same model, where as many are in flight.
 """
 
 from __future__ import annotations
@@ -29,15 +31,15 @@ from fedjax_async.engine import default_lanes, execute, prepare
 IN_FLIGHT = 1000
 
 
-def settings(clients: int, updates: int, lanes: int | None = None) -> Settings:
+def settings(model: str, clients: int, updates: int, lanes: int | None = None) -> Settings:
     """One run of the benchmark."""
     concurrency = min(clients, IN_FLIGHT)
     return Settings(
         method=f"fedasync@every:concurrency={concurrency}",
         delay="exponential",
-        dataset="population:features=64",
+        dataset="population:features=784",
         clients=clients,
-        model="logistic",
+        model=model,
         steps=10,
         updates=updates,
         eval_updates=updates,
@@ -45,9 +47,9 @@ def settings(clients: int, updates: int, lanes: int | None = None) -> Settings:
     )
 
 
-def measure(clients: int, updates: int, rounds: int, lanes: int | None) -> dict[str, Any]:
-    """One size, in this process."""
-    s = settings(clients, updates, lanes)
+def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | None) -> dict[str, Any]:
+    """One model and size, in this process."""
+    s = settings(model, clients, updates, lanes)
     timing = s.method.partition("@")[2]
     began = time.perf_counter()
     planned = plan(timing, s.delay, num_clients=clients, local_steps=10, until=Until(updates=10 * updates))
@@ -62,6 +64,7 @@ def measure(clients: int, updates: int, rounds: int, lanes: int | None) -> dict[
         seconds.append(time.perf_counter() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
+        "model": model,
         "clients": clients,
         "in flight": min(clients, IN_FLIGHT),
         "lanes": lanes or default_lanes(),
@@ -72,32 +75,39 @@ def measure(clients: int, updates: int, rounds: int, lanes: int | None) -> dict[
     }
 
 
+def one_process(model: str, clients: int, a: argparse.Namespace) -> dict[str, Any]:
+    """What a process of its own measures for one model and size; printed too."""
+    command = [sys.executable, __file__, "--one", "--model", model, "--clients", str(clients)]
+    command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
+    command += [] if a.lanes is None else ["--lanes", str(a.lanes)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    print(row, flush=True)
+    return row
+
+
 def main() -> None:
-    """Parse, measure each size in its own process, print, write."""
+    """Parse, measure each model and size in its own process, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", default=["mlp"], metavar="SPEC", help="models, one table each [mlp]")
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--updates", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/population.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
-    parser.add_argument("--one", action="store_true", help="measure one size here and print it as JSON")
+    parser.add_argument("--one", action="store_true", help="measure the first model and size here and print it as JSON")
     a = parser.parse_args()
     if a.smoke:
         a.clients, a.updates, a.rounds = [100, 2000], 500, 1
     if a.one:
-        print(json.dumps(measure(a.clients[0], a.updates, a.rounds, a.lanes)))
+        print(json.dumps(measure(a.model[0], a.clients[0], a.updates, a.rounds, a.lanes)))
         return
     rows = []
-    for clients in a.clients:
-        command = [sys.executable, __file__, "--one", "--clients", str(clients)]
-        command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
-        command += [] if a.lanes is None else ["--lanes", str(a.lanes)]
-        answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        rows.append(json.loads(answer.splitlines()[-1]))
-        print(rows[-1], flush=True)
-    base = {row["clients"]: row["us / update"] for row in rows}.get(IN_FLIGHT, rows[0]["us / update"])
-    rows = [row | {"to 1,000 clients": row["us / update"] / base} for row in rows]
+    for model in a.model:
+        sizes = [one_process(model, clients, a) for clients in a.clients]
+        base = {row["clients"]: row["us / update"] for row in sizes}.get(IN_FLIGHT, sizes[0]["us / update"])
+        rows += [row | {"to 1,000 clients": row["us / update"] / base} for row in sizes]
     folder = Path(__file__).parent / "results"
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or folder / "population.csv")

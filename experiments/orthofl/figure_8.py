@@ -7,15 +7,11 @@ Each job draws from a Gaussian, lognormal, half-normal or uniform distribution t
 
 from __future__ import annotations
 
-from study import METHODS, Variant, study
+from study import crossed, study
 
 FAMILIES = ("normal", "lognormal", "half_normal", "uniform")
 COMPARED = ("fedavg", "fedasync", "fedbuff", "orthofl")
-VARIANTS = [
-    Variant(f"{method}, {family}", {"method": METHODS[method], "delay": f"rpi:family={family}"})
-    for family in FAMILIES
-    for method in COMPARED
-]
+VARIANTS = crossed(COMPARED, {family: {"delay": f"rpi:family={family}"} for family in FAMILIES})
 
 if __name__ == "__main__":
     study(__doc__, "figure_8", ["mnist"], VARIANTS, baseline="fedavg, normal", budget_of=["delay"])

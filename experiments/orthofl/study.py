@@ -103,6 +103,15 @@ class Variant(NamedTuple):
     changes: dict[str, Any]
 
 
+def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
+    """Every method under every change of the setting, named ``METHOD, TITLE`` by the change's title."""
+    return [
+        Variant(f"{method}, {title}", {"method": METHODS[method], **change})
+        for title, change in changes.items()
+        for method in methods
+    ]
+
+
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
     """The options that all scripts share; ``name`` is the script's."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
