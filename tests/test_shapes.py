@@ -37,7 +37,10 @@ def test_minibatches():
     checked_permute(seed, three, position, ten)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in NEED_WEIGHTS])
+OF_NUMBERS = ("linear",)  # models whose targets are no classes
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in (*NEED_WEIGHTS, *OF_NUMBERS)])
 def test_models(name):
     shape = inspect.signature(MODELS[name]).parameters["input_shape"].default
     model = MODELS[name](num_classes=CLASSES)
@@ -54,6 +57,21 @@ def test_models(name):
     outputs = jax.eval_shape(forward, params, jax.ShapeDtypeStruct((B, *shape), jnp.float32))
     assert outputs.shape == (B, CLASSES)
     jax.eval_shape(losses, outputs, jax.ShapeDtypeStruct((B,), jnp.int32))
+
+
+@pytest.mark.parametrize("name", OF_NUMBERS)
+def test_models_of_numbers(name):
+    shape = inspect.signature(MODELS[name]).parameters["input_shape"].default
+    model = MODELS[name]()
+
+    @checked
+    def losses(params: PyTree[Float32[Array, ...]], x: Float32[Array, "B ..."]) -> Float32[Array, B]:
+        outputs = model.apply(params, x, jax.random.key(1))
+        return model.loss(outputs, jnp.zeros(B, jnp.int32))
+
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    found = jax.eval_shape(losses, params, jax.ShapeDtypeStruct((B, *shape), jnp.float32))
+    assert found.shape == (B,)
 
 
 @pytest.mark.parametrize("name", SERVERS)
