@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedjax_async import registry
+from fedjax_async.models.alexnet import alexnet
 from fedjax_async.models.conv import Conv, ConvPool, default_lowering
 from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
 from fedjax_async.models.dense import logistic, mlp
@@ -27,6 +28,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "lenet5_orthofl": lenet5_orthofl,
     "lenet5_cifar": lenet5_cifar,
     "cnn": cnn,
+    "alexnet": alexnet,
     "vgg11": vgg11,
     "resnet18": resnet18,
     "resnet18_1d": resnet18_1d,

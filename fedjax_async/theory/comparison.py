@@ -1,0 +1,128 @@
+"""Table II of the AsynFLC paper: rates claimed by ten analyses, as functions, with what each assumes, as data.
+
+All hidden constants are 1, and the initial gap is left out, as in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedjax_async import check
+
+
+class Setting(NamedTuple):
+    """What the rates are functions of; numbers, or arrays that broadcast."""
+
+    rounds: Any  # T, server steps
+    local_steps: Any  # K
+    clients: Any  # n
+    participants: Any  # m <= n, of one server step
+    variance: Any  # sigma^2
+    heterogeneity: Any  # sigma_g^2
+    gradient_bound: Any  # G^2 >= ||grad||^2
+    tau_max: Any
+    tau_avgm: Any  # the larger of tau_avgm0 and tau_avgm1
+    tau_c: Any  # the largest delay that Li et al. (2024) let through
+
+
+class Row(NamedTuple):
+    """One analysis: what it covers, what it can do without, and its rate."""
+
+    source: str
+    formula: str
+    rate: Callable[[Setting], Any]
+    non_iid: bool = True
+    quantization: bool = False
+    sparsification: bool = False
+    error_feedback: bool = False
+    unbounded_gradient: bool = False
+    nonuniform_participation: bool = False
+
+
+def _fedbuff(s: Setting) -> Any:
+    late = s.tau_max**2 * (s.variance + s.heterogeneity + s.gradient_bound) / s.rounds
+    return s.variance / (s.rounds * s.local_steps) ** 0.5 + late
+
+
+def _unbounded(s: Setting) -> Any:
+    both = s.variance + s.heterogeneity
+    return both / s.rounds**0.5 + s.tau_max**2 * both / s.rounds
+
+
+def _private(s: Setting) -> Any:
+    late = s.tau_c**2 * (s.variance + s.gradient_bound) / s.rounds
+    return (s.variance + s.heterogeneity) / s.rounds**0.5 + late
+
+
+def _relaying(s: Setting) -> Any:
+    return s.variance / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 * s.gradient_bound / s.rounds
+
+
+def _cached(s: Setting) -> Any:
+    spread = s.variance + s.local_steps**0.5 * s.heterogeneity
+    return spread / (s.rounds * s.local_steps * s.participants) ** 0.5 + s.tau_max * s.tau_avgm / s.rounds
+
+
+def _speedup(s: Setting) -> Any:
+    return (s.variance + s.gradient_bound) / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
+
+
+def _asynfl(s: Setting) -> Any:
+    return s.variance / (s.rounds * s.local_steps * s.clients) ** 0.5 + s.tau_max * s.tau_avgm / s.rounds
+
+
+def _asynflc(s: Setting) -> Any:
+    return s.tau_max * s.variance / (s.local_steps * s.rounds ** (2 / 3))
+
+
+def _asynflc_ef(s: Setting) -> Any:
+    return s.variance / (s.rounds * s.local_steps * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
+
+
+_CACHED = "(s2 + sqrt(K) sg2)/sqrt(TKm) + tau_max tau_avgm/T"
+_ALL = {"unbounded_gradient": True, "nonuniform_participation": True}
+
+# Of the paper's own three rows, as printed: AsynFL and AsynFLC-EF leave out the factors of their last terms in
+# Corollaries 1 and 4 (K n sg2, and the compression factor); AsynFLC is Corollary 2, whose theorem lacks a term
+# (see ``rates``). The running text gives the rows of 2024 with sqrt(K) sg2/sqrt(Tm) instead, sqrt(K) times more, and
+# calls tau_max tau_avgm/T better than tau_max/T, which it is not; it is better than tau_max^2/T.
+TABLE_2: dict[str, Row] = {
+    "fedbuff": Row("Nguyen et al., AISTATS 2022", "s2/sqrt(TK) + tau_max^2 (s2 + sg2 + G2)/T", _fedbuff),
+    "fedbuff_unbounded": Row(
+        "Toghani and Uribe, Allerton 2022", "(s2 + sg2)/sqrt(T) + tau_max^2 (s2 + sg2)/T", _unbounded,
+        unbounded_gradient=True,
+    ),
+    "multi_stage_private": Row(
+        "Li et al., TPAMI 2024", "(s2 + sg2)/sqrt(T) + tau_c^2 (s2 + G2)/T", _private
+    ),
+    "mobile_relaying": Row(
+        "Bian and Xu, TVT 2024", "s2/sqrt(Tn) + tau_max^2 G2/T", _relaying, non_iid=False, quantization=True
+    ),
+    "ca2fl": Row("Wang et al., ICLR 2024", _CACHED, _cached, unbounded_gradient=True),
+    "fadas": Row("Wang et al., ICML 2024", _CACHED, _cached, unbounded_gradient=True),
+    "linear_speedup": Row("Wang et al., TMC 2025", "(s2 + G2)/sqrt(Tn) + tau_max^2/T", _speedup),
+    "asynfl": Row("Yang et al. 2025, Corollary 1", "s2/sqrt(TKn) + tau_max tau_avgm/T", _asynfl, **_ALL),
+    "asynflc": Row(
+        "Yang et al. 2025, Corollary 2 (IID)", "tau_max s2/(K T^(2/3))", _asynflc,
+        quantization=True, sparsification=True, **_ALL,
+    ),
+    "asynflc_ef": Row(
+        "Yang et al. 2025, Corollary 4", "s2/sqrt(TKn) + tau_max^2/T", _asynflc_ef,
+        quantization=True, sparsification=True, error_feedback=True, **_ALL,
+    ),
+}  # fmt: skip
+
+
+def compare(setting: Setting) -> dict[str, Any]:
+    """The rate of every row of ``TABLE_2`` in one setting, by the row's name.
+
+    >>> rates = compare(Setting(10**6, 5, 100, 10, 1.0, 1.0, 1.0, 10, 8, 10))
+    >>> rates["asynfl"] < rates["ca2fl"] < rates["fedbuff_unbounded"]
+    True
+    """
+    for field in ("rounds", "local_steps", "clients", "participants"):
+        check.positive(field, getattr(setting, field))
+    for field in ("variance", "heterogeneity", "gradient_bound", "tau_max", "tau_avgm", "tau_c"):
+        check.non_negative(field, getattr(setting, field))
+    return {name: row.rate(setting) for name, row in TABLE_2.items()}

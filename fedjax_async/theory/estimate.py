@@ -1,0 +1,296 @@
+"""The constants of the bounds, measured on a model and federated data at given parameters.
+
+All are local: L, sigma^2 and sigma_g^2 of the theorems are suprema over every x, these are their values at one. Take
+the largest over several points of a run. A network is measured as it is evaluated (no dropout, running statistics as
+they are). Work is vmapped over ``width`` clients at a time, and goes through a client's rows ``chunk`` at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.types import Array, FederatedData, Key, Model, Params
+
+
+class Estimates(NamedTuple):
+    """Constants at one point, for C clients; as in ``rates.Constants``, but L and sigma^2 of each client."""
+
+    loss: float  # f = mean of the clients' losses, each client counted once
+    gradient: float  # ||grad f||^2
+    smoothness: np.ndarray  # [C], largest |eigenvalue| of each client's Hessian; L is their maximum
+    variance: np.ndarray  # [C], mean squared error of a minibatch gradient; sigma^2 is their maximum
+    heterogeneity: float  # sigma_g^2
+
+
+def estimate(
+    key: Key,
+    model: Model,
+    params: Params,
+    data: FederatedData,
+    *,
+    batch_size: int,
+    iterations: int = 50,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 32,
+) -> Estimates:
+    """All constants at ``params``; see the functions below, whose arguments these are.
+
+    ``model`` takes decoded inputs. ``clients``: whom to measure, by default all; the means are then over these.
+    Memory: C * D floats for the gradients, ``width * chunk * D`` for those of single examples.
+    """
+    check.whole("batch_size", batch_size)
+    check.whole("iterations", iterations)
+    losses, gradients = client_gradients(model, params, data, clients=clients, width=width, chunk=chunk)
+    together = jax.tree.map(lambda leaf: leaf.mean(axis=0), gradients)
+    options: dict[str, Any] = {"clients": clients, "width": width, "chunk": chunk}
+    return Estimates(
+        loss=float(losses.mean()),
+        gradient=float(tree.norm(together)) ** 2,
+        smoothness=np.asarray(smoothness(key, model, params, data, iterations=iterations, **options)),
+        variance=np.asarray(gradient_variance(model, params, data, batch_size=batch_size, **options)),
+        heterogeneity=float(heterogeneity(gradients)),
+    )
+
+
+def client_gradients(
+    model: Model,
+    params: Params,
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 256,
+) -> tuple[Array, Params]:
+    """Loss and gradient of each client's whole shard, ``f_i`` and ``grad f_i``: float[C] and leaves [C, ...].
+
+    The gradient is in the weights only: of a model with running statistics, ``params["params"]``.
+    """
+
+    def one(rows: _Rows) -> tuple[Array, Params]:
+        def part(x: Array, y: Array, mask: Array) -> tuple[Array, Params]:
+            return jax.value_and_grad(rows.loss)(rows.weights, x, y, mask)
+
+        return rows.mean(part)
+
+    return _over_clients(one, model, params, data, clients, width, chunk)
+
+
+def heterogeneity(gradients: Params) -> Array:
+    """sigma_g^2 = ``(1/C) sum_i ||grad f_i - grad f||^2`` of gradients with leaves [C, ...]; float[]."""
+
+    def one(leaf: Array) -> Array:
+        return jnp.square(leaf - leaf.mean(axis=0, keepdims=True)).sum() / leaf.shape[0]
+
+    return jnp.asarray(sum(one(leaf) for leaf in jax.tree.leaves(gradients)))
+
+
+def smoothness(
+    key: Key,
+    model: Model,
+    params: Params,
+    data: FederatedData,
+    *,
+    iterations: int = 50,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 256,
+) -> Array:
+    """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
+
+    ``v <- H v / ||H v||``, ``iterations`` times from a random v (the same for all clients); the last ``||H v||`` never
+    exceeds the largest |eigenvalue|, and approaches it as the ratio of the two largest to the power ``iterations``.
+    """
+    check.whole("iterations", iterations)
+
+    def one(rows: _Rows) -> Array:
+        def product(v: Params) -> Params:
+            def part(x: Array, y: Array, mask: Array) -> Params:
+                return jax.jvp(lambda w: jax.grad(rows.loss)(w, x, y, mask), (rows.weights,), (v,))[1]
+
+            return rows.mean(part)
+
+        def step(_: Array, state: tuple[Params, Array]) -> tuple[Params, Array]:
+            v, before = state
+            unit = _unit(v, before)
+            image = product(unit)
+            return image, tree.norm(image)
+
+        v = _normal(key, rows.weights)
+        return jax.lax.fori_loop(0, iterations, step, (v, tree.norm(v)))[1]
+
+    return _over_clients(one, model, params, data, clients, width, chunk)
+
+
+def smoothness_between(
+    model: Model,
+    params: Params,
+    other: Params,
+    data: FederatedData,
+    *,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 256,
+) -> Array:
+    """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
+
+    Cheaper than :func:`smoothness`, and between two distant points of a run often closer to what training meets.
+    """
+    distance = tree.norm(jax.tree.map(jnp.subtract, _weights(model, params), _weights(model, other)))
+    check.require(float(distance) > 0, "other", "params", "different from params")
+    (_, here), (_, there) = (
+        client_gradients(model, p, data, clients=clients, width=width, chunk=chunk) for p in (params, other)
+    )
+    return jax.vmap(lambda a, b: tree.norm(jax.tree.map(jnp.subtract, a, b)))(here, there) / distance
+
+
+def gradient_variance(
+    model: Model,
+    params: Params,
+    data: FederatedData,
+    *,
+    batch_size: int,
+    clients: Sequence[int] | None = None,
+    width: int = 8,
+    chunk: int = 32,
+) -> Array:
+    """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches as ``local.sgd`` draws them; float[C].
+
+    Exact, from the variance v of single examples' gradients: a batch of b of a client's m rows, drawn without
+    replacement, has ``v (m - b) / (b (m - 1))``. An epoch ends in a batch of what is left, so this is the mean over an
+    epoch's steps; 0 where one batch holds the whole shard. Memory: ``width * chunk * D`` floats.
+    """
+    check.whole("batch_size", batch_size)
+
+    def one(rows: _Rows) -> Array:
+        def gradient(x: Array, y: Array, mask: Array) -> Params:
+            return jax.grad(rows.loss)(rows.weights, x, y, mask)
+
+        mean = rows.mean(gradient)
+
+        def part(x: Array, y: Array, mask: Array) -> Array:
+            def squared(x: Array, y: Array, share: Array) -> Array:
+                away = jax.tree.map(jnp.subtract, gradient(x[None], y[None], jnp.ones((1,), bool)), mean)
+                square = jnp.square(tree.norm(away))
+                return jnp.where(share, square, jnp.zeros_like(square))
+
+            return jax.vmap(squared)(x, y, mask).sum()
+
+        return rows.mean(part) * _batch_factor(rows.size, batch_size)
+
+    return _over_clients(one, model, params, data, clients, width, chunk)
+
+
+class _Rows(NamedTuple):
+    """One client's rows, as a kernel sees them."""
+
+    weights: Params
+    loss: Callable[..., Array]  # (weights, x, y, mask) -> sum of the masked losses
+    fetch: Callable[[Array], tuple[Array, Array]]
+    size: Array  # int32[]
+    chunk: int
+
+    def mean(self, part: Callable[[Array, Array, Array], Any]) -> Any:
+        """``part(x, y, mask)``, summed over chunks of rows, divided by the number of rows."""
+
+        def at(number: Any) -> Any:
+            position = number * self.chunk + jnp.arange(self.chunk, dtype=jnp.int32)
+            mask = position < self.size
+            return part(*self.fetch(jnp.where(mask, position, 0)), mask)
+
+        def add(number: Array, total: Any) -> Any:
+            return jax.tree.map(jnp.add, total, at(number))
+
+        chunks = (self.size + self.chunk - 1) // self.chunk
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(at, 0))
+        total = jax.lax.fori_loop(0, chunks, add, nothing)
+        return jax.tree.map(lambda leaf: leaf / self.size.astype(leaf.dtype), total)
+
+
+def _over_clients(
+    one: Callable[[_Rows], Any],
+    model: Model,
+    params: Params,
+    data: FederatedData,
+    clients: Sequence[int] | None,
+    width: int,
+    chunk: int,
+) -> Any:
+    """``one`` of every client's rows, ``width`` clients at a time; leaves [C, ...]."""
+    chosen = _chosen(data, clients)
+    check.whole("width", width)
+    check.whole("chunk", chunk)
+    chunk = min(chunk, int(data.size[chosen].max()))
+
+    def all_of(params: Params, x: Any, y: Any, order: Any, offset: Array, size: Array) -> Any:
+        def loss(weights: Params, inputs: Array, labels: Array, mask: Array) -> Array:
+            full = weights if model.train is None else {**params, "params": weights}
+            losses = model.loss(model.apply(full, data.decode(inputs)), labels)
+            return jnp.where(mask, losses, jnp.zeros_like(losses)).sum()
+
+        def client(where: tuple[Array, Array]) -> Any:
+            first, count = where
+
+            def fetch(position: Array) -> tuple[Array, Array]:
+                index = order[first + position]
+                return x[index], y[index]
+
+            return one(_Rows(_weights(model, params), loss, fetch, count, chunk))
+
+        rows = jax.lax.map(jax.vmap(client), (offset, size))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(chosen)], rows)
+
+    groups = -(-len(chosen) // width)
+    filled = np.resize(chosen, (groups, -(-len(chosen) // groups)))  # a last group that is short starts over
+    pool = jax.device_put((data.x, data.y, data.order))
+    offset, size = (jnp.asarray(column[filled], jnp.int32) for column in (data.offset, data.size))
+    return jax.jit(all_of)(params, *pool, offset, size)
+
+
+def _chosen(data: FederatedData, clients: Sequence[int] | None) -> np.ndarray:
+    """The clients to measure, each with examples; int64[C]."""
+    check.require(not data.streamed, "streamed", True, "False: estimates need the examples on the device")
+    highest = len(data.size) - 1
+    chosen = list(range(highest + 1)) if clients is None else list(clients)
+    check.require(len(chosen) > 0, "clients", chosen, "at least one client, or None for all")
+    for client in chosen:
+        check.whole("clients", client, 0, highest)
+        check.require(int(data.size[client]) > 0, f"examples of client {client}", 0, "at least 1")
+    return np.asarray(chosen)
+
+
+def _weights(model: Model, params: Params) -> Params:
+    return params if model.train is None else params["params"]
+
+
+def _batch_factor(size: Array, batch_size: int) -> Array:
+    """Mean over an epoch's batches of b of m rows of ``(m - b) / (b (m - 1))``; 0 for m = 1."""
+    real = jnp.result_type(float)
+    last = (size - 1) % batch_size + 1
+    full = (size - last) // batch_size
+    m = size.astype(real)
+
+    def factor(b: Array) -> Array:
+        return (m - b) / (b * jnp.maximum(m - 1, 1.0))
+
+    total = full.astype(real) * factor(jnp.asarray(batch_size, real)) + factor(last.astype(real))
+    return total / (full + 1).astype(real)
+
+
+def _normal(key: Key, like: Params) -> Params:
+    leaves, structure = jax.tree.flatten(like)
+    keys = jax.random.split(key, len(leaves))
+    random = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves)]
+    return jax.tree.unflatten(structure, random)
+
+
+def _unit(v: Params, norm: Array) -> Params:
+    """``v / norm``, or v itself where the norm is 0 (a linear loss)."""
+    factor = 1 / jnp.where(norm > 0, norm, jnp.ones_like(norm))
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), v)

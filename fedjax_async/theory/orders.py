@@ -1,0 +1,85 @@
+"""Corollaries 1 to 4 and Lemma 1: the terms inside the O of each, every hidden constant 1, L = 1.
+
+They hold for the learning rates of ``slow_lrs`` (Corollaries 1 and 4, Lemma 1) and ``fast_lrs`` (2 and 3) and T large
+enough for these to meet the theorems' conditions. Of ``Constants`` they read gap, variance, heterogeneity, clients,
+local_steps, delays and gamma. Arrays broadcast. See ``rates`` for the source and for what is wrong in print.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedjax_async.theory.rates import Bound, Constants, _larger, checked, compression_factor
+
+
+class LearningRates(NamedTuple):
+    """eta and eta_g."""
+
+    lr: Any
+    server_lr: Any
+
+
+def slow_lrs(constants: Constants) -> LearningRates:
+    """``eta = 1 / (K sqrt(T))``, ``eta_g = sqrt(K n)``: the choice of Corollaries 1 and 4."""
+    c = checked(constants)
+    return LearningRates(1 / (c.local_steps * c.delays.steps**0.5), (c.local_steps * c.clients) ** 0.5)
+
+
+def fast_lrs(constants: Constants) -> LearningRates:
+    """``eta = 1 / (K tau_max T^(1/3))``, ``eta_g = K``: the choice of Corollaries 2 and 3."""
+    c = checked(constants)
+    return LearningRates(1 / (c.local_steps * c.delays.tau_max * c.delays.steps ** (1 / 3)), float(c.local_steps))
+
+
+def corollary_1(constants: Constants) -> Bound:
+    """AsynFL, eq. 12: ``(Delta + sigma^2) / sqrt(T K n)``, then drift and delays over T.
+
+    tau_avg and tau_avgm are the larger of their two kinds.
+    """
+    c = checked(constants)
+    d, rounds, steps = c.delays, c.delays.steps, c.local_steps
+    leading = 1 / (rounds * steps * c.clients) ** 0.5
+    mean, highest = _larger(d.tau_avg0, d.tau_avg1), _larger(d.tau_avgm0, d.tau_avgm1)
+    variance = leading + 1 / (rounds * steps) + mean / rounds
+    spread = (1 + steps * c.clients * d.tau_max * highest) / rounds
+    return Bound(leading * c.gap, variance * c.variance, spread * c.heterogeneity)
+
+
+def corollary_2(constants: Constants) -> Bound:
+    """AsynFLC on IID data, eq. 14: ``tau_max (Delta + sigma^2) / (K T^(2/3))``; heterogeneity must be 0.
+
+    As printed; the term that eq. 13 lacks would be ``sigma^2 / (n tau_max T^(1/3))``.
+    """
+    c = checked(constants)
+    if c.heterogeneity != 0:
+        raise ValueError(f"heterogeneity = {c.heterogeneity!r}: must be 0 for Corollary 2; corollary_3 has its terms")
+    return corollary_3(c)
+
+
+def corollary_3(constants: Constants) -> Bound:
+    """AsynFLC, eq. 15: Corollary 2 and ``tau_max^2 sigma_g^2 (T^(-2/3) + 1)``, which no T makes small."""
+    c = checked(constants)
+    top, fast = c.delays.tau_max, c.delays.steps ** (-2 / 3)
+    common = top * fast / c.local_steps
+    return Bound(common * c.gap, common * c.variance, top**2 * (fast + 1) * c.heterogeneity)
+
+
+def corollary_4(constants: Constants) -> Bound:
+    """AsynFLC-EF, eq. 18: ``(Delta + sigma^2) / sqrt(T K n)``, drift over T, and delays times the compression factor.
+
+    As printed: without compression no delay is left, although eq. 17 keeps Corollary 1's.
+    """
+    c = checked(constants)
+    rounds, steps, n, top = c.delays.steps, c.local_steps, c.clients, c.delays.tau_max
+    leading, lost = 1 / (rounds * steps * n) ** 0.5, compression_factor(c.gamma)
+    variance = leading + 1 / (rounds * steps) + lost * n * top / rounds
+    spread = (1 + lost * steps * n * top**2) / rounds
+    return Bound(leading * c.gap, variance * c.variance, spread * c.heterogeneity)
+
+
+def residual_order(constants: Constants) -> Bound:
+    """Lemma 1, eq. 16: mean squared residual of error feedback over clients and steps [w^2]; 0 at gamma = 1."""
+    c = checked(constants)
+    lost, rounds, top = compression_factor(c.gamma), c.delays.steps, c.delays.tau_max
+    variance = lost * top / (c.local_steps * rounds)
+    return Bound(0.0 * c.gap, variance * c.variance, lost * top**2 / rounds * c.heterogeneity)

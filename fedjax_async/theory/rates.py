@@ -1,0 +1,191 @@
+"""Convergence bounds of AsynFL, AsynFLC and AsynFLC-EF as functions of a problem's constants.
+
+Each bound is on ``(1/T) sum_t E ||grad f(x_t)||^2`` over T server steps. Fields of ``Constants`` may be NumPy arrays
+that broadcast (for curves), except ``clients`` and ``local_steps``. A bound is claimed only where the learning rate
+is at most ``largest_lr_...``; the functions compute it anywhere.
+
+What the printed theorems do not say, each shown by a test:
+
+- All divide by delays or need them positive: synchronous training has delay 1, so take
+  ``clock.delay_statistics(schedule, fresh=1)``.
+- Theorem 1 (and 3) is about Algorithm 1 as written, where a client that misses a step keeps training, so that an
+  upload of delay tau holds tau K steps: timing ``participation``. Where every upload holds K steps (timing ``window``)
+  and faster clients take part more often, the model settles where another weighting of the clients is stationary, and
+  eq. 11 fails for heterogeneous clients once T is large and eta small.
+- Eq. 13 does not depend on gamma, keeps a floor of ``2 (tau_max + 1)^2 sigma_g^2`` for gamma = 1, and lacks any term
+  in ``eta eta_g L sigma^2``: it fails for plain SGD on a quadratic (one client, K = 1, nothing compressed). With that
+  term the rates of Corollaries 2 and 3 would be ``T^(-1/3)``, not ``T^(-2/3)``.
+- Eq. 17 at gamma = 1 is not eq. 11: other coefficients, and where eq. 11 has
+  ``(33 tau_avg0 + 72 tau_avg1) eta_g^2 sigma^2 / n`` it prints sigma_g^2, so that for sigma_g = 0 and
+  eta_g = sqrt(K n) it claims less than eq. 11 for the same algorithm (probably a misprint of sigma^2). Its rate
+  condition at gamma = 1 is Theorem 1's divided by sqrt(2).
+- Corollary 4 omits the delays that eq. 17 has without compression: at gamma = 1 it would promise more than Corollary 1.
+
+Source: Yang, Hou, Wu, "Convergence Analysis of Asynchronous Federated Learning with Gradient Compression for
+Non-Convex Optimization" (2025), eqs. 11 to 18.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedjax_async import check
+from fedjax_async.clock import DelayStatistics
+
+
+class Constants(NamedTuple):
+    """What the bounds are functions of. Losses are in units [l], parameters in [w], gradients in [l/w].
+
+    T is ``delays.steps``. ``heterogeneity`` is a mean of squares over all n clients, equally weighted.
+    """
+
+    gap: Any  # Delta = f(x_0) - f(x*) [l]
+    smoothness: Any  # L, the largest over clients [l/w^2]
+    variance: Any  # sigma^2 of one minibatch gradient [l^2/w^2]
+    heterogeneity: Any  # sigma_g^2 [l^2/w^2]
+    clients: int  # n
+    local_steps: int  # K, of one round
+    lr: Any  # eta, local [w^2/l]
+    server_lr: Any  # eta_g [1]
+    delays: DelayStatistics  # with fresh=1
+    gamma: Any = 1.0  # E||C(x) - x||^2 <= (1 - gamma) ||x||^2; 1: nothing is lost
+
+
+class Bound(NamedTuple):
+    """A right-hand side by what its terms are proportional to [l^2/w^2]."""
+
+    optimisation: Any  # Delta
+    variance: Any  # sigma^2
+    heterogeneity: Any  # sigma_g^2
+
+    @property
+    def total(self) -> Any:
+        """The sum: the bound itself."""
+        return self.optimisation + self.variance + self.heterogeneity
+
+
+def constant_delays(steps: int, delay: float = 1.0) -> DelayStatistics:
+    """Every client ``delay`` >= 1 steps late in each of ``steps`` server steps; 1 is synchronous."""
+    check.positive("steps", steps)
+    check.in_range("delay", delay, 1, float("inf"))
+    return DelayStatistics(steps, delay, delay, delay, delay, delay)  # type: ignore[arg-type]
+
+
+def checked(c: Constants) -> Constants:
+    """``c`` itself; ``ValueError`` naming the first field that is out of range."""
+    for field in ("gap", "variance", "heterogeneity"):
+        check.non_negative(field, getattr(c, field))
+    for field in ("smoothness", "lr", "server_lr", "gamma"):
+        check.positive(field, getattr(c, field))
+    check.in_range("gamma", c.gamma, 0, 1)
+    check.whole("clients", c.clients)
+    check.whole("local_steps", c.local_steps)
+    check.positive("delays.steps", c.delays.steps)
+    check.in_range("delays.tau_max (fresh=1)", c.delays.tau_max, 1, float("inf"))
+    return c
+
+
+def compression_factor(gamma: Any) -> Any:
+    """``c = (1 - gamma)(2 - gamma) / gamma^2``, by which error feedback pays for compression; 0 at gamma = 1."""
+    check.positive("gamma", gamma)
+    check.in_range("gamma", gamma, 0, 1)
+    return (1 - gamma) * (2 - gamma) / gamma**2
+
+
+def asynfl_bound(constants: Constants) -> Bound:
+    """Theorem 1, eq. 11: AsynFL, nothing compressed."""
+    c = checked(constants)
+    lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
+    d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
+    late = (33 * d.tau_avg0 + 72 * d.tau_avg1) * c.server_lr**2 / c.clients
+    variance = 4 * c.lr * c.server_lr * c.smoothness / c.clients + drift * (4 + late + lambda_1 + lambda_2)
+    spread = drift * c.local_steps * (24 + phi_1 + phi_2 + phi_3)
+    return Bound(_optimisation(c, 8), variance * c.variance, spread * c.heterogeneity)
+
+
+def asynflc_bound(constants: Constants) -> Bound:
+    """Theorem 2, eq. 13: AsynFLC, compressed without error feedback; tau_avg is the larger of tau_avg0, tau_avg1.
+
+    As printed, which is too small for sigma > 0: see the module.
+    """
+    c = checked(constants)
+    steps, top, mean = c.local_steps, c.delays.tau_max, _larger(c.delays.tau_avg0, c.delays.tau_avg1)
+    move = c.lr**2 * steps * c.smoothness**2
+    square = move * steps  # (eta K L)^2
+    variance = 4 * (top + 1) * (mean + 1) * move + 16 * (top + 1) * mean * top * move * (1 + 2 * top * square)
+    spread = 16 * (top + 1) * top**3 * square * (4 + 24 * square) + (top + 1) ** 2 * (48 * square + 2)
+    return Bound(_optimisation(c, 4), variance * c.variance, spread * c.heterogeneity)
+
+
+def asynflc_ef_bound(constants: Constants) -> Bound:
+    """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the module)."""
+    c = checked(constants)
+    lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
+    d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
+    square, global2 = drift * c.local_steps, c.server_lr**2
+    lost = 108 * compression_factor(c.gamma) * d.tau_max * global2
+    lambda_3 = lost * (3 + 6 * d.tau_max * square)
+    phi_4 = lost * d.tau_max * (12 + 72 * square)
+    late = (42 * d.tau_avg0 + 144 * d.tau_avg1) * global2 / c.clients
+    variance = 4 * c.lr * c.server_lr * c.smoothness / c.clients + drift * (4 + lambda_1 + 2 * lambda_2 + lambda_3)
+    spread = drift * (24 * c.local_steps + late) + square * (phi_1 + 2 * phi_2 + 2 * phi_3 + phi_4)
+    return Bound(_optimisation(c, 8), variance * c.variance, spread * c.heterogeneity)
+
+
+def largest_lr_asynfl(constants: Constants) -> Any:
+    """Largest eta of Theorem 1: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; ``lr`` itself is not read."""
+    c = checked(constants)
+    return 1 / (36 * 2**0.5 * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
+
+
+def largest_lr_asynflc(constants: Constants) -> Any:
+    """Largest eta of Theorem 2: ``1 / (4 sqrt(2 - gamma) (tau_max + 1)^1.5 tau_max eta_g K L)``.
+
+    The theorem also asks for ``gamma >= smallest_gamma_asynflc(tau_max)``.
+    """
+    c = checked(constants)
+    delay = (c.delays.tau_max + 1) ** 1.5 * c.delays.tau_max
+    return 1 / (4 * (2 - c.gamma) ** 0.5 * delay * c.server_lr * c.local_steps * c.smoothness)
+
+
+def smallest_gamma_asynflc(tau_max: Any) -> Any:
+    """Theorem 2's second condition, ``1 - gamma <= 1 / (2 (tau_max + 1))``: long delays allow weak compression only.
+
+    >>> smallest_gamma_asynflc(1)  # synchronous: at most a quarter of the energy may be lost
+    0.75
+    """
+    check.non_negative("tau_max", tau_max)
+    return 1 - 1 / (2 * (tau_max + 1))
+
+
+def largest_lr_asynflc_ef(constants: Constants) -> Any:
+    """Largest eta of Theorem 3: ``gamma / (72 sqrt(3 (gamma - 1)^2 + 1) tau_max^1.5 eta_g K L)``.
+
+    The radical is broken in print (root of 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5``). Read literally it would
+    allow over 50 times Theorem 1's rate at gamma = 1, where the two algorithms are one.
+    """
+    c = checked(constants)
+    root = (3 * (c.gamma - 1) ** 2 + 1) ** 0.5
+    return c.gamma / (72 * root * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
+
+
+def _optimisation(c: Constants, factor: float) -> Any:
+    return factor * c.gap / (c.lr * c.server_lr * c.local_steps * c.delays.steps)
+
+
+def _factors(c: Constants) -> tuple[Any, ...]:
+    """lambda_1, lambda_2, phi_1, phi_2, phi_3 of Theorem 1."""
+    d, square = c.delays, (c.lr * c.local_steps * c.smoothness) ** 2
+    global2 = c.server_lr**2
+    lambda_1 = 72 * d.tau_avg0 + 144 * d.tau_avg0 * d.tau_max * square
+    lambda_2 = (18 * d.tau_avg0 * d.tau_max + 144 * d.tau_max * d.tau_avg1) * global2 * square
+    local = 288 + 1728 * square
+    phi_1 = d.tau_max * d.tau_avgm0 * local
+    phi_2 = d.tau_max * d.tau_avgm1 * global2 * local
+    phi_3 = d.tau_max * d.tau_avgm0 * global2 * local / 8  # 36 and 216
+    return lambda_1, lambda_2, phi_1, phi_2, phi_3
+
+
+def _larger(a: Any, b: Any) -> Any:
+    """The larger of two numbers, or of two arrays element by element."""
+    return (a + b + abs(a - b)) / 2

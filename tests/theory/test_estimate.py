@@ -1,0 +1,229 @@
+"""Estimators against problems whose constants are known, and eq. 11 with them against measured runs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import Method, Settings, simulate
+from fedjax_async.clock import delay_statistics
+from fedjax_async.data import federate, quadratic_model, quadratic_problem
+from fedjax_async.engine.simulate import prepare
+from fedjax_async.local import batch
+from fedjax_async.models import make
+from fedjax_async.server.aggregate import mean
+from fedjax_async.server.rule import rule
+from fedjax_async.theory import (
+    Constants,
+    asynfl_bound,
+    client_gradients,
+    estimate,
+    gradient_variance,
+    largest_lr_asynfl,
+    smoothness,
+    smoothness_between,
+)
+from tests.engine import problem
+
+KEY = jax.random.key(5)
+
+
+@pytest.fixture
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def quadratic(**options):
+    known = quadratic_problem(dim=4, clients=3, examples=11, noise=0.3, seed=2, **options)
+    return known, federate(known.dataset, "natural"), quadratic_model(dim=4)
+
+
+def test_exact_on_quadratics(doubles):
+    known, data, model = quadratic(smallest=0.2, largest=3.0)
+    w = np.array([0.3, -1.0, 2.0, 0.5])
+    found = estimate(KEY, model, {"w": jnp.asarray(w)}, data, batch_size=4, chunk=3, width=2)
+    gradients = np.array([known.gradient(i, w) for i in range(3)])
+    away = w - known.optimum
+    loss = known.minimum + 0.5 * away @ known.curvature.mean(axis=0) @ away
+    np.testing.assert_allclose(found.loss, loss, rtol=1e-9)
+    np.testing.assert_allclose(found.gradient, np.sum(gradients.mean(axis=0) ** 2), rtol=1e-9)
+    np.testing.assert_allclose(found.heterogeneity, np.trace(np.cov(gradients.T, bias=True)), rtol=1e-9)
+    np.testing.assert_allclose(found.smoothness, 3.0, rtol=1e-9)
+
+
+def test_heterogeneity_at_the_optimum_is_zeta_squared(doubles):
+    known, data, model = quadratic(heterogeneity=0.7)
+    found = estimate(KEY, model, {"w": jnp.asarray(known.optimum)}, data, batch_size=4)
+    np.testing.assert_allclose([found.heterogeneity, found.gradient], [0.49, 0], atol=1e-12)
+
+
+def test_variance_is_that_of_the_minibatches_that_clients_draw(doubles):
+    """Against every batch of many epochs of ``local.batch``; clients of 4, 6 and 13 rows, batches of 4."""
+    params = problem.MODEL.init(KEY)
+    who = problem.data()
+    chosen = [1, 3, 2]
+    got = gradient_variance(problem.MODEL, params, who, batch_size=4, clients=chosen, chunk=5)
+    gradient = jax.jit(jax.grad(lambda p, x, y: problem.MODEL.loss(problem.MODEL.apply(p, x), y).sum()))
+
+    @jax.jit
+    def batches(size):
+        """Of 1,200 steps, which are whole epochs of one, two or four."""
+        seed = jnp.array([3, 4], jnp.uint32)
+        return jax.vmap(lambda k: batch(seed, k, size, 4))(jnp.arange(1200, dtype=jnp.int32))
+
+    def flat(x, y):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient(params, x, y))])
+
+    for value, client in zip(got, chosen):
+        rows = who.order[who.offset[client] :][: who.size[client]]
+        single = np.array([flat(who.x[[row]], who.y[[row]]) for row in rows])
+        position, mask = batches(jnp.int32(len(rows)))
+        share = np.asarray(mask, float)
+        drawn = np.einsum("sb,sbd->sd", share, single[position]) / share.sum(axis=1, keepdims=True)
+        sampled = np.sum((drawn - single.mean(axis=0)) ** 2, axis=1).mean()
+        np.testing.assert_allclose(value, sampled, rtol=0.1, atol=1e-12)
+    assert got[0] < 1e-20 < got[1]  # four rows: one batch is all of them
+
+
+def test_power_iteration_against_the_eigenvalues_of_a_logistic_problem(doubles):
+    """The whole Hessian of softmax regression by its formula, ``mean_j (diag(p) - p p^T) (x) x x^T``."""
+    who = problem.data()
+    model = make("logistic", num_classes=3, input_shape=(5,))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), model.init(KEY))
+    got = smoothness(KEY, model, params, who, iterations=400, clients=[0, 2], chunk=4)
+    kernel, bias = (np.asarray(params["output"][name]) for name in ("kernel", "bias"))
+    for value, client in zip(got, (0, 2)):
+        x = who.x[who.order[who.offset[client] :][: who.size[client]]]
+        logits = np.exp(x @ kernel + bias)
+        p = logits / logits.sum(axis=1, keepdims=True)
+        one = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        curvature = np.einsum("ja,ab->jab", p, np.eye(3)) - np.einsum("ja,jb->jab", p, p)
+        hessian = np.einsum("jab,jc,jd->acbd", curvature, one, one).reshape(18, 18) / len(x)
+        np.testing.assert_allclose(value, np.linalg.eigvalsh(hessian)[-1], rtol=1e-6)
+
+
+def test_smoothness_counts_negative_curvature_and_never_overestimates(doubles):
+    """A small network, whose Hessian has eigenvalues of either sign."""
+    who, model = problem.data(), problem.MODEL
+    params = jax.tree.map(lambda leaf: 3 * leaf, model.init(KEY))
+    flat, back = jax.flatten_util.ravel_pytree(params)
+    got = [smoothness(KEY, model, params, who, iterations=n, clients=[2])[0] for n in (3, 1000)]
+    rows = who.order[who.offset[2] :][: who.size[2]]
+    hessian = jax.jit(jax.hessian(lambda w: model.loss(model.apply(back(w), who.x[rows]), who.y[rows]).mean()))
+    eigenvalues = np.linalg.eigvalsh(hessian(flat))
+    assert eigenvalues[0] < -1e-3
+    np.testing.assert_allclose(got[-1], np.abs(eigenvalues).max(), rtol=1e-3)
+    assert got[0] < got[1] <= np.abs(eigenvalues).max() * (1 + 1e-12)
+
+
+def test_gradient_differences_bound_the_smoothness_from_below(doubles):
+    known, data, model = quadratic(smallest=0.2, largest=3.0)
+    here, there = ({"w": jnp.asarray(w)} for w in (known.optimum, known.optimum + np.arange(4)))
+    got = smoothness_between(model, here, there, data)
+    step = np.arange(4.0)
+    expected = [np.linalg.norm(a @ step) / np.linalg.norm(step) for a in known.curvature]
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+    along = np.linalg.eigh(known.curvature[1])[1][:, -1]
+    top = smoothness_between(model, here, {"w": here["w"] + 0.1 * along}, data, clients=[1])
+    np.testing.assert_allclose(top, 3.0, rtol=1e-9)
+    with pytest.raises(ValueError, match="other"):
+        smoothness_between(model, here, here, data)
+
+
+def test_grouping_of_clients_and_rows_changes_nothing(doubles):
+    params, who = problem.MODEL.init(KEY), problem.data()
+    losses, gradients = client_gradients(problem.MODEL, params, who)
+    for width, chunk in ((1, 1), (2, 5)):
+        again, table = client_gradients(problem.MODEL, params, who, width=width, chunk=chunk)
+        np.testing.assert_allclose(again, losses, rtol=1e-12)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), table, gradients)
+    assert losses.shape == (5,) and jax.tree.leaves(gradients)[0].shape[0] == 5
+
+
+def test_running_statistics_are_no_weights():
+    """A network with BatchNorm is measured as it is evaluated; the gradients are the weights' alone."""
+    from flax import linen as nn
+
+    from fedjax_async.models import BatchNorm, from_flax
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False, mask=None):
+            return nn.Dense(3)(nn.relu(BatchNorm()(nn.Dense(4)(x), train, mask)))
+
+    model, who = from_flax(Net(), input_shape=(5,)), problem.data()
+    params = model.init(KEY)
+    _, gradients = client_gradients(model, params, who)
+    assert jax.tree.structure(gradients) == jax.tree.structure(params["params"])
+    variance = gradient_variance(model, params, who, batch_size=4, clients=[0, 1])
+    assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1's one batch is all it has
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"iterations": 0}, "iterations = 0"),
+        ({"width": 0}, "width = 0"),
+        ({"chunk": 1.5}, r"chunk = 1\.5"),
+        ({"clients": []}, r"clients = \[\]"),
+        ({"clients": [5]}, "clients = 5"),
+    ],
+)
+def test_bad_options_are_named(options, named):
+    params = problem.MODEL.init(KEY)
+    with pytest.raises(ValueError, match=named):
+        estimate(KEY, problem.MODEL, params, problem.data(), **({"batch_size": 4} | options))
+
+
+def test_streamed_data_and_empty_clients_are_refused():
+    params, who = problem.MODEL.init(KEY), problem.data()
+    with pytest.raises(ValueError, match="streamed = True"):
+        client_gradients(problem.MODEL, params, who._replace(streamed=True))
+    with pytest.raises(ValueError, match="examples of client 4 = 0"):
+        client_gradients(problem.MODEL, params, who._replace(size=np.array([9, 4, 13, 6, 0], np.int32)))
+
+
+# --- Theorem 1 against runs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("probability", "server_steps"), [(1.0, 1500), (0.9, 4000)])
+def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
+    """AsynFL on ``f_i = ||x - b_i||^2 / 2 + ...`` with noisy minibatches, at the largest rate that Theorem 1 allows.
+
+    There ``||grad f||^2 = 2 (f - f*)``: the loss says the gradient exactly. It is taken at every tenth step.
+    """
+    known = quadratic_problem(
+        dim=3, clients=4, examples=12, heterogeneity=0.5, smallest=1.0, largest=1.0, noise=0.5, seed=1
+    )
+    data, model = federate(known.dataset, "natural"), quadratic_model(dim=3)
+    start, end = (
+        estimate(KEY, model, {"w": jnp.asarray(w, jnp.float32)}, data, batch_size=4, iterations=5)
+        for w in (np.zeros(3), known.optimum)
+    )
+    server = rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4))
+    method = Method(server, f"participation:probability={probability}")
+    settings = Settings(batch_size=4, steps=2, server_steps=server_steps, eval_steps=10)
+    # the world does not depend on the rate, so its delays may choose it
+    schedule = prepare(settings, method=method, model=model, data=data).schedule
+    c = Constants(
+        gap=start.loss - known.minimum,
+        smoothness=max(start.smoothness.max(), end.smoothness.max()),
+        variance=max(start.variance.max(), end.variance.max()),
+        heterogeneity=max(start.heterogeneity, end.heterogeneity),
+        clients=4, local_steps=2, lr=1.0, server_lr=1.0, delays=delay_statistics(schedule, fresh=1),
+    )  # fmt: skip
+    np.testing.assert_allclose([c.smoothness, end.heterogeneity], [1, 0.25], rtol=1e-4)
+    assert (c.delays.tau_max == 1) == (probability == 1) and c.variance > 0.1
+    c = c._replace(lr=float(largest_lr_asynfl(c)))
+    run = simulate(settings, method=method, model=model, data=data, lr=c.lr)
+    gradient = 2 * (run.evaluations["loss"].astype(float) - known.minimum)
+    assert len(gradient) == server_steps // 10 + 1
+    bound = asynfl_bound(c).total
+    assert gradient[-1] < gradient[:-1].mean() < bound
+    assert bound < 0.9 * gradient[0]  # or the start alone would do

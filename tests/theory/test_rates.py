@@ -1,0 +1,360 @@
+"""Bounds, orders and Table II against the paper's formulas written once more, and the errata each by an example."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async.clock import DelayStatistics
+from fedjax_async.theory import (
+    TABLE_2,
+    Constants,
+    Setting,
+    asynfl_bound,
+    asynflc_bound,
+    asynflc_ef_bound,
+    compare,
+    compression_factor,
+    constant_delays,
+    corollary_1,
+    corollary_2,
+    corollary_3,
+    corollary_4,
+    fast_lrs,
+    largest_lr_asynfl,
+    largest_lr_asynflc,
+    largest_lr_asynflc_ef,
+    residual_order,
+    slow_lrs,
+    smallest_gamma_asynflc,
+)
+
+BOUNDS = {"asynfl": asynfl_bound, "asynflc": asynflc_bound, "asynflc_ef": asynflc_ef_bound}
+DELAYS = DelayStatistics(steps=400, tau_max=9, tau_avg0=3.5, tau_avgm0=7.25, tau_avg1=3.25, tau_avgm1=7.0)
+HERE = Constants(2.0, 1.5, 0.7, 0.4, 20, 5, 3e-4, 2.5, DELAYS, 0.3)
+
+
+def expanded(c):
+    """Eqs. 11, 13 and 17 term by term, brackets multiplied out, as lists of (coefficient of Delta, s2, sg2)."""
+    T, top, a0, m0, a1, m1 = c.delays
+    e, g, K, L, n, y = c.lr, c.server_lr, c.local_steps, c.smoothness, c.clients, c.gamma
+    e2, e4 = e * e * L * L, e**4 * L**4
+    lam = [72 * a0 * e2 * K, 144 * a0 * top * e4 * K**3]
+    lam2 = [18 * a0 * top * e4 * g * g * K**3, 144 * a1 * top * e4 * g * g * K**3]
+    phi = [288 * top * m0 * e2 * K**2, 1728 * top * m0 * e4 * K**4]
+    phi23 = [288 * g * g * top * m1 * e2 * K**2, 1728 * g * g * top * m1 * e4 * K**4]
+    phi23 += [36 * g * g * top * m0 * e2 * K**2, 216 * g * g * top * m0 * e4 * K**4]
+    common = [4 * e * g * L / n, 4 * e2 * K]
+    asynfl = (
+        [8 / (e * g * K * T)],
+        [*common, 33 * a0 * g * g * e2 * K / n, 72 * a1 * g * g * e2 * K / n, *lam, *lam2],
+        [24 * e2 * K**2, *phi, *phi23],
+    )
+    mean = max(a0, a1)
+    asynflc = (
+        [4 / (e * g * K * T)],
+        [
+            4 * (top * mean + top + mean + 1) * e2 * K,
+            16 * mean * (top**2 + top) * e2 * K,
+            32 * mean * (top**3 + top**2) * e4 * K**3,
+        ],
+        [
+            64 * (top**4 + top**3) * e2 * K**2,
+            384 * (top**4 + top**3) * e4 * K**4,
+            48 * (1 + top) ** 2 * e2 * K**2,
+            2 * (1 + top) ** 2,
+        ],
+    )
+    lost = (2 - 3 * y + y * y) / y / y
+    asynflc_ef = (
+        asynfl[0],
+        [
+            *common,
+            *lam,
+            *[2 * term for term in lam2],
+            324 * lost * top * g * g * e2 * K,
+            648 * lost * top**2 * g * g * e4 * K**3,
+        ],
+        [
+            24 * e2 * K**2,
+            42 * a0 * g * g * e2 * K / n,
+            144 * a1 * g * g * e2 * K / n,
+            *phi,
+            *[2 * t for t in phi23],
+            1296 * lost * top**2 * g * g * e2 * K**2,
+            7776 * lost * top**2 * g * g * e4 * K**4,
+        ],
+    )
+    return {"asynfl": asynfl, "asynflc": asynflc, "asynflc_ef": asynflc_ef}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("change", [{}, {"lr": 0.2, "gamma": 0.9}, {"clients": 1, "local_steps": 1, "server_lr": 40.0}])
+def test_bounds_equal_the_printed_formulas(name, change):
+    """With rates far above the conditions too, where the higher powers weigh."""
+    c = HERE._replace(**change)
+    terms = [math.fsum(terms) for terms in expanded(c)[name]]
+    got = BOUNDS[name](c)
+    np.testing.assert_allclose(got, np.array(terms) * [c.gap, c.variance, c.heterogeneity], rtol=1e-12)
+    np.testing.assert_allclose(got.total, np.dot(terms, [c.gap, c.variance, c.heterogeneity]), rtol=1e-12)
+
+
+numbers = st.floats(0.01, 10)
+constants = st.builds(
+    lambda gap, L, s2, sg2, n, K, lr, server_lr, tau, gamma: Constants(
+        gap, L, s2, sg2, n, K, lr * 1e-3, server_lr, DelayStatistics(100, *(1 + np.array(tau))), gamma
+    ),
+    numbers, numbers, numbers, numbers, st.integers(1, 50), st.integers(1, 20), numbers, numbers,
+    st.tuples(*[numbers] * 5), st.floats(0.05, 1),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@given(c=constants, factor=st.floats(1.01, 4))
+def test_harder_problems_have_larger_bounds(name, c, factor):
+    """Term by term: what a term is proportional to, and whatever else may only make it larger."""
+    bound = BOUNDS[name]
+    before = np.array(bound(c))
+    for place, field in enumerate(("gap", "variance", "heterogeneity")):
+        expected = before * np.where(np.arange(3) == place, factor, 1.0)
+        np.testing.assert_allclose(bound(c._replace(**{field: factor * getattr(c, field)})), expected, rtol=1e-12)
+    rough = np.array(bound(c._replace(smoothness=factor * c.smoothness)))
+    assert rough[1] > before[1] and (rough >= before).all()
+    for field in DelayStatistics._fields[1:]:
+        delays = c.delays._replace(**{field: factor * getattr(c.delays, field)})
+        assert (np.array(bound(c._replace(delays=delays))) >= before * (1 - 1e-12)).all()
+    later = np.array(bound(c._replace(delays=DelayStatistics(100, *(factor * np.array(c.delays[1:]))))))
+    assert later[0] == before[0] and (later[1:] > before[1:]).all()
+    longer = np.array(bound(c._replace(delays=c.delays._replace(steps=factor * c.delays.steps))))
+    np.testing.assert_allclose(longer, before / [factor, 1, 1], rtol=1e-12)
+
+
+@given(c=constants, factor=st.floats(1.01, 4))
+def test_longer_delays_need_smaller_rates_and_weaker_compression(c, factor):
+    later = c._replace(delays=c.delays._replace(tau_max=factor * c.delays.tau_max))
+    for largest in (largest_lr_asynfl, largest_lr_asynflc, largest_lr_asynflc_ef):
+        assert largest(later) < largest(c)
+    assert smallest_gamma_asynflc(later.delays.tau_max) > smallest_gamma_asynflc(c.delays.tau_max) >= 0.75
+
+
+@given(c=constants, more=st.floats(0.01, 0.9))
+def test_compression_enters_error_feedback_only_and_makes_it_worse(c, more):
+    worse = c._replace(gamma=c.gamma * more)
+    assert (np.array(asynflc_ef_bound(worse))[1:] > np.array(asynflc_ef_bound(c))[1:]).all()
+    assert largest_lr_asynflc_ef(worse) < largest_lr_asynflc_ef(c)
+    assert asynfl_bound(worse) == asynfl_bound(c)
+    assert asynflc_bound(worse) == asynflc_bound(c)  # as printed
+
+
+def test_learning_rates_by_hand():
+    c = HERE  # eta_g K L = 18.75, tau_max = 9: 9^1.5 = 27, 10^1.5 * 9 = 284.6
+    np.testing.assert_allclose(largest_lr_asynfl(c), 1 / (math.sqrt(2592) * 27 * 18.75))
+    np.testing.assert_allclose(largest_lr_asynflc(c), 1 / (4 * math.sqrt(1.7 * 1000) * 9 * 18.75))
+    np.testing.assert_allclose(largest_lr_asynflc_ef(c), 0.3 / (72 * math.sqrt(1.47 + 1) * 27 * 18.75))
+    np.testing.assert_allclose(smallest_gamma_asynflc(9), 0.95)
+    np.testing.assert_allclose(compression_factor(0.5), 3)
+
+
+def test_reading_of_the_broken_radical():
+    """At gamma = 1 Theorem 3 is about AsynFL: ours is sqrt(2) stricter than Theorem 1, the literal one laxer."""
+    c = HERE._replace(gamma=1.0)
+    np.testing.assert_allclose(largest_lr_asynflc_ef(c), largest_lr_asynfl(c) / math.sqrt(2))
+    literal = 1 / (72 * math.sqrt(3) * 0 + 27 * 18.75)
+    assert literal > 50 * largest_lr_asynfl(c)
+
+
+@given(c=constants)
+def test_without_compression_the_bounds_do_not_reduce_to_theorem_1(c):
+    """Where they differ, exactly: eq. 17 by twice lambda_2, phi_2, phi_3 and by 42, 144, sg2 for 33, 72, s2."""
+    c = c._replace(gamma=1.0)
+    one, three = asynfl_bound(c), asynflc_ef_bound(c)
+    d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
+    square = drift * c.local_steps
+    lambda_2 = (18 * d.tau_avg0 + 144 * d.tau_avg1) * d.tau_max * c.server_lr**2 * square
+    phi_23 = d.tau_max * c.server_lr**2 * (288 * d.tau_avgm1 + 36 * d.tau_avgm0) * (1 + 6 * square)
+    share = c.server_lr**2 / c.clients
+    moved = drift * (lambda_2 - (33 * d.tau_avg0 + 72 * d.tau_avg1) * share) * c.variance
+    np.testing.assert_allclose(three.variance, one.variance + moved, rtol=1e-9)
+    moved = drift * (c.local_steps * phi_23 + (42 * d.tau_avg0 + 144 * d.tau_avg1) * share) * c.heterogeneity
+    np.testing.assert_allclose(three.heterogeneity, one.heterogeneity + moved, rtol=1e-9)
+    assert three.optimisation == one.optimisation
+    # at the rates of the corollaries it then claims less than Theorem 1 on identical data: the misprint
+    allowed = c._replace(heterogeneity=0.0, server_lr=slow_lrs(c).server_lr)
+    allowed = allowed._replace(lr=largest_lr_asynflc_ef(allowed))
+    assert asynflc_ef_bound(allowed).total < asynfl_bound(allowed).total
+    # and eq. 13 keeps a floor
+    still = c._replace(lr=1e-12, delays=c.delays._replace(steps=1e30))
+    floor = 2 * (c.delays.tau_max + 1) ** 2 * c.heterogeneity
+    np.testing.assert_allclose(asynflc_bound(still).heterogeneity, floor, rtol=1e-6)
+    assert asynfl_bound(still).heterogeneity < 1e-6 * floor
+
+
+def test_theorem_2_fails_for_plain_sgd_on_a_quadratic():
+    """f = x^2 / 2, one client, K = 1, C = identity, noise of variance 1: E x^2 has an exact recursion."""
+    lr, server_lr, rounds = 1e-3, 80.0, 100_000
+    c = Constants(0.5, 1.0, 1.0, 0.0, 1, 1, lr, server_lr, constant_delays(rounds), 1.0)
+    assert lr <= largest_lr_asynflc(c) and c.gamma >= smallest_gamma_asynflc(1)
+    step = lr * server_lr
+    floor = step / (2 - step)  # of m <- (1 - step)^2 m + step^2, started at m = 1
+    shrink = (1 - step) ** 2
+    mean = floor + (1 - floor) * (1 - shrink**rounds) / (1 - shrink) / rounds
+    assert mean > 50 * asynflc_bound(c).total
+    smaller = c._replace(lr=largest_lr_asynfl(c))
+    step = smaller.lr * server_lr
+    assert step / (2 - step) < asynfl_bound(smaller).variance
+
+
+def two_clients(compensated, lr, rounds):
+    """Noise-free runs on f_i = (x - b_i)^2 / 2, b = 0, 1: client 0 takes part in every step, client 1 in every other.
+
+    Returns the mean squared gradient of f. ``compensated``: the late upload holds two local steps, not one.
+    """
+    x, held, total = 0.0, 0.0, 0.0
+    for t in range(rounds):
+        total += (x - 0.5) ** 2
+        change = -lr * x
+        if t % 2 == 1:
+            local = held
+            for _ in range(2 if compensated else 1):
+                local -= lr * (local - 1)
+            change += local - held
+        x += change / 2
+        if t % 2 == 1:
+            held = x
+    return total / rounds
+
+
+def test_theorem_1_needs_uploads_that_hold_the_steps_of_their_delay():
+    delays = DelayStatistics(0, 2, 1.25, 1.5, 1.25, 1.5)
+    c = Constants(1 / 8, 1.0, 0.0, 0.25, 2, 1, 1e-3, 1.0, delays)
+    c = c._replace(delays=delays._replace(steps=400_000))
+    assert c.lr < largest_lr_asynfl(c)
+    bound = asynfl_bound(c).total
+    # thirds instead of halves: x settles at 1/3 or, compensated, near 1/2
+    assert two_clients(True, c.lr, 400_000) < bound
+    np.testing.assert_allclose(two_clients(False, c.lr, 400_000), (1 / 2 - 1 / 3) ** 2, rtol=0.05)
+    assert two_clients(False, c.lr, 400_000) > 5 * bound
+
+
+def test_orders_equal_the_printed_formulas():
+    gap, _, s2, sg2, n, K, _, _, (T, top, a0, m0, a1, m1), y = HERE
+    lead, lost = (gap + s2) / math.sqrt(T * K * n), (1 - y) * (2 - y) / y**2
+    drift = (s2 + K * sg2) / (T * K)
+    by_hand = {
+        corollary_1: lead + drift + (max(a0, a1) * s2 + K * n * top * max(m0, m1) * sg2) / T,
+        corollary_3: top * (gap + s2) / (K * T ** (2 / 3)) + top**2 * sg2 / T ** (2 / 3) + top**2 * sg2,
+        corollary_4: lead + drift + lost * (n * top * s2 + K * n * top**2 * sg2) / T,
+        residual_order: lost * (top * s2 / (K * T) + top**2 * sg2 / T),
+    }
+    for order, expected in by_hand.items():
+        np.testing.assert_allclose(order(HERE).total, expected, rtol=1e-12)
+    iid = HERE._replace(heterogeneity=0.0)
+    np.testing.assert_allclose(corollary_2(iid).total, top * (gap + s2) / (K * T ** (2 / 3)), rtol=1e-12)
+    with pytest.raises(ValueError, match=r"^heterogeneity = 0\.4: must be 0"):
+        corollary_2(HERE)
+
+
+def at(c, rates):
+    return c._replace(**rates(c)._asdict())
+
+
+def grid(rates, largest, growth):
+    """Problems of many sizes with L = 1, T just long enough for the corollary's rates to meet the condition."""
+    for n in (1, 10, 1000):
+        for K in (1, 10, 100):
+            for tau in (1, 10, 1000):
+                for gamma in (1.0, 0.5):
+                    c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
+                    over = at(c, rates).lr / largest(at(c, rates))
+                    steps = max(1.0, over) ** growth * 1.01
+                    c = at(c._replace(delays=c.delays._replace(steps=steps)), rates)
+                    assert c.lr <= largest(c)
+                    yield c
+
+
+def test_corollaries_1_and_3_follow_from_the_bounds():
+    """Bound over order stays below one constant, term by term, whatever the problem."""
+    for c in grid(slow_lrs, largest_lr_asynfl, 2):
+        assert (np.array(asynfl_bound(c)) <= 1000 * np.array(corollary_1(c))).all()
+    for c in grid(fast_lrs, largest_lr_asynflc, 3):
+        assert (np.array(asynflc_bound(c)) <= 1000 * np.array(corollary_3(c))).all()
+
+
+def test_corollary_4_needs_the_delays_of_corollary_1():
+    """Eq. 17 is within a constant of both together, but not of Corollary 4 alone."""
+    alone = []
+    for c in grid(slow_lrs, largest_lr_asynflc_ef, 2):
+        bound, order = np.array(asynflc_ef_bound(c)), np.array(corollary_4(c))
+        assert (bound <= 4000 * (order + np.array(corollary_1(c)))).all()
+        alone.append((bound / order)[2])
+    assert max(alone) > 1e9
+
+
+def test_table_2():
+    s = Setting(10_000, 4, 100, 25, 2.0, 3.0, 5.0, 6, 7, 8)
+    by_hand = {
+        "fedbuff": 2 / 200 + 36 * 10 / 1e4,
+        "fedbuff_unbounded": 5 / 100 + 36 * 5 / 1e4,
+        "multi_stage_private": 5 / 100 + 64 * 7 / 1e4,
+        "mobile_relaying": 2 / 1000 + 36 * 5 / 1e4,
+        "ca2fl": 2 / 1000 + 6 / 1000 + 42 / 1e4,
+        "fadas": 2 / 1000 + 6 / 1000 + 42 / 1e4,
+        "linear_speedup": 7 / 1000 + 36 / 1e4,
+        "asynfl": 2 / 2000 + 42 / 1e4,
+        "asynflc": 12 / 4 / 10_000 ** (2 / 3),
+        "asynflc_ef": 2 / 2000 + 36 / 1e4,
+    }
+    rates = compare(s)
+    assert list(rates) == list(TABLE_2)
+    np.testing.assert_allclose([rates[name] for name in by_hand], list(by_hand.values()), rtol=1e-12)
+    rounds = np.geomspace(1e2, 1e8, 7)
+    for curve in compare(s._replace(rounds=rounds)).values():
+        assert curve.shape == (7,) and (np.diff(curve) < 0).all()
+    with pytest.raises(ValueError, match="rounds = 0"):
+        compare(s._replace(rounds=0))
+
+
+def test_table_2_assumptions():
+    """The columns of the table, as the sets of rows with a tick."""
+    columns = {
+        "non_iid": set(TABLE_2) - {"mobile_relaying"},
+        "quantization": {"mobile_relaying", "asynflc", "asynflc_ef"},
+        "sparsification": {"asynflc", "asynflc_ef"},
+        "error_feedback": {"asynflc_ef"},
+        "unbounded_gradient": {"fedbuff_unbounded", "ca2fl", "fadas", "asynfl", "asynflc", "asynflc_ef"},
+        "nonuniform_participation": {"asynfl", "asynflc", "asynflc_ef"},
+    }
+    for column, ticked in columns.items():
+        assert {name for name, row in TABLE_2.items() if getattr(row, column)} == ticked, column
+
+
+def test_constants_may_be_arrays():
+    lr = np.geomspace(1e-6, 1e-3, 5)
+    curve = asynfl_bound(HERE._replace(lr=lr)).total
+    np.testing.assert_allclose(curve, [asynfl_bound(HERE._replace(lr=float(one))).total for one in lr])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"gap": -1.0}, "gap = -1.0"),
+        ({"smoothness": 0.0}, "smoothness = 0.0"),
+        ({"variance": math.nan}, "variance = nan"),
+        ({"heterogeneity": -0.1}, "heterogeneity = -0.1"),
+        ({"clients": 0}, "clients = 0"),
+        ({"local_steps": 1.5}, "local_steps = 1.5"),
+        ({"lr": 0}, "lr = 0"),
+        ({"server_lr": math.inf}, "server_lr = inf"),
+        ({"gamma": 1.5}, "gamma = 1.5"),
+        ({"delays": DELAYS._replace(tau_max=0)}, r"delays\.tau_max \(fresh=1\) = 0"),
+        ({"delays": DELAYS._replace(steps=0)}, r"delays\.steps = 0"),
+    ],
+)
+def test_constants_out_of_range_are_named(change, named):
+    for function in (*BOUNDS.values(), corollary_1, residual_order, largest_lr_asynfl, slow_lrs):
+        with pytest.raises(ValueError, match=named):
+            function(HERE._replace(**change))
