@@ -10,10 +10,10 @@ import pytest
 
 from fedjax_async import Method, Settings, simulate
 from fedjax_async.clock import delay_statistics
-from fedjax_async.data import federate, quadratic_model, quadratic_problem
+from fedjax_async.data import federate, quadratic_problem
 from fedjax_async.engine.simulate import prepare
 from fedjax_async.local import batch
-from fedjax_async.models import make
+from fedjax_async.models import linear, make
 from fedjax_async.server.aggregate import mean
 from fedjax_async.server.rule import rule
 from fedjax_async.theory import (
@@ -39,7 +39,7 @@ def doubles():
 
 def quadratic(**options):
     known = quadratic_problem(dim=4, clients=3, examples=11, noise=0.3, seed=2, **options)
-    return known, federate(known.dataset, "natural"), quadratic_model(dim=4)
+    return known, federate(known.dataset, "natural"), linear(input_shape=(4,))
 
 
 def test_exact_on_quadratics(doubles):
@@ -201,7 +201,7 @@ def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     known = quadratic_problem(
         dim=3, clients=4, examples=12, heterogeneity=0.5, smallest=1.0, largest=1.0, noise=0.5, seed=1
     )
-    data, model = federate(known.dataset, "natural"), quadratic_model(dim=3)
+    data, model = federate(known.dataset, "natural"), linear(input_shape=(3,))
     start, end = (
         estimate(KEY, model, {"w": jnp.asarray(w, jnp.float32)}, data, batch_size=4, iterations=5)
         for w in (np.zeros(3), known.optimum)
