@@ -14,6 +14,7 @@ its own rule; clients are there when all agree.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -169,10 +170,11 @@ def alternation(
 ) -> Availability:
     """Random stretches there and away, drawn for each client from ``stream`` when first asked for."""
     # The times at which a client comes (even places) and goes (odd ones). All come at 0; who is away then goes at once.
-    changes: dict[int, tuple[float, ...]] = {}
+    changes: dict[int, array] = {}
+    begin = array("d", [0.0])
 
     def extend(clients: list[int]) -> None:
-        known = [changes.get(client, (0.0,)) for client in clients]
+        known = [changes.get(client, begin) for client in clients]
         who = np.array(clients)[:, None]
         counts = [len(one) for one in known]
         places = np.array(counts)[:, None] + np.arange(max(_CHANGES, min(counts) // 2))
@@ -181,8 +183,9 @@ def alternation(
         away = chance.Draws(seed, stream, part, who, 0).random() >= on / (on + off)
         lengths[away & (places == 1)] = 0
         lengths[:, 0] += [one[-1] for one in known]
-        more = np.cumsum(lengths, axis=1).tolist()
-        changes.update((client, (*one, *new)) for client, one, new in zip(clients, known, more))
+        more, width = np.cumsum(lengths, axis=1).tobytes(), lengths.strides[0]
+        for k, (client, one) in enumerate(zip(clients, known)):
+            changes[client] = one + array("d", more[k * width : (k + 1) * width])
 
     def prepare(clients: Iterable[int], time: float) -> bool:
         lacking = missing = [client for client in clients if client not in changes or changes[client][-2] <= time]

@@ -40,6 +40,8 @@ class Places:
 
     def _is_there(self, client: int, time: float) -> bool:
         """Whether an idle client can go now; if not, it is noted when it can."""
+        if self.queue.always_there:
+            return True
         start, _ = self.queue.there(client, time)
         if time < start < math.inf:
             heapq.heappush(self._away, (start, client, False))
@@ -49,14 +51,30 @@ class Places:
         """When a free place can next be filled; infinity if there is none, or nobody for it."""
         return self._away[0][0] if self._free and self._away else math.inf
 
+    def next_event(self) -> float:
+        """When something happens next: an event of the queue, or a place that can be filled."""
+        events = self.queue.events
+        now = events[0][0] if events else math.inf
+        return min(now, self._away[0][0]) if self._free and self._away else now
+
     def release(self, news: list[News], time: float) -> None:
         """What the news of each job sets free can be used from now on, or as soon as its client is up again."""
         if len(news) > 1 and self._idle.ahead is None:  # those that return leave again
             self.queue.prepare([self.queue.record.client[job] for job, _, client in news if client])
+        queue = self.queue
         for job, place, client in news:
-            self._free += place
-            if client:
-                self._take_in(self.queue.record.client[job], self.queue.ready(job, time), time)
+            ready = math.inf if not client else queue.ready(job, time) if job in queue.open else time
+            if place and ready <= time and not self._free and not (self._away and self._away[0][0] <= time):
+                # One comes, one goes: most events are like this.
+                leaving = self._idle.swap(queue.record.client[job])
+                if queue.always_there or self._is_there(leaving, time):
+                    queue.dispatch(leaving, time)
+                    continue
+                self._free = 1
+            else:
+                self._free += place
+                if client:
+                    self._take_in(self.queue.record.client[job], ready, time)
             self.fill(time)
         if not news:
             self.fill(time)

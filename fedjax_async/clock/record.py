@@ -29,7 +29,7 @@ class Record:
     """The job and arrival columns of a plan in the making, and its budget."""
 
     def __init__(self, world: World):
-        self.client, self._applied_before = array("q"), array("q")
+        self.client, self.version, self._applied_before = array("q"), array("q"), array("q")
         self.dispatch_time, self.upload_time = array("d"), array("d")
         self._job, self._time, self._closes = array("q"), array("d"), array("b")
         # what only some jobs have, by job: a fate other than applied or under way, a place freed before
@@ -38,7 +38,7 @@ class Record:
         self.freed: dict[int, float] = {}
         self.corrupt: list[int] = []
         self.copies: list[tuple[int, float]] = []
-        self._applied = self.closed = 0
+        self.applied = self.closed = 0
         until = world.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
         self._last_update = math.inf if until.updates is None else until.updates
@@ -50,7 +50,8 @@ class Record:
         self.client.append(client)
         self.dispatch_time.append(time)
         self.upload_time.append(upload)
-        self._applied_before.append(self._applied)
+        self.version.append(self.closed)
+        self._applied_before.append(self.applied)
         return job
 
     def call_off(self, job: int, time: float) -> None:
@@ -64,9 +65,9 @@ class Record:
         self._job.append(job)
         self._time.append(time)
         self._closes.append(closes)
-        self._applied += 1
+        self.applied += 1
         self.closed += closes
-        return self._applied < self._last_update and self.closed < self._last_step
+        return self.applied < self._last_update and self.closed < self._last_step
 
     def apply_step(self, jobs: Iterable[int], time: float) -> bool:
         """Apply ``jobs``, at least one, as one server step at ``time``; false once the budget is spent."""
@@ -78,7 +79,7 @@ class Record:
     @property
     def end(self) -> float:
         """When the plan ended: at its last application if updates or steps were limited and reached, else its time."""
-        spent = self._applied >= self._last_update or self.closed >= self._last_step
+        spent = self.applied >= self._last_update or self.closed >= self._last_step
         return self._time[-1] if spent and self._time else self.horizon
 
     def schedule(self, world: World) -> Schedule:
@@ -86,7 +87,6 @@ class Record:
         client = np.array(self.client, np.int32)
         closes = np.array(self._closes, np.bool_)
         closed = np.concatenate([[0], np.cumsum(closes, dtype=np.int64)])
-        dispatched_after = np.array(self._applied_before, np.int64)
         job = np.array(self._job, np.int64)
         fate = np.full(len(client), Fate.UNDER_WAY, np.int8)
         fate[job] = Fate.APPLIED
@@ -105,8 +105,8 @@ class Record:
             local_steps=world.local_steps[client].astype(np.int32),
             dispatch_time=np.array(self.dispatch_time, np.float64),
             upload_time=upload_time,
-            dispatched_after=dispatched_after,
-            version=closed[dispatched_after],
+            dispatched_after=np.array(self._applied_before, np.int64),
+            version=np.array(self.version, np.int64),
             job=job,
             time=np.array(self._time, np.float64),
             closes=closes,

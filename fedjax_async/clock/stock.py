@@ -38,17 +38,21 @@ class Stock:
         self._everyone = range(num_clients) if depth >= _DEEP else None
         self._numbers = np.arange(depth)[::-1]
         self._drawn = np.zeros(num_clients, np.int32)  # how many jobs of each client
-        self._ready: dict[int, list] = {}  # the last is the next
+        # By client, what is drawn and not yet taken: a list whose last is the next, or of depth 1 the thing itself,
+        # since making so many lists would cost more than drawing what is in them.
+        self._ready: dict[int, Any] = {}
+        self._bare = depth == 1
 
     def take(self, client: int) -> Any:
         """What the client's next job gets: of its first job when first asked, then of its second, and so on."""
-        own = self._ready.pop(client, None)
-        if own is None:
+        if client not in self._ready:
             self.prepare(self._everyone or (client, *self._ahead(client)))
-            own = self._ready.pop(client)
+        if self._bare:
+            return self._ready.pop(client)
+        own = self._ready[client]
         item = own.pop()
-        if own:
-            self._ready[client] = own
+        if not own:
+            del self._ready[client]
         return item
 
     def prepare(self, clients: Collection[int]) -> None:
@@ -58,11 +62,17 @@ class Stock:
             return
         if len(ready) > 2 * _ITEMS:
             for client, left in ready.items():
-                self._drawn[client] -= len(left)
+                self._drawn[client] -= 1 if self._bare else len(left)
             ready.clear()
         asked = self._everyone or dict.fromkeys(clients)
-        lacking = [client for client in asked if len(ready.get(client, ())) <= depth // 2]
+        if self._bare:
+            lacking = [client for client in asked if client not in ready]
+        else:
+            lacking = [client for client in asked if len(ready.get(client, ())) <= depth // 2]
         who = np.array(lacking)
-        drawn = self._draw(who[:, None], self._drawn[who][:, None] + self._numbers).tolist()
-        ready.update((client, row + ready.get(client, [])) for client, row in zip(lacking, drawn))
+        drawn = self._draw(who[:, None], self._drawn[who][:, None] + self._numbers)
         self._drawn[who] += depth
+        if self._bare:
+            ready.update(zip(lacking, drawn.reshape(-1).tolist()))
+        else:
+            ready.update((client, row + ready.get(client, [])) for client, row in zip(lacking, drawn.tolist()))

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from array import array
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from fedjax_async.clock.availability import Window, together
 from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
@@ -45,6 +46,7 @@ Event = tuple[float, int, int, int]  # time, kind, client, job
 
 
 News = tuple[int, bool, bool]  # a job; whether its event frees a place, and whether it frees its client
+Work = float | tuple[float, Mishap]  # the seconds of a job, and what befalls it if anything does
 
 
 class Fortune(NamedTuple):
@@ -58,22 +60,33 @@ class Fortune(NamedTuple):
     mishap: Mishap | None
 
 
-def fortunes(
-    duration: Callable[[int], float], befalls: Callable[[int], Mishap | None], conditions: Conditions
-) -> Callable[[int, float], Fortune]:
-    """``fortune(client, time)`` of a client's next job, sent at ``time``, when the client is there."""
+def works(world: World, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """These jobs (arrays that broadcast) as an array of ``Work``."""
+    seconds, faults = checked_durations(world, clients, numbers), (world.conditions or NO_CONDITIONS).faults
+    if not faults:
+        return seconds
+    befallen = mishaps(faults, clients, numbers)
+    found = seconds.astype(object)
+    for place in zip(*(axis.tolist() for axis in np.nonzero(befallen))):
+        found[place] = (found[place], befallen[place])
+    return found
+
+
+def fortunes(conditions: Conditions) -> Callable[[int, float, Work], Fortune]:
+    """``fortune(client, time, work)`` of a job that is sent at ``time``, when the client is there."""
     pausing = together([one.window for one in conditions.availability if one.leaving == "pause"])
     losing = together([one.window for one in conditions.availability if one.leaving == "lose"])
 
-    def fortune(client: int, time: float) -> Fortune:
-        mishap, seconds, work = befalls(client), duration(client), math.inf
+    def fortune(client: int, time: float, work: Work) -> Fortune:
+        seconds, mishap = work if isinstance(work, tuple) else (work, None)
+        until_crash = math.inf
         if mishap is not None:
             seconds = seconds * mishap.factor + mishap.extra
-            work = min(mishap.crash_share * seconds, mishap.crash_after)
-        end, crash = time + seconds, time + work
+            until_crash = min(mishap.crash_share * seconds, mishap.crash_after)
+        end, crash = time + seconds, time + until_crash
         if pausing is not None:
             end = _with_pauses(pausing, client, time, seconds)
-            crash = _with_pauses(pausing, client, time, work) if work < math.inf else math.inf
+            crash = _with_pauses(pausing, client, time, until_crash) if until_crash < math.inf else math.inf
         noticed = end if end < math.inf else time + seconds
         off = math.inf if losing is None else losing(client, time)[1]
         if mishap is not None and crash < end and crash <= off:
@@ -107,24 +120,23 @@ class UnreliableQueue:
         self.record = Record(world)
         self.horizon = self.record.horizon
         self._preparing = [one.prepare for one in conditions.availability if one.prepare is not None]
-        self.window: Window = together([one.window for one in conditions.availability]) or _always
+        window = together([one.window for one in conditions.availability])
+        self.always_there = window is None
+        self.window: Window = window or _always
         self._ahead, self._foreseen = ahead, set[int]()
         self._limits = conditions.limits
         self._patience = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
-        durations = Stock(partial(checked_durations, world), world.num_clients, ahead)
-        befalls = Stock(partial(mishaps, conditions.faults), world.num_clients, ahead)
-        self._stocks = durations, befalls
-        self._fortune = fortunes(durations.take, befalls.take, conditions)
-        self._events: list[Event] = []
-        self._open: dict[int, Fortune] = {}  # jobs whose place is freed, or will be, before their upload comes
-        self._late = set[int]()  # jobs given up
-        self._sent_version = array("q")
-        self._fruitless = 0
-
-    def prepare(self, clients: list[int]) -> None:
-        """These clients are about to be sent off."""
-        for stock in self._stocks:
-            stock.prepare(clients)
+        stock = Stock(partial(works, world), world.num_clients, ahead)
+        self.prepare, self._work = stock.prepare, stock.take
+        self._fortune = fortunes(conditions)
+        # Then all that can come between a job and its upload is a mishap.
+        self._unhindered = self._patience == math.inf and all(
+            one.leaving == "finish" for one in conditions.availability
+        )
+        self.events: list[Event] = []  # a heap
+        self.open: dict[int, Fortune] = {}  # jobs whose place is freed, or will be, before their upload comes
+        self.late = set[int]()  # jobs given up
+        self._fruitless = self._applied = 0  # jobs in a row that were not applied, after so many that were
 
     def foresee(self, clients: Collection[int], time: float) -> None:
         """Whether these clients are there will probably be asked next."""
@@ -141,24 +153,33 @@ class UnreliableQueue:
         return self.window(client, time)
 
     def _returning(self, client: int) -> list[int]:
-        return [event[2] for event in self._events[:AHEAD]]
+        return [event[2] for event in self.events[:AHEAD]]
 
     def dispatch(self, client: int, time: float) -> int:
         """Send the current model to ``client``, which must be there and have nothing to do; returns the job."""
+        work = self._work(client)
+        if self._unhindered and isinstance(work, float):
+            upload = time + work
+            if not upload > time:
+                raise too_short(client, time)
+            job = self.record.dispatch(client, time, upload)
+            heapq.heappush(self.events, (upload, UPLOAD, client, job))
+            return job
+        return self._send(client, time, self._fortune(client, time, work))
+
+    def _send(self, client: int, time: float, fortune: Fortune) -> int:
         record = self.record
-        fortune = self._fortune(client, time)
         _, upload, noticed, _, _, mishap = fortune
         freed = noticed if upload == self._patience == math.inf else min(upload, time + self._patience)
         if not freed > time:
             raise too_short(client, time)
         job = record.dispatch(client, time, upload)
-        self._sent_version.append(record.closed)
         if upload < math.inf:
-            heapq.heappush(self._events, (upload, UPLOAD, client, job))
+            heapq.heappush(self.events, (upload, UPLOAD, client, job))
         if freed < upload:
-            heapq.heappush(self._events, (freed, FREED, client, job))
+            heapq.heappush(self.events, (freed, FREED, client, job))
             record.freed[job] = freed
-            self._open[job] = fortune
+            self.open[job] = fortune
         if mishap is not None:
             if mishap.corrupt:
                 record.corrupt.append(job)
@@ -168,39 +189,42 @@ class UnreliableQueue:
 
     def next_time(self) -> float:
         """Time of the next upload or notice; infinity if there is none."""
-        return self._events[0][0] if self._events else math.inf
+        return self.events[0][0] if self.events else math.inf
 
     def take(self, before: float) -> Event | None:
         """The next event if it comes at ``before`` or earlier. Of a freed place the job's fate is noted here."""
-        if not self._events or self._events[0][0] > before:
+        if not self.events or self.events[0][0] > before:
             return None
-        event = heapq.heappop(self._events)
+        event = heapq.heappop(self.events)
         if event[1] == FREED:
-            job, fate = event[3], self._open[event[3]].fate
-            if fate is _APPLIED:
-                self._late.add(job)
-            self._settle(job, _GIVEN_UP if fate is _APPLIED else fate)
+            self.notice(event[3])
         return event
+
+    def notice(self, job: int) -> None:
+        """The server turns from a job, whose upload it has given up or knows to be lost."""
+        fate = self.open[job].fate
+        if fate is _APPLIED:
+            self.late.add(job)
+        self._settle(job, _GIVEN_UP if fate is _APPLIED else fate)
 
     def news(self, event: Event) -> News:
         """What an event sets free, to be asked before its upload is applied: given up, a job keeps its client busy."""
         _, kind, _, job = event
-        in_time = job not in self._late
+        in_time = job not in self.late
         return job, in_time or kind == FREED, in_time or kind == UPLOAD
 
     def judge(self, job: int) -> Fate:
         """What the server does with the upload of ``job`` if it turns to it now: apply it, or drop it and why."""
-        late = job in self._late
+        late = job in self.late
         if late and self._limits.late == "drop":
             return Fate.DROPPED_LATE
         most = self._limits.max_staleness
-        if most is not None and self.record.closed - self._sent_version[job] > most:
+        if most is not None and self.record.closed - self.record.version[job] > most:
             return Fate.DROPPED_STALE
         return _LATE if late else _APPLIED
 
     def apply(self, job: int, fate: Fate, time: float, closes: bool) -> bool:
         """Apply an upload that was judged fit; false once the budget is spent."""
-        self._fruitless = 0
         if fate is not _APPLIED:
             self.record.fates[job] = fate
         return self.record.apply(job, time, closes)
@@ -219,22 +243,22 @@ class UnreliableQueue:
 
     def ready(self, job: int, time: float) -> float:
         """When the client of ``job``, whose place is free from ``time`` on, has nothing to do any more."""
-        return max(time, self._open.pop(job).free) if job in self._open else time
+        return max(time, self.open.pop(job).free) if job in self.open else time
 
     def call_off(self, time: float) -> dict[int, float]:
         """Call back every job under way; returns until when clients are down that have crashed since the last time."""
-        for *_, job in self._events:
+        for *_, job in self.events:
             self.record.call_off(job, time)
-        self._events.clear()
-        crashed = {
-            self.record.client[job]: one.free for job, one in self._open.items() if one.struck <= time < one.free
-        }
-        self._open.clear()
+        self.events.clear()
+        crashed = {self.record.client[job]: one.free for job, one in self.open.items() if one.struck <= time < one.free}
+        self.open.clear()
         return crashed
 
     def _settle(self, job: int, fate: Fate) -> None:
-        self.record.fates[job] = fate
-        self._fruitless += 1
+        record = self.record
+        record.fates[job] = fate
+        self._fruitless = self._fruitless + 1 if record.applied == self._applied else 1
+        self._applied = record.applied
         if self._fruitless > _FRUITLESS:
             raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
 

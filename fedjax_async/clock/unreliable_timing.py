@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from heapq import heappop
 
 import numpy as np
 
 from fedjax_async.clock import chance
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.places import Places
-from fedjax_async.clock.unreliable import UPLOAD, UnreliableQueue
+from fedjax_async.clock.unreliable import FREED, UPLOAD, UnreliableQueue
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
 
@@ -29,12 +30,15 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
     """Every ``size`` arrivals are a server step; see ``timing.buffer``."""
     places = Places(world, concurrency, sampling)
     queue = places.queue
+    events, late, horizon = queue.events, queue.late, queue.horizon
     filled, funded = 0, True
-    while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
+    while funded and (now := places.next_event()) <= horizon and now < math.inf:
         news = []
-        while funded and (event := queue.take(now)) is not None:
-            news.append(queue.news(event))
-            _, kind, _, job = event
+        while funded and events and events[0][0] <= now:
+            _, kind, _, job = event = heappop(events)
+            if kind == FREED:
+                queue.notice(job)
+            news.append(queue.news(event) if late else (job, True, True))
             if kind == UPLOAD and (fate := queue.judge(job)) in APPLIED:
                 filled = (filled + 1) % size
                 funded = queue.apply(job, fate, now, filled == 0)
