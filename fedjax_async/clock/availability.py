@@ -173,26 +173,28 @@ def alternation(
     changes: dict[int, array] = {}
     begin = array("d", [0.0])
 
-    def extend(clients: list[int]) -> None:
+    def extend(clients: list[int], time: float) -> None:
         known = [changes.get(client, begin) for client in clients]
         who = np.array(clients)[:, None]
         counts = [len(one) for one in known]
-        places = np.array(counts)[:, None] + np.arange(max(_CHANGES, min(counts) // 2))
+        missing = 2 * (time - min(one[-1] for one in known)) / (on + off)  # of who lags most, on average
+        width = max(_CHANGES, min(counts) // 2, int(min(missing, _MOST_CHANGES)))
+        places = np.array(counts)[:, None] + np.arange(width)
         means = np.where(places % 2, on, off)
         lengths = np.maximum(sample(chance.Draws(seed, stream, part, who, places), means, spread * means), 1e-6 * means)
         away = chance.Draws(seed, stream, part, who, 0).random() >= on / (on + off)
         lengths[away & (places == 1)] = 0
         lengths[:, 0] += [one[-1] for one in known]
-        more, width = np.cumsum(lengths, axis=1).tobytes(), lengths.strides[0]
+        more, size = np.cumsum(lengths, axis=1).tobytes(), 8 * width
         for k, (client, one) in enumerate(zip(clients, known)):
-            changes[client] = one + array("d", more[k * width : (k + 1) * width])
+            changes[client] = one + array("d", more[k * size : (k + 1) * size])
 
     def prepare(clients: Iterable[int], time: float) -> bool:
         lacking = missing = [client for client in clients if client not in changes or changes[client][-2] <= time]
         if missing and len(changes) > _KEPT:
             changes.clear()
         while missing:
-            extend(missing)
+            extend(missing, time)
             missing = [client for client in missing if changes[client][-2] <= time]
         return bool(lacking)
 
@@ -264,12 +266,12 @@ def together(windows: Sequence[Window]) -> Window | None:
 
     def window(client: int, time: float) -> tuple[float, float]:
         for _ in range(_MOST_CHANGES):
-            stretches = [one(client, time) for one in windows]
-            start = max(start for start, _ in stretches)
-            if start <= time or math.isinf(start):
-                return start, min(end for _, end in stretches)
-            if start < min(end for _, end in stretches):
-                return start, min(end for _, end in stretches)
+            start, end = -math.inf, math.inf
+            for one in windows:
+                begins, ends = one(client, time)
+                start, end = max(start, begins), min(end, ends)
+            if start <= time or start < end or math.isinf(start):
+                return start, end
             time = start
         return NEVER
 
