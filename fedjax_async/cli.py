@@ -27,8 +27,9 @@ from fedjax_async.clock import (
     delay_statistics,
     wave_statistics,
 )
+from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import DATASETS, PARTITIONERS, fetch, list_datasets, verify
-from fedjax_async.engine import METHODS, Experiment, Settings, execute, method_options, prepare, resolved
+from fedjax_async.engine import METHODS, Experiment, Settings, execute, method_options, prepare
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 from fedjax_async.results import bar, gantt, save_figure, table, write_comparison
@@ -144,7 +145,7 @@ def _execute(arguments: argparse.Namespace, experiment: Experiment) -> None:
 
 def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) -> None:
     began = time.perf_counter()
-    settings = resolved(_settings(arguments, RUN_BASE if base is None else base))
+    settings = _settings(arguments, RUN_BASE if base is None else base)
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
     require_matplotlib()
@@ -156,7 +157,8 @@ def _compare(arguments: argparse.Namespace, base: dict[str, Any] | None = None) 
         overwrite=arguments.overwrite,
         progress=False if arguments.quiet else None,
     )
-    where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {settings.partition}, {settings.delay}"
+    partition = runs[arguments.methods[0]][0].settings["partition"]
+    where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
     print(write_comparison(runs, arguments.out, baseline=arguments.baseline))
     print(f"saved in {arguments.out}: comparison.csv, comparison.md, a picture, runs/")
@@ -190,6 +192,7 @@ REGISTRIES: dict[str, dict[str, Any]] = {
     "models": MODELS,
     "optimizers": OPTIMIZERS,
     "decays": DECAYS,
+    "compressors": COMPRESSORS,
     "staleness": STALENESS,
     "sampling": SUCCESSORS,
 }

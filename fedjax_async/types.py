@@ -169,13 +169,15 @@ class ClientAlgorithm(NamedTuple):
     ``begin(key, message, client_state, data) -> work``: the local variables of one job.
     ``step(work, k, message, data) -> work``: local step ``k`` = 0, 1, ...
     ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called repeatedly.
-    ``local.run_job`` is the composition of the last three.
+    ``info(client_state)``, optional: scalars to record of an upload, from the state as its job left it, also where
+    the upload is then rejected. ``local.run_job`` is the composition of begin, step and finish.
     """
 
     init: Callable[[Params], State]
     begin: Callable[[Key, Message, State, ClientData], State]
     step: Callable[[State, Array, Message, ClientData], State]
     finish: Callable[[State, Message, State], tuple[Params, State]]
+    info: Callable[[State], dict[str, Array]] | None = None
 
 
 # --- results ----------------------------------------------------------------------------------
@@ -184,9 +186,11 @@ class ClientAlgorithm(NamedTuple):
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
-    ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation).
+    ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation); where uploads
+    are compressed, also values_bytes_up, of their values alone.
     ``updates``: client, job, dispatch_time, arrival_time (when the server applied it), step, staleness,
-    local_steps, weight, upload_norm, accepted, closes (one row an arrival). ``per_client``: accuracy and
+    local_steps, weight, upload_norm, accepted, closes (one row an arrival), and upload_bytes,
+    upload_values_bytes where uploads are compressed. ``per_client``: accuracy and
     loss [rows, N], or empty. ``counters``: updates, server_steps, rejected (not finite, too large or too
     stale), lost, late, duplicates and other mishaps (``clock.fault_counts``), waves, mean_width, and from
     the wave engine batches, widths, slots, useful_steps, executed_steps, programs.

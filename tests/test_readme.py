@@ -57,8 +57,9 @@ def test_paths_exist(page):
 
 def test_names_exist():
     """Whatever the overview names stands in the registry of its kind."""
-    rows = dict(re.findall(r"^\| (methods|timings|delays|partitions|data sets|models) \| (.+) \|$", TEXT, re.MULTILINE))
-    assert len(rows) == 6
+    kinds = "methods|timings|delays|partitions|data sets|compressors|models"
+    rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
+    assert len(rows) == 7
     for kind, row in rows.items():
         assert set(re.findall(r"`(\w+)`", row)) <= set(cli.REGISTRIES[kind.replace(" ", "")]), kind
 

@@ -41,6 +41,7 @@ class Rows(NamedTuple):
     after: State  # the clients' rows as the job leaves them
     norm: Array  # float[C]
     accepted: Array  # bool[C]
+    info: dict[str, Array]  # what the client says of its uploads, one column [C] a name
 
 
 def hyper_of(world: World, run: Array) -> dict[str, Array]:
@@ -57,7 +58,8 @@ def make_rows(client: ClientAlgorithm | ClientFamily, capacity: int, batching: s
             who = bound(client, hyper_of(world, jnp.int32(0)))
             work = who.begin(world.key[0], message, before, client_data(world, jnp.int32(0)))
             upload, after = who.finish(work, message, before)
-            done = Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False))
+            info = info_of(who, after)
+            done = Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
             return done if batching == "vmap" else done._replace(before=(), work=())
 
         shapes = jax.eval_shape(one, world, live)
@@ -66,20 +68,26 @@ def make_rows(client: ClientAlgorithm | ClientFamily, capacity: int, batching: s
     return rows
 
 
+def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
+    """What the client records of an upload."""
+    return {} if client.info is None else client.info(state)
+
+
 def finished(
     client: ClientAlgorithm, work: State, message: Message, state: State, limit: Array, corrupt: Array
-) -> tuple[Params, State, Array, Array]:
-    """End one job: ``(upload, client state, norm of the upload, accepted)``.
+) -> tuple[Params, State, Array, Array, dict[str, Array]]:
+    """End one job: ``(upload, client state, norm of the upload, accepted, info)``.
 
     An upload whose Euclidean norm is not finite, or above ``limit``, is rejected: replaced by zeros,
     and the client keeps the state that it had before the job. Its norm is recorded if finite, else 0.
-    ``corrupt``: the upload is lost to non-finite values on its way.
+    ``corrupt``: the upload is lost to non-finite values on its way. ``info`` is of the upload as it was sent.
     """
     upload, after = client.finish(work, message, state)
     norm = jnp.where(corrupt, jnp.nan, tree.norm(upload))
     accepted = jnp.isfinite(norm) & (norm <= limit)
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
-    return upload, tree.where(accepted, after, state), jnp.where(jnp.isfinite(norm), norm, 0.0), accepted
+    norm = jnp.where(jnp.isfinite(norm), norm, 0.0)
+    return upload, tree.where(accepted, after, state), norm, accepted, info_of(client, after)
 
 
 def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
@@ -141,10 +149,10 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
         )
         limit, corrupt = world.norm_limit[run], world.corrupt[position]
-        upload, after, norm, accepted = jax.vmap(end, in_axes=(each, 0, 0, 0, 0, 0))(
+        upload, after, norm, accepted, info = jax.vmap(end, in_axes=(each, 0, 0, 0, 0, 0))(
             hyper, work, message, before, limit, corrupt
         )
-        done = Rows(message, before, work, upload, after, norm, accepted)
+        done = Rows(message, before, work, upload, after, norm, accepted, info)
         return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), rows, done)
 
     return train
@@ -165,8 +173,8 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
             key = job_key(world.key[run], world.client[position], world.number[position])
             work = run_steps(who, key, message, before, client_data(world, position), world.steps[position])
             limit, corrupt = world.norm_limit[run], world.corrupt[position]
-            upload, after, norm, accepted = finished(who, work, message, before, limit, corrupt)
-            return tree.put(rows, i, Rows(message, (), (), upload, after, norm, accepted))
+            done = finished(who, work, message, before, limit, corrupt)
+            return tree.put(rows, i, Rows(message, (), (), *done))
 
         mine = (count - _device(devices) + devices - 1) // devices
         return jax.lax.fori_loop(0, mine, one, rows)

@@ -13,25 +13,30 @@ from fedjax_async.types import ServerAlgorithm
 
 
 class Preset(NamedTuple):
-    """An entry of ``METHODS``: a rule of ``SERVERS``, a timing spec, a proximal weight."""
+    """An entry of ``METHODS``: a rule of ``SERVERS``, a timing spec, a proximal weight, what happens to uploads."""
 
     server: str
     timing: str
     about: str
     proximal: float = 0.0
+    compress: str | None = None
+    feedback: str | None = None
 
 
 class Method(NamedTuple):
     """What a run needs to know of a method; build one to run a rule of your own.
 
     ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
-    ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs.
+    ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
+    ``feedback`` hold where the settings of those names are left open.
     """
 
     server: ServerAlgorithm | ServerFamily
     timing: str = "every"
     proximal: float = 0.0
     hyper: Mapping[str, float] = {}
+    compress: str | None = None
+    feedback: str | None = None
 
 
 METHODS: dict[str, Preset] = {
@@ -44,6 +49,13 @@ METHODS: dict[str, Preset] = {
     "fedasync": Preset("fedasync", "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
     "asgd": Preset("asgd", "every", "Each arriving delta is added, however stale."),
     "fedbuff": Preset("fedbuff", "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "asynfl": Preset("asynfl", "window:length=300", "Sum of who finished in a window, over all clients (AsynFL 2025)."),
+    "asynflc": Preset(
+        "asynfl", "window:length=300", "AsynFL with compressed uploads, by default signs.", 0.0, "sign", "off"
+    ),
+    "asynflc_ef": Preset(
+        "asynfl", "window:length=300", "AsynFLC with error feedback, by default top 10 %.", 0.0, "topk:ratio=0.1", "ef"
+    ),
     "ca2fl": Preset("ca2fl", "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
     "fadas": Preset("fadas", "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
     "orthofl": Preset("orthofl", "every", "Clients keep their weights and take orthogonal shifts over (OrthoFL 2025)."),
@@ -60,6 +72,13 @@ def method_options(name: str) -> dict[str, Any]:
     preset = registry.find("method", METHODS, name)
     rule = {key: parameter.default for key, parameter in registry.options_of(SERVERS[preset.server]).items()}
     return rule | {"proximal": preset.proximal}
+
+
+def preset_of(spec: str) -> Preset:
+    """The entry of ``METHODS`` that a spec names."""
+    name, _ = registry.parse_spec("method", spec.partition("@")[0])
+    preset: Preset = registry.find("method", METHODS, name)
+    return preset
 
 
 @lru_cache(maxsize=64)
@@ -99,4 +118,4 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     static, traced = split_options(SERVERS[preset.server], options)
     server = _family(preset.server, static, tuple(traced))
     hyper = {f"server.{option}": value for option, value in traced.items()}
-    return Method(server, timing or preset.timing, proximal, hyper)
+    return Method(server, timing or preset.timing, proximal, hyper, preset.compress, preset.feedback)

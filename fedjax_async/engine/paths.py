@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, joined
+from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.engine.methods import METHODS, method_options
 from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
@@ -33,6 +34,7 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "model": MODELS,
     "optimizer": OPTIMIZERS,
     "decay": DECAYS,
+    "compress": COMPRESSORS,
 }
 USUAL = {"partition": USUAL_PARTITION}  # what None stands for where an option of it is set
 JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
@@ -93,6 +95,7 @@ def _spec(fields: Fields, field: str) -> str | None:
     places: dict[str, Callable[[], str | None]] = {
         "method": lambda: rule,
         "timing": lambda: timing or fields["timing"] or METHODS[_method_name(fields)].timing,
+        "compress": lambda: fields["compress"] or METHODS[_method_name(fields)].compress,
     }
     return places[field]() if field in places else fields[field] or USUAL.get(field)
 

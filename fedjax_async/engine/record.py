@@ -27,14 +27,19 @@ class Traffic(NamedTuple):
     """Bytes of one message in each direction."""
 
     down: int
-    up: int
+    up: int  # where uploads are compressed: of the longest one that may be
+    values: int | None = None  # of a compressed upload's values alone; None where uploads are not compressed
 
 
 def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outcome: Outcome, traffic: Traffic) -> Run:
-    """Join the schedule's columns with the engine's."""
+    """Join the schedule's columns with the engine's.
+
+    ``bytes_up`` counts what has reached the server by an evaluation: further copies too, uploads that were refused, and
+    uploads that are never applied (too late, or after the last step). Where uploads are compressed it is the sum of
+    the recorded sizes; one that is never applied is never trained either, and counts as the longest.
+    """
     sent = np.sort(schedule.dispatch_time)
-    copies = schedule.copies if len(schedule.copies) else 0  # a further copy of an upload is traffic too
-    uploaded = np.sort(np.repeat(schedule.upload_time, 1 + copies))
+    records, up, values_up = _uploads(schedule, outcome.records, traffic)
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
     scores = {name: values for name, values in outcome.scores.items() if not name.startswith("client_")}
     clients = {name.removeprefix("client_"): v for name, v in outcome.scores.items() if name.startswith("client_")}
@@ -43,8 +48,9 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         "update": points.position,
         "step": closed[points.position],
         **scores,
-        "bytes_up": np.searchsorted(uploaded, points.time, side="right") * traffic.up,
+        "bytes_up": _uploaded(schedule, points, up),
         "bytes_down": np.searchsorted(sent, points.time, side="right") * traffic.down,
+        **({} if values_up is None else {"values_bytes_up": _uploaded(schedule, points, values_up)}),
     }
     job = schedule.job
     updates = {
@@ -56,7 +62,7 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         "staleness": schedule.staleness,
         "local_steps": schedule.local_steps[job],
         "closes": schedule.closes,
-        **outcome.records,
+        **records,
     }
     faults = fault_counts(schedule)
     counters = {
@@ -67,3 +73,28 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         **outcome.counters,
     }
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule)
+
+
+def _uploads(
+    schedule: Schedule, records: dict[str, np.ndarray], traffic: Traffic
+) -> tuple[dict[str, np.ndarray], Any, Any]:
+    """Columns of the arrivals, and the bytes of each job's upload: on the wire, and of its values (None: the same)."""
+    if traffic.values is None:
+        return records, traffic.up, None
+    count, job = len(schedule.client), schedule.job
+    sizes = {"bits": traffic.up, "values_bits": traffic.values}
+    jobs = {name: np.full(count, size, np.int64) for name, size in sizes.items()}
+    for name, column in jobs.items():
+        column[job] = -(-records[name].astype(np.int64) // 8)
+    kept = {name: column for name, column in records.items() if name not in sizes}
+    columns = {"upload_bytes": jobs["bits"][job], "upload_values_bytes": jobs["values_bits"][job]}
+    return kept | columns, jobs["bits"], jobs["values_bits"]
+
+
+def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
+    """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
+    copies = schedule.copies if len(schedule.copies) else 0  # a further copy of an upload is traffic too
+    order = np.argsort(schedule.upload_time, kind="stable")
+    received = np.broadcast_to((1 + copies) * np.asarray(size, np.int64), len(order))[order]
+    total = np.concatenate([[0], np.cumsum(received)])
+    return total[np.searchsorted(schedule.upload_time[order], points.time, side="right")]

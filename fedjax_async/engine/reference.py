@@ -110,7 +110,7 @@ def run_reference(
     for e, j in enumerate(schedule.job):
         who, message = schedule.client[j], messages.pop(int(j))
         own = ClientData(x, y, order, data.offset[who], data.size[who])
-        upload, client_state[who], norm, accepted = job_of(
+        upload, client_state[who], norm, accepted, noted = job_of(
             hyper, key, schedule.number[j], np.int32(schedule.version[j]), message, client_state[who], own, who,
             schedule.local_steps[j], jnp.asarray(norm_limit, real), spoiled[e],
         )  # fmt: skip
@@ -125,7 +125,7 @@ def run_reference(
         )
         state, after, info = receive(hyper, state, memory[who], arrival)
         memory[who] = after if accepted else memory[who]
-        records.append(info | {"upload_norm": norm, "accepted": accepted})
+        records.append(info | noted | {"upload_norm": norm, "accepted": accepted})
         refuse(int(not accepted), on_bad)
         send(e + 1)
         scores.take(e + 1, evaluate)

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import tree
-from fedjax_async.engine.kernels import Live, Rows, hyper_of
+from fedjax_async import check, tree
+from fedjax_async.engine.kernels import Live, Rows, hyper_of, info_of
 from fedjax_async.engine.pieces import ClientFamily, ServerFamily, bound
 from fedjax_async.engine.world import World
 from fedjax_async.types import Array, Arrival, ClientAlgorithm, Message, Params, ServerAlgorithm, State
@@ -78,21 +78,22 @@ def make_start(server: Server, client: ClientAlgorithm | ClientFamily, num_clien
         first = hyper_of(world, jnp.int32(0))
         if runs == 1:
             state, memory, own = begin(first, params)
-            example = (state, memory, params)
+            example = (state, memory, params, own)
         else:
             state, memory, own = jax.vmap(begin)(world.hyper, params)
-            example = tree.take((state, memory, params), 0)
+            example = tree.take((state, memory, params, own), 0)
         message, _ = bound(server, first).dispatch(*example[:2])
         message = message._replace(version=jnp.zeros((), jnp.int32))
 
-        def info_of(state: State, memory: State, params: Params) -> Any:
+        def both(state: State, memory: State, params: Params, own: State) -> Any:
             one = jnp.ones(())
             arrival = Arrival(params, params, jnp.int32(0), one, jnp.int32(0), one, jnp.bool_(True))
-            return bound(server, first).receive(state, memory, arrival)[2]
+            return bound(server, first).receive(state, memory, arrival)[2], info_of(bound(client, first), own)
 
-        info = jax.eval_shape(info_of, *example)
+        info, sent = jax.eval_shape(both, *example)
+        check.require(not set(info) & set(sent), "client.info", list(sent), f"named other than {list(info)}")
         length = world.client.shape[0]
-        records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in info.items()}
+        records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in (info | sent).items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
         table = tree.stack_zeros(message, slots)
         live = Live(state, rows_of(memory), rows_of(own), table, records, jnp.int32(0))
@@ -130,7 +131,7 @@ def make_receive(server: Server, always_closes: bool) -> Any:
         arrival = _arrived(world, rows, p, always_closes)
         rule = bound(server, hyper_of(world, run))
         state, memory, info = rule.receive(state_of(world, live.server, run), before, arrival)
-        info = info | {"upload_norm": rows.norm[row], "accepted": accepted}
+        info = info | tree.take(rows.info, row) | {"upload_norm": rows.norm[row], "accepted": accepted}
         live = live._replace(
             server=state if len(world.key) == 1 else tree.put(live.server, run, state),
             memory=tree.put(live.memory, owner, tree.where(accepted, memory, before)),
@@ -168,7 +169,7 @@ def make_receive_rounds(server: Server, always_closes: bool) -> Any:
         state, memory, info = jax.vmap(rule, in_axes=(0, 0, 0, axes))(
             hyper_of(world, run), tree.take(live.server, run), before, arrival
         )
-        info = info | {"upload_norm": rows.norm[row], "accepted": accepted}
+        info = info | tree.take(rows.info, row) | {"upload_norm": rows.norm[row], "accepted": accepted}
         kept = jax.vmap(tree.where)(accepted, memory, before)
         live = live._replace(
             server=tree.put_some(live.server, run, state, active),

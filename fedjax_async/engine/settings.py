@@ -10,6 +10,8 @@ from fedjax_async import check
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.plan import BATCHINGS
 from fedjax_async.engine.storage import SLOT_DTYPES
+from fedjax_async.geometry import GROUPINGS
+from fedjax_async.local import FEEDBACKS
 
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # of a pool of examples; data with owners of their own keep them
 
@@ -32,6 +34,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "on_bad": _one_of("reject", "raise"),
     "compute": _one_of("float32", "bfloat16", "float64"),
     "late": _one_of("apply", "drop"),
+    "feedback": _one_of(*FEEDBACKS),
+    "compress_per": _one_of(*GROUPINGS),
     "slots": _one_of(*SLOT_DTYPES),
     "batching": _one_of(*BATCHINGS),
     "eval_examples": check.whole,
@@ -83,6 +87,14 @@ class Settings:
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
     compute: str = _field("float32", "arithmetic of the local steps: float32, bfloat16 or float64", "training")
+
+    compress: str | None = _field(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compression")
+    feedback: str | None = _field(
+        None, "what the compressor loses: off, ef (error feedback, the default) or ef21", "compression"
+    )
+    compress_per: str | None = _field(
+        None, "what is compressed as one vector: whole (default), layer or tensor", "compression"
+    )
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
     updates: int | None = _field(None, "end after this many applied updates", "budget")

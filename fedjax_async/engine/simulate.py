@@ -18,13 +18,14 @@ from fedjax_async.data import DATASETS, Federation, federate
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.memory import parse_size
-from fedjax_async.engine.methods import Method, method
+from fedjax_async.engine.methods import Method, method, preset_of
 from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, split_options
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Progress, run_waves
 from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.engine.storage import client_restoring, server_storing
+from fedjax_async.engine.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps, sgd
 from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.server import check_capacity
@@ -76,7 +77,11 @@ def _data(
 
 
 def resolved(settings: Settings) -> Settings:
-    """The settings with what follows from their data set filled in: whose the examples are."""
+    """The settings with what follows filled in: from their data set whose the examples are, from the method uploads."""
+    return with_uploads(_with_owners(settings), preset_of(settings.method))
+
+
+def _with_owners(settings: Settings) -> Settings:
     dataset = _dataset(settings.dataset)
     natural = isinstance(dataset, Federation) or dataset.groups is not None
     usual = "natural" if natural else USUAL_PARTITION
@@ -141,9 +146,10 @@ def prepare(
     Objects given here take the place of the settings' names: a ``Method`` (server rule, timing,
     proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``. The last
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
-    minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps.
+    minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
+    compressed like any other's where the settings or the method say so.
     """
-    s = settings if data is not None else resolved(settings)
+    s = settings if data is not None else _with_owners(settings)
     kinds = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
     for name, (given, kind) in (kinds | {"client": (client, ClientAlgorithm)}).items():
         check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
@@ -151,6 +157,8 @@ def prepare(
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
+    chosen = method if method is not None else _method(s.method)
+    s = with_uploads(s, chosen)
     described = as_dict(s) | {
         name: "(object)"
         for name, given in (("method", method), ("model", model), ("optimizer", client))
@@ -160,7 +168,6 @@ def prepare(
         described |= {"lr": None, "decay": None}
     if data is not None:
         described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
-    chosen = method if method is not None else _method(s.method)
     # a method's own "@timing" is more particular than the run's
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
@@ -187,8 +194,10 @@ def prepare(
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
-    size = tree.num_bytes({k: leaf for k, leaf in shapes.items() if k != model.private} if model.private else shapes)
-    schedule, points = _planned(s, timing, data, steps, size)
+    trainer, numbers = compressing(trainer, s, model.private)
+    sent = {k: leaf for k, leaf in shapes.items() if k != model.private} if model.private else shapes
+    traffic = traffic_of(tree.num_bytes(sent), sent, s)
+    schedule, points = _planned(s, timing, data, steps, traffic)
     if s.per_client:
         owners(data)
     check_capacity(jax.eval_shape(lambda p: bound(chosen.server, chosen.hyper).init(p)[0], shapes), schedule)
@@ -196,13 +205,15 @@ def prepare(
     server = chosen.server
     if s.slots != "full":
         server, trainer = server_storing(server, s.slots), client_restoring(trainer, _real(s.compute))
-    pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper})
+    pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, described, pieces, schedule, params, key, points, Traffic(size, size), limit)
+    return Experiment(s, described, pieces, schedule, params, key, points, traffic, limit)
 
 
-def _planned(s: Settings, timing: Timing, data: FederatedData, steps: np.ndarray, size: int) -> tuple[Schedule, Points]:
-    """The schedule, and where to evaluate; ``steps``: a job of each client, int[N]; ``size``: bytes of a message."""
+def _planned(
+    s: Settings, timing: Timing, data: FederatedData, steps: np.ndarray, traffic: Traffic
+) -> tuple[Schedule, Points]:
+    """The schedule, and where to evaluate; ``steps``: a job of each client, int[N]."""
     schedule = plan(
         timing,
         registry.bind("delay", DELAYS, s.delay)(),
@@ -210,8 +221,8 @@ def _planned(s: Settings, timing: Timing, data: FederatedData, steps: np.ndarray
         local_steps=steps,
         until=Until(time=s.time, updates=s.updates, steps=s.server_steps),
         seed=s.seed,
-        bytes_down=size,
-        bytes_up=size,
+        bytes_down=traffic.down,
+        bytes_up=traffic.up,
         availability=s.availability,
         faults=s.faults,
         network=s.network,

@@ -68,6 +68,6 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
         def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
             return one.finish(work, full(message), state)
 
-        return ClientAlgorithm(one.init, begin, step, finish)
+        return one._replace(begin=begin, step=step, finish=finish)
 
     return family

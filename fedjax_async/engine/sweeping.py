@@ -117,7 +117,7 @@ def _num_bytes(e: Experiment) -> int:
     in_flight = len(schedule.client) - len(schedule.job) + 1
     rows = min(schedule.num_clients, CPU_WIDTH)
     tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
-    return model * (in_flight + 2 * rows + 4) + tables + remembered
+    return model * (in_flight + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
 
 
 def member_of(e: Experiment) -> Member:

@@ -10,7 +10,9 @@ from fedjax_async.local.feedback import Exchanged, Send, sending
 from fedjax_async.types import ClientAlgorithm, Params
 
 
-def ef21(client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole") -> ClientAlgorithm:
+def ef21(
+    client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole", private: str | None = None
+) -> ClientAlgorithm:
     """``client``, whose upload is an estimate g of its true one, moved by compressed differences.
 
     ``c = C(Delta - g)``, ``g <- g + c``: only c is sent, and the server, which holds the same g of every client,
@@ -31,4 +33,4 @@ def ef21(client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole")
         estimate = jax.tree.map(jnp.add, kept, change)
         return estimate, estimate, sizes
 
-    return sending(client, compressor, exchange, per=per, keeps=True)
+    return sending(client, compressor, exchange, per=per, private=private, keeps=True)

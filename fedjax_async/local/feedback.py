@@ -31,7 +31,12 @@ Exchanged = tuple[Params, Params, Sizes]
 
 
 def feedback(
-    client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole", error_feedback: bool = True
+    client: ClientAlgorithm,
+    compressor: Compressor,
+    *,
+    per: str = "whole",
+    private: str | None = None,
+    error_feedback: bool = True,
 ) -> ClientAlgorithm:
     """``client``, whose upload passes through ``compressor``; what is lost is added to its next upload.
 
@@ -40,7 +45,9 @@ def feedback(
     Args:
       client: any client algorithm whose upload is a pytree like the params. Wrappers that change what is uploaded
         (``keeping``) go inside of this one.
-      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor.
+      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Running
+        statistics (BatchNorm) are compressed with the rest: mind what unscaled signs or top-k make of them.
+      private: a top-level entry of the params that is not sent (``keeping`` uploads it as zeros): it passes by.
       error_feedback: without it ``Delta_hat = C(Delta)``, and nothing is kept.
 
     Returns: a ``ClientAlgorithm`` whose state is :class:`Sending`. The residual stays as it is while the client is
@@ -59,7 +66,8 @@ def feedback(
         decoded, sizes = send(total)
         return decoded, jax.tree.map(jnp.subtract, total, decoded), sizes
 
-    return sending(client, compressor, corrected if error_feedback else plain, per=per, keeps=error_feedback)
+    exchange = corrected if error_feedback else plain
+    return sending(client, compressor, exchange, per=per, private=private, keeps=error_feedback)
 
 
 def sending(
@@ -68,6 +76,7 @@ def sending(
     exchange: Callable[[Params, Params, Send], Exchanged],
     *,
     per: str,
+    private: str | None,
     keeps: bool,
 ) -> ClientAlgorithm:
     """``client`` with ``exchange(upload, kept, send) -> (upload, kept, sizes)`` between it and the server.
@@ -77,8 +86,14 @@ def sending(
     """
     group = registry.find("per", GROUPINGS, per)
 
+    def split(upload: Params) -> tuple[Params, Params]:
+        """What is sent, and what is not."""
+        if private is None:
+            return upload, {}
+        return {name: entry for name, entry in upload.items() if name != private}, {private: upload[private]}
+
     def init(params: Params) -> Sending:
-        kept = jax.tree.map(jnp.zeros_like, params) if keeps else ()
+        kept = jax.tree.map(jnp.zeros_like, split(params)[0]) if keeps else ()
         return Sending(client.init(params), kept, jnp.int32(0), jnp.int32(0))
 
     def begin(key: Key, message: Message, client_state: Sending, data: ClientData) -> State:
@@ -90,7 +105,8 @@ def sending(
         return client.step(inner, k, message, data), key
 
     def finish(work: State, message: Message, client_state: Sending) -> tuple[Params, Sending]:
-        upload, inner = client.finish(work[0], message, client_state.inner)
+        whole, inner = client.finish(work[0], message, client_state.inner)
+        upload, own = split(whole)
         wire = on_tree(compressor, upload, group=group)
 
         def send(tree: Params) -> tuple[Params, Sizes]:
@@ -99,9 +115,12 @@ def sending(
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
 
         decoded, kept, sizes = exchange(upload, client_state.kept, send)
-        return decoded, Sending(inner, kept, *sizes)
+        return decoded if private is None else {**decoded, **own}, Sending(inner, kept, *sizes)
 
-    return ClientAlgorithm(init, begin, step, finish)
+    def info(client_state: Sending) -> dict[str, Array]:
+        return ({} if client.info is None else client.info(client_state.inner)) | sent(client_state)
+
+    return ClientAlgorithm(init, begin, step, finish, info)
 
 
 def sent(client_state: Sending) -> dict[str, Array]:

@@ -35,4 +35,7 @@ def keeping(client: ClientAlgorithm, entry: str) -> ClientAlgorithm:
         upload, rest = client.finish(work[0], with_own(message, nothing), client_state[0])
         return {**upload, entry: nothing}, (rest, upload[entry])
 
-    return ClientAlgorithm(init, begin, step, finish)
+    def info(client_state: State) -> dict[str, Array]:
+        return {} if client.info is None else client.info(client_state[0])
+
+    return ClientAlgorithm(init, begin, step, finish, None if client.info is None else info)

@@ -16,11 +16,17 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "update": lambda evaluations: evaluations["update"],
     "step": lambda evaluations: evaluations["step"],
     "bytes": lambda evaluations: evaluations["bytes_up"] + evaluations["bytes_down"],
+    "bytes_up": lambda evaluations: evaluations["bytes_up"],
+    "values_bytes_up": lambda evaluations: evaluations.get("values_bytes_up", evaluations["bytes_up"]),
 }
 
 
 def progress_in(run: Run, unit: str) -> np.ndarray:
-    """Virtual seconds, updates, server steps or bytes (up and down) at each evaluation; float64[rows]."""
+    """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
+
+    ``bytes`` are both directions, ``bytes_up`` what clients sent, ``values_bytes_up`` the same without the places,
+    scales and headers of compressed uploads, as AsynFLC's Table III counts.
+    """
     check.one_of("unit", unit, UNITS)
     return np.asarray(UNITS[unit](run.evaluations), np.float64)
 
@@ -28,8 +34,9 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
 def to_target(run: Run, target: float, unit: str = "time") -> float:
     """Where the first evaluation reaches the accuracy ``target``, in ``unit``; NaN if none does.
 
-    ``unit``: ``time`` (virtual seconds), ``update``, ``step`` or ``bytes`` (both directions). Not
-    interpolated between evaluations: the answer is an upper bound, as fine as the evaluations are.
+    ``unit``: ``time`` (virtual seconds), ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` or
+    ``values_bytes_up`` (see :func:`progress_in`). Not interpolated between evaluations: the answer is an upper bound,
+    as fine as the evaluations are.
     """
     reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
     amounts = progress_in(run, unit)

@@ -59,6 +59,7 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
         "staleness_max": int(staleness.max()) if staleness.size else 0,
         "bytes_up": last["bytes_up"],
         "bytes_down": last["bytes_down"],
+        **{name: last[name] for name in ("values_bytes_up",) if name in last},
         **{name: count for name, count in run.counters.items() if name not in EXECUTION and np.ndim(count) == 0},
     }
     return Record(point, numbers, run._replace(params=(), updates={}, per_client={}))
@@ -100,8 +101,10 @@ def evaluation_columns(found: Sequence[Record]) -> Columns:
         name: [identity[name] for identity, count in zip(identities, counts) for _ in range(count)]
         for name in identities[0]
     }
-    for name in found[0].run.evaluations:
-        repeated[name] = np.concatenate([each.run.evaluations[name] for each in found])
+    for name in dict.fromkeys(name for each in found for name in each.run.evaluations):
+        # a run without compression has no column of its values: they are all it sends
+        own = [each.run.evaluations for each in found]
+        repeated[name] = np.concatenate([one[name] if name in one else one["bytes_up"] for one in own])
     return repeated
 
 

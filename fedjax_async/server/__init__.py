@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
 from fedjax_async.server.asgd import asgd
+from fedjax_async.server.asynfl import asynfl
 from fedjax_async.server.ca2fl import ca2fl
 from fedjax_async.server.fadas import fadas
 from fedjax_async.server.fedasync import fedasync
@@ -38,6 +39,7 @@ SERVERS: dict[str, Callable[..., ServerAlgorithm]] = {
     "fedyogi": fedyogi,
     "fedasync": fedasync,
     "asgd": asgd,
+    "asynfl": asynfl,
     "fedbuff": fedbuff,
     "ca2fl": ca2fl,
     "fadas": fadas,
@@ -55,6 +57,7 @@ __all__ = [
     "Aggregate",
     "Transform",
     "asgd",
+    "asynfl",
     "buffered",
     "ca2fl",
     "chain",

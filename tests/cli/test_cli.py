@@ -71,6 +71,19 @@ def test_float64_is_float64(capsys, tmp_path):
         assert {params[name].dtype.name for name in params.files} == {"float64"}
 
 
+def test_uploads_are_compressed_where_asked_for_or_usual(capsys, tmp_path):
+    ok(capsys, "run", *SMALL, "--compress", "topk:ratio=0.2", "--feedback", "ef21", "--out", str(tmp_path / "one"))
+    run = load(tmp_path / "one")
+    assert run.settings["compress"] == "topk:ratio=0.2" and run.settings["compress_per"] == "whole"
+    assert run.evaluations["values_bytes_up"][-1] == run.updates["upload_values_bytes"].sum() == 6 * 4 * 1570
+    compressed = ("--compress", "topk:ratio=0.2", "--out", str(tmp_path / "two"))
+    out = ok(capsys, "compare", "asynflc", "fedbuff", *SMALL, *compressed)
+    assert "4 clients, dirichlet:alpha=0.1, rpi" in out
+    for method, feedback in (("asynflc", "off"), ("fedbuff", "ef")):  # what a method leaves open is filled in for each
+        saved = load(tmp_path / "two" / "runs" / method / "seed_0")
+        assert saved.settings["feedback"] == feedback and saved.settings["compress"] == "topk:ratio=0.2"
+
+
 def test_compare_writes_table_and_picture(capsys, tmp_path):
     methods = ("fedavg@cohort:size=2", "fedasync:mixing=0.3")
     out = ok(capsys, "compare", *methods, *SMALL, "--seeds", "2", "--out", str(tmp_path))
@@ -193,6 +206,11 @@ def test_a_missing_data_set_is_told_at_once(capsys, tmp_path, monkeypatch):
     assert time.perf_counter() - began < 1.0
     assert "fedjax-async data fetch mnist" in line
     assert "fedjax-async data fetch cifar10" in refused(capsys, "data", "verify", "cifar10")
+
+
+def test_compression_that_does_nothing_is_refused(capsys):
+    assert "did you mean 'topk'?" in refused(capsys, "run", *SMALL, "--compress", "top_k:ratio=0.1")
+    assert "feedback = 'ef': must be left out without compress" in refused(capsys, "run", *SMALL, "--feedback", "ef")
 
 
 def test_compare_looks_at_everything_first(capsys, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
 from fedjax_async.engine import run_reference, run_waves
-from fedjax_async.local import run_job, sgd
+from fedjax_async.local import keeping, run_job, sgd
 from fedjax_async.local.ef21 import ef21
 from fedjax_async.local.feedback import feedback, sent
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
@@ -200,3 +200,13 @@ def test_bad_options_are_refused(wrap):
         wrap(drawing(), topk(), per="layers")
     with pytest.raises(ValueError, match=r"error_feedback = 1\.5: must be one of True, False"):
         feedback(drawing(), topk(), error_feedback=1.5)
+
+
+def test_what_is_private_passes_by():
+    """It is neither counted nor signed, and leaves no residual."""
+    for wrap in (feedback, ef21):
+        wrapped = wrap(keeping(drawing(), "y"), sign(), private="y")
+        upload, state = compiled(wrapped, zeros())(jax.random.key(1), wrapped.init(zeros()))
+        np.testing.assert_array_equal(upload["y"], [0, 0])
+        assert set(state.kept) == {"x"} and set(np.abs(upload["x"])) == {1}
+        assert {name: int(value) for name, value in wrapped.info(state).items()}["values_bits"] == D

@@ -104,6 +104,24 @@ def test_the_long_table_has_a_row_an_evaluation():
     assert long["accuracy"].dtype == np.float32 and long["bytes_up"].dtype.kind == "i"
 
 
+def test_a_sweep_over_compression_counts_values_alone_too():
+    """An uncompressed upload is values alone: its bytes stand in the column that only compressed runs have."""
+
+    def run(settings):
+        one = made_up(settings)
+        if settings.compress is None:
+            return one
+        return one._replace(evaluations=one.evaluations | {"values_bytes_up": one.evaluations["bytes_up"] // 2})
+
+    found = records(a_sweep({"compress": ["none", "topk"]}, run=run))
+    long, bytes_up = evaluation_columns(found), found[0].run.evaluations["bytes_up"]
+    np.testing.assert_array_equal(long["values_bytes_up"], [*bytes_up, *(bytes_up // 2)])
+    assert [row.get("values_bytes_up") for row in run_rows(found)] == [None, bytes_up[-1] // 2]
+    amounts = [metrics.progress_in(each.run, "values_bytes_up")[-1] for each in found]
+    assert amounts == [bytes_up[-1], bytes_up[-1] // 2]
+    assert metrics.progress_in(found[1].run, "bytes_up")[-1] == bytes_up[-1]
+
+
 def test_parquet_and_csv_hold_the_same(tmp_path):
     write_sweep(TWO, tmp_path, plots=False, target=0.4)
     for name, expected in (

@@ -16,6 +16,7 @@ from tests.server.made_up import closing, flat, random_uploads, receive_all, sta
 
 STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in registry.options_of(factory)]
 MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.options_of(factory)]
+COUNTING = [name for name, factory in SERVERS.items() if "num_clients" in registry.options_of(factory)]
 # Rules that send each client weights of its own.
 PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise"}
 MADE = {name: factory(**({"per": "tensor"} if name in PERSONAL else {})) for name, factory in SERVERS.items()}
@@ -203,7 +204,7 @@ ANY, AT_LEAST_0, BELOW_1 = [0, -1.0, float("nan"), float("inf"), "fast", None, T
 BAD = [
     *[(name, "server_lr", value) for name in STEPPING for value in ANY],
     *[(name, "mixing", value) for name in MIXING for value in [*ANY, 1.5]],
-    *[(name, "num_clients", value) for name in ("ca2fl", "orthofl_pairwise") for value in (0, 2.0, None, True)],
+    *[(name, "num_clients", value) for name in COUNTING for value in (0, 2.0, None, True)],
     *[("fadas", field, value) for field in ("b1", "b2") for value in BELOW_1],
     *[("fadas", "tolerated", value) for value in [*AT_LEAST_0, "some"]],
     *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],

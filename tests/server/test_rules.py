@@ -40,6 +40,7 @@ CASES = [
     ("fedasync", {"staleness": "constant"}, textbook.mixing(s=textbook.constant)),
     ("fedasync", {"staleness": "hinge"}, textbook.mixing(s=textbook.hinge)),
     ("asgd", {}, textbook.averaging(textbook.add())),
+    ("asynfl", {}, textbook.over_all(10)),
     ("fedbuff", {}, textbook.averaging(textbook.add(), s=textbook.polynomial)),
     ("ca2fl", {}, textbook_memory.ca2fl()),
     ("fadas", {}, textbook_memory.fadas()),
@@ -113,6 +114,7 @@ SWEEPS = [
         {"staleness": "hinge", "server_lr": [1.0, 0.3], "slope": [10.0, 1.0], "threshold": [4.0, 0.0]},
         lambda lr, slope, b: textbook.averaging(textbook.add(lr), s=lambda tau: textbook.hinge(tau, slope, b)),
     ),
+    ("asynfl", {"num_clients": 12, "server_lr": [1.0, 0.3]}, lambda lr: textbook.over_all(12, lr)),
     ("ca2fl", {"num_clients": 12, "server_lr": [1.0, 0.3]}, lambda lr: textbook_memory.ca2fl(lr, 12)),
     (
         "fadas",

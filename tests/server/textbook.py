@@ -95,6 +95,11 @@ def averaging(step: Any, state: Any = None, *, by_examples: bool = False, s: Any
     return Rule(lambda u: s(u.staleness), share, lambda x, u: u.delta, step, state)
 
 
+def over_all(n: int, lr: float = 1.0) -> Rule:
+    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` of whoever takes part."""
+    return averaging(add(lr))._replace(combine=lambda directions, shares: directions.sum(axis=0) / n)
+
+
 def robust(combine: Any, lr: float = 1.0, s: Any = None) -> Rule:
     """``x <- x + lr combine(s(tau_i) Delta_i)``."""
     return averaging(add(lr), s=s or polynomial)._replace(combine=lambda directions, shares: combine(directions))

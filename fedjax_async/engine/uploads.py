@@ -1,0 +1,122 @@
+"""Compressed uploads of a run: what its settings ask for, the client that does it, and how large a message is."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry
+from fedjax_async.compress import COMPRESSORS, most_bits, on_tree, values_bits
+from fedjax_async.engine.pieces import ClientFamily, Hyper, bound, split_options
+from fedjax_async.engine.record import Traffic
+from fedjax_async.engine.settings import Settings
+from fedjax_async.geometry import GROUPINGS
+from fedjax_async.local import FEEDBACKS
+from fedjax_async.types import ClientAlgorithm, Params
+
+
+class Usual(Protocol):
+    """What a method does to uploads unless the settings say otherwise: a ``Preset`` or a ``Method``."""
+
+    @property
+    def compress(self) -> str | None: ...
+
+    @property
+    def feedback(self) -> str | None: ...
+
+
+def with_uploads(settings: Settings, usual: Usual) -> Settings:
+    """The settings with the method's own compression filled in where they leave it open.
+
+    ``ValueError`` for options of compression in a run that has none.
+    """
+    compress = settings.compress or usual.compress
+    if compress is None:
+        for name in ("feedback", "compress_per"):
+            given = getattr(settings, name)
+            check.require(given is None, name, given, "left out without compress")
+        return settings
+    registry.bind("compress", COMPRESSORS, compress)()  # checks names and ranges
+    how = settings.feedback or usual.feedback or "ef"
+    return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
+
+
+def compressing(
+    client: ClientAlgorithm | ClientFamily, s: Settings, private: str | None
+) -> tuple[ClientAlgorithm | ClientFamily, dict[str, float]]:
+    """``client``, compressing as resolved settings say, and the compressor's traced numbers; itself without."""
+    if s.compress is None:
+        return client, {}
+    name, options = registry.parse_spec("compress", s.compress)
+    static, traced = split_options(COMPRESSORS[name], options)
+    family = _family(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private)
+    return family, {f"compress.{option}": value for option, value in traced.items()}
+
+
+@lru_cache(maxsize=64)
+def _family(
+    client: ClientAlgorithm | ClientFamily,
+    name: str,
+    static: tuple[tuple[str, Any], ...],
+    traced: tuple[str, ...],
+    how: str,
+    per: str,
+    private: str | None,
+) -> ClientFamily:
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        given = {option: hyper[f"compress.{option}"] for option in traced}
+        # hyperparameters are floats; whole ones on the host are what a factory checks
+        numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
+        compressor = COMPRESSORS[name](**dict(static), **numbers)
+        return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private)
+
+    return family
+
+
+def traffic_of(size: int, upload: Params, s: Settings) -> Traffic:
+    """Bytes of a message either way; ``size``: of a whole model, ``upload``: shapes of what a client sends.
+
+    A compressed upload counts as the longest that its compressor may make of these shapes. ``ValueError`` where that
+    is more than 256 MiB.
+    """
+    if s.compress is None:
+        return Traffic(size, size)
+    leaves, structure = jax.tree.flatten(upload)
+    shapes = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+    most, values = _message_bytes(s.compress, str(s.compress_per), structure, shapes)
+    return Traffic(size, most, values)
+
+
+@lru_cache(maxsize=64)
+def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of the longest message and of its values alone, from shapes."""
+    compressor = registry.bind("compress", COMPRESSORS, spec)()
+    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    wire = on_tree(compressor, like, group=GROUPINGS[per])
+
+    def payload_of(tree: Params) -> Any:
+        payload = wire.compress(jax.random.key(0), tree)
+        wire.bits(payload)  # refuses what is too long to count
+        return payload
+
+    found: list[Any] = []
+    for part in jax.eval_shape(payload_of, like):
+        # levels have values that their size depends on: those of any vector, without the work on this one
+        numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
+        parts, inside = jax.tree.flatten(part)
+        filled = [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts]
+        found.append(jax.tree.unflatten(inside, filled))
+    payload = tuple(found)
+    return most_bits(payload) // 8, -(-int(values_bits(payload)) // 8)
+
+
+def _is_whole_scalar(leaf: Any) -> bool:
+    return leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer)
+
+
+def _whole_scalars(payload: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(payload) if _is_whole_scalar(leaf)]

@@ -1,0 +1,255 @@
+"""Compressed uploads in runs: wave engine, oracle and a NumPy loop agree; bytes are those of the recorded messages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from fedjax_async import Method, Settings, simulate
+from fedjax_async.compress import COMPRESSORS, qsgd, topk
+from fedjax_async.engine import METHODS, execute, prepare, run_reference, run_waves
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.grid import expand
+from fedjax_async.engine.paths import value_of
+from fedjax_async.engine.simulate import resolved
+from fedjax_async.engine.storage import client_restoring
+from fedjax_async.local import FEEDBACKS, job_key, run_job
+from fedjax_async.server import asgd, asynfl, fedbuff
+from fedjax_async.types import ClientData, Message
+from tests.compress import textbook
+from tests.engine.problem import MODEL, SIZES, case, client, close, data
+from tests.engine.test_checkpoint import Killed, killer
+from tests.engine.test_contract import carrying
+from tests.engine.test_sweeping import equal, swept
+
+KINDS = {
+    "topk": (topk(ratio=0.1), "whole"),
+    "qsgd": (qsgd(levels=3), "layer"),
+}
+SMALL = {"model": "logistic", "clients": 5, "steps": 2, "delay": "exponential", "updates": 12}
+
+
+def with_client(given, one):
+    return given._replace(pieces=given.pieces._replace(client=one))
+
+
+def compressed(given, kind="topk", how="ef"):
+    compressor, per = KINDS[kind]
+    return with_client(given, FEEDBACKS[how](client(), compressor, per=per))
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "batchings"),
+    [
+        ("topk", "ef", ["loop", "vmap"]),
+        ("qsgd", "ef", ["loop"]),
+        ("topk", "ef21", ["loop"]),
+        ("qsgd", "ef21", ["vmap"]),
+        ("topk", "off", ["loop"]),
+        ("qsgd", "off", ["loop"]),
+    ],
+)
+def test_engine_equals_oracle(kind, how, batchings):
+    """Some uploads are refused: those clients keep what they had kept, and what they sent is recorded all the same."""
+    with jax.enable_x64(True):
+        given = compressed(
+            case("fedbuff", "buffer:size=3", "exponential:mean=1", faults="corrupt:probability=0.2"), kind, how
+        )
+        want = run_reference(*given)
+        for batching in batchings:
+            have = run_waves(*given, max_width=2, batching=batching)
+            close(have.params, want.params, 1e-9)
+            assert set(have.records) == set(want.records) >= {"bits", "values_bits"}
+            for name, values in want.records.items():
+                np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert 0 < np.sum(~want.records["accepted"]) < 24
+    assert (want.records["bits"] > want.records["values_bits"].min() // 2).all()
+
+
+def test_asynfl_with_top_k_and_error_feedback_is_its_numpy_loop():
+    """Algorithm 1 of AsynFL with eqs. 7 and 8 in NumPy, and its sums telescope: decoded + residual = true."""
+    ratio, n = 0.1, len(SIZES)
+    with jax.enable_x64(True):
+        given = compressed(case(asynfl(num_clients=n, server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
+        s, who = given.schedule, given.pieces.data
+        sizes = [jnp.asarray(column) for column in who[1:6]]
+
+        @jax.jit
+        def job(model, key, i, number, steps):
+            own = ClientData(*sizes[:3], sizes[3][i], sizes[4][i])
+            return ravel_pytree(run_job(client(), job_key(key, i, number), Message(model), (), own, steps)[0])[0]
+
+        start, restore = ravel_pytree(given.params)
+        x, gathered, versions = np.asarray(start), np.zeros(len(start)), [np.asarray(start)]
+        kept, true, decoded = (np.zeros((n, len(start))) for _ in range(3))
+        for e, j in enumerate(s.job):
+            i = int(s.client[j])
+            model = restore(versions[s.version[j]])
+            delta = np.asarray(job(model, given.key, i, s.number[j], s.local_steps[j]))
+            sent = textbook.topk(delta + kept[i], int(np.ceil(ratio * len(delta))))
+            kept[i] += delta - sent
+            true[i] += delta
+            decoded[i] += sent
+            gathered += sent
+            if s.closes[e]:
+                x = x + 1.5 / n * gathered
+                gathered = np.zeros_like(gathered)
+                versions.append(x)
+        out = run_waves(*given)
+        close(ravel_pytree(out.params)[0], x, 1e-9)
+        np.testing.assert_allclose(decoded + kept, true, rtol=0, atol=1e-12)
+        moved = np.asarray(ravel_pytree(out.params)[0]) - np.asarray(start)
+        np.testing.assert_allclose(moved, 1.5 / n * (true - kept).sum(axis=0), rtol=0, atol=1e-9)
+        assert np.abs(kept).max() > 1e-3 and s.staleness.max() > 0
+
+
+@pytest.mark.parametrize("compress", ["qsgd:levels=3", "topk:ratio=0.05"])
+def test_bytes_are_the_recorded_ones_and_the_clock_knows_the_longest(compress):
+    settings = Settings(**SMALL, method="fedasync", compress=compress, eval_updates=1, network="link:up=1e3")
+    experiment = prepare(settings)
+    run = execute(experiment)
+    for name, column in (("bytes_up", "upload_bytes"), ("values_bytes_up", "upload_values_bytes")):
+        total = np.concatenate([[0], np.cumsum(run.updates[column])])
+        np.testing.assert_array_equal(run.evaluations[name], total)
+    assert (run.updates["upload_values_bytes"] == experiment.traffic.values).all()
+    assert run.updates["upload_bytes"].max() <= experiment.traffic.up < experiment.traffic.down
+    assert len(set(run.updates["upload_bytes"])) > 1, "sizes must depend on what is sent"
+    # the same links take a whole model ten times as long
+    plain = prepare(Settings(**SMALL, method="fedasync", network="link:up=1e3"))
+    slower = plain.schedule.upload_time[:5] - experiment.schedule.upload_time[:5]
+    np.testing.assert_allclose(slower, (plain.traffic.up - experiment.traffic.up) / 1e3, rtol=1e-9)
+    assert plain.traffic.values is None
+
+
+def test_further_copies_and_uploads_never_applied_are_traffic():
+    with_faults = {"faults": "duplicate:probability=0.5+late:probability=0.3,factor=9", "timeout": 2.0, "late": "drop"}
+    settings = Settings(**SMALL, method="fedasync", compress="topk", **with_faults)
+    experiment = prepare(settings)
+    run, s = execute(experiment), experiment.schedule
+    size = np.full(len(s.client), experiment.traffic.up)
+    size[s.job] = run.updates["upload_bytes"]
+    here = s.upload_time <= run.evaluations["time"][-1]
+    assert s.copies[here].sum() > 0 and here.sum() > len(s.job)
+    assert run.evaluations["bytes_up"][-1] == (size * (1 + s.copies))[here].sum()
+
+
+@pytest.mark.parametrize("how", FEEDBACKS)
+def test_the_identity_changes_nothing(how):
+    plain = simulate(**SMALL, method="fedbuff")
+    same = simulate(**SMALL, method="fedbuff", compress="identity", feedback=how)
+    close(same.params, plain.params, 1e-6)
+    np.testing.assert_array_equal(same.evaluations["values_bytes_up"], plain.evaluations["bytes_up"])
+    assert "values_bytes_up" not in plain.evaluations and "upload_bytes" not in plain.updates
+
+
+def test_a_client_object_is_wrapped_too():
+    one = carrying(client())
+    run = simulate(
+        data=data(), model=MODEL, client=one, method=Method(asgd(), compress="topk:ratio=0.2"), updates=8, batch_size=4
+    )
+    assert run.settings["compress"] == "topk:ratio=0.2" and run.settings["feedback"] == "ef"
+    assert (run.updates["upload_values_bytes"] == 4 * np.ceil(0.2 * 66)).all()
+
+
+def test_what_is_private_is_not_sent():
+    model = MODEL._replace(private="output")
+    run = simulate(data=data(), model=model, compress="sign", method=Method(asgd()), updates=8, batch_size=4, lr=0.1)
+    assert (run.updates["upload_values_bytes"] == np.ceil(42 / 8)).all()
+    first = prepare(Settings(updates=8, batch_size=4), data=data(), model=model, method=Method(asgd())).params
+    np.testing.assert_array_equal(run.params["output"]["kernel"], first["output"]["kernel"])
+    assert np.abs(run.params["hidden"]["kernel"] - first["hidden"]["kernel"]).max() > 1
+
+
+def test_wrappers_keep_what_is_recorded():
+    one = FEEDBACKS["ef"](client(), topk())
+    assert client_restoring(one, "float32")({}).info is one.info
+    assert FEEDBACKS["off"](one, topk()).info(FEEDBACKS["off"](one, topk()).init(MODEL.init(jax.random.key(0))))
+
+
+@pytest.mark.parametrize("batching", [{"batching": "loop"}, {"batching": "vmap", "max_width": 1}])
+def test_a_sweep_over_seeds_and_levels_equals_runs_alone(batching):
+    base = Settings(**SMALL, method="fedbuff", compress="qsgd:levels=3", **batching)
+    settings = [resolved(p.settings) for p in expand(base, {"compress.levels": [3, 100]}, seeds=2)]
+    groups, runs = swept(settings)
+    assert len(groups) == 1
+    for one, have in zip(settings, runs, strict=True):
+        alone = execute(prepare(one))
+        equal(have, alone)
+        np.testing.assert_array_equal(have.updates["upload_bytes"], alone.updates["upload_bytes"])
+    assert len({run.evaluations["values_bytes_up"][-1] for run in runs}) == 2
+
+
+def test_a_resumed_run_keeps_what_clients_had_kept(tmp_path):
+    given = compressed(case(fedbuff(), "buffer:size=2", "exponential:mean=1", updates=40))
+    want = run_waves(*given)
+    with pytest.raises(Killed):
+        run_waves(*given, keeper=Keeper(tmp_path, 5, {}), progress=killer(20))
+    have = run_waves(*given, keeper=Keeper(tmp_path, 5, {}))
+    for a, b in zip(jax.tree.leaves((want.params, want.records)), jax.tree.leaves((have.params, have.records))):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({"method": "fedbuff"}, (None, None, None)),
+        ({"method": "asynfl"}, (None, None, None)),
+        ({"method": "fedbuff", "compress": "topk"}, ("topk", "ef", "whole")),
+        ({"method": "asynflc"}, ("sign", "off", "whole")),
+        ({"method": "asynflc", "compress": "qsgd:levels=1"}, ("qsgd:levels=1", "off", "whole")),
+        ({"method": "asynflc_ef"}, ("topk:ratio=0.1", "ef", "whole")),
+        ({"method": "asynflc_ef:server_lr=2@participation", "feedback": "ef21", "compress_per": "layer"},
+         ("topk:ratio=0.1", "ef21", "layer")),
+    ],
+)  # fmt: skip
+def test_what_a_method_does_to_uploads_unless_told(given, want):
+    settings = resolved(Settings(**SMALL | given))
+    assert (settings.compress, settings.feedback, settings.compress_per) == want
+    assert resolved(settings) == settings
+    assert prepare(Settings(**SMALL | given)).settings == settings
+
+
+def test_asynfl_divides_by_the_clients_of_the_run():
+    assert {METHODS[name].server for name in ("asynfl", "asynflc", "asynflc_ef")} == {"asynfl"}
+    with pytest.raises(ValueError, match="num_clients of asynfl = 4: must be 5"):
+        prepare(Settings(**SMALL, method="asynfl:num_clients=4"))
+
+
+def test_options_of_the_compressor_may_be_swept():
+    points = expand(Settings(updates=9, method="asynflc_ef"), {"compress.ratio": [0.03, 0.06]})
+    assert [point.settings.compress for point in points] == ["topk:ratio=0.03", "topk:ratio=0.06"]
+    assert value_of(points[0].settings, "compress.ratio") == 0.03
+    with pytest.raises(ValueError, match="compress = None: must be given, to set its option ratio"):
+        expand(Settings(updates=9, method="fedbuff"), {"compress.ratio": [0.1]})
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_every_compressor_has_a_longest_message(name):
+    for per in ("whole", "layer"):
+        traffic = prepare(Settings(**SMALL, compress=name, compress_per=per)).traffic
+        assert 0 < traffic.values <= 31400 and traffic.up <= 31400 + 40
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"feedback": "ef"}, "feedback = 'ef': must be left out without compress"),
+        ({"compress_per": "layer", "method": "asynfl"}, "compress_per = 'layer': must be left out without compress"),
+        ({"compress": "top_k"}, "compress = 'top_k': unknown; did you mean 'topk'"),
+        ({"compress": "topk:ratio=2"}, "ratio = 2: must be a number above 0"),
+        ({"compress": "topk:share=0.1"}, "compress = 'topk:share=0.1': topk has no option 'share'"),
+        ({"compress": "topk", "feedback": "ef22"}, "feedback = 'ef22': must be one of off, ef, ef21"),
+        ({"compress": "topk", "compress_per": "layers"}, "compress_per = 'layers': must be one of layer"),
+        ({"compress": 3}, "compress = 3: must be a text"),
+    ],
+)
+def test_refused_before_anything_compiles(given, message):
+    with pytest.raises(ValueError) as error:
+        prepare(Settings(**SMALL | given))
+    assert str(error.value).startswith(message)
