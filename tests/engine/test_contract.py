@@ -113,6 +113,7 @@ def compilations():
         if event == "/jax/core/compile/backend_compile_duration":
             seen.append(str(details.get("fun_name", event)))
 
+    jax.clear_caches()  # or the run may begin by shedding what earlier tests compiled, its own programs too
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)
