@@ -1,8 +1,7 @@
 """The map: every contract between the rooms of the package, in one file.
 
-Alphabet used in shapes everywhere: N clients, J jobs, E arrivals (events), W wave width, S slots,
-K local steps, B batch, D parameters, M training examples. Times are virtual seconds. Nothing here
-imports JAX, so that the clock, which is plain NumPy, can lean on it.
+In shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters, M
+training examples. Times are virtual seconds. No JAX here, so that the clock, which is plain NumPy, can lean on it.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    import jax
-
-    Array = jax.Array
+    from jax import Array
 else:
     Array = Any
 
@@ -32,9 +29,9 @@ _NO_JOBS = np.zeros(0)
 class Schedule(NamedTuple):
     """When everything happens, decided before any training.
 
-    A *job* is one local training of one client: sent at ``dispatch_time[j]`` from the model of version ``version[j]``
-    and, if all goes well, applied later by the server. Jobs are numbered in order of dispatch. An *arrival* is the
-    application of one job's upload; arrivals are listed in the order of application, jobs that never arrive are not.
+    A *job* is one local training of one client, sent at ``dispatch_time[j]`` from the model of version ``version[j]``.
+    Jobs are numbered in order of dispatch. An *arrival* is the application of one job's upload by the server; arrivals
+    are listed in the order of application, jobs that never arrive are not.
     """
 
     num_clients: int
@@ -108,10 +105,10 @@ class ClientData(NamedTuple):
 class Model(NamedTuple):
     """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
 
-    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches training behaviour (dropout) on. ``loss`` is per
-    example, so that a partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its
-    params, and ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows whose mask is 1 and moves
-    them. ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
+    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches dropout on. ``loss`` is per example, so that a
+    partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its params, and
+    ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows whose mask is 1 and moves them.
+    ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
     """
 
     init: Callable[[Key], Params]
@@ -135,8 +132,8 @@ class Message(NamedTuple):
 class Arrival(NamedTuple):
     """Client -> server, one applied upload.
 
-    ``weight`` is the client's example count. An upload that the engine rejected (non-finite) comes
-    with ``weight`` 0 and an all-zero ``upload``; it must add nothing, but ``closes`` still holds.
+    ``weight`` is the client's example count. A rejected upload (non-finite) comes with ``weight`` 0 and an all-zero
+    ``upload``; it must add nothing, but ``closes`` still holds.
     """
 
     upload: Params  # model delta, trained - start, unless the client algorithm says otherwise
@@ -166,11 +163,10 @@ class ClientAlgorithm(NamedTuple):
     """Local training of one job, cut into steps so that the engine can batch jobs of unequal length.
 
     ``init(params) -> client_state``: a row that survives between jobs, ``()`` if none.
-    ``begin(key, message, client_state, data) -> work``: the local variables of one job.
-    ``step(work, k, message, data) -> work``: local step ``k`` = 0, 1, ...
+    ``begin(key, message, client_state, data) -> work``, ``step(work, k, message, data) -> work``, k = 0, 1, ...
     ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called repeatedly.
-    ``info(client_state)``, optional: scalars to record of an upload, from the state as its job left it, also where
-    the upload is then rejected. ``local.run_job`` is the composition of begin, step and finish.
+    ``info(client_state)``, optional: scalars to record of an upload, accepted or not, from the state its job left.
+    ``local.run_job`` is the composition of begin, step and finish.
     """
 
     init: Callable[[Params], State]
@@ -186,14 +182,12 @@ class ClientAlgorithm(NamedTuple):
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
-    ``evaluations``: time, update, step, loss, accuracy, bytes_up, bytes_down (one row an evaluation); where uploads
-    are compressed, also values_bytes_up, of their values alone.
-    ``updates``: client, job, dispatch_time, arrival_time (when the server applied it), step, staleness,
-    local_steps, weight, upload_norm, accepted, closes (one row an arrival), and upload_bytes,
-    upload_values_bytes where uploads are compressed. ``per_client``: accuracy and
-    loss [rows, N], or empty. ``counters``: updates, server_steps, rejected (not finite, too large or too
-    stale), lost, late, duplicates and other mishaps (``clock.fault_counts``), waves, mean_width, and from
-    the wave engine batches, widths, slots, useful_steps, executed_steps, programs.
+    ``evaluations``, a row each: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, one an arrival:
+    client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight, upload_norm,
+    accepted, closes. Compressed uploads add values_bytes_up to the one, upload_bytes and upload_values_bytes to the
+    other. ``per_client``: accuracy and loss [rows, N], or empty. ``counters``: updates, server_steps, rejected (not
+    finite, too large or too stale), lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave engine
+    batches, widths, slots, useful_steps, executed_steps, programs.
     """
 
     settings: dict[str, Any]
