@@ -2,7 +2,7 @@
 
 Every script takes ``--scale smoke|laptop|paper``; it keeps each finished run under ``OUT/runs``, so that the same
 command, started again, goes on where it was. ``paper`` is the paper's setting; ``laptop`` is smaller, as
-``SCALES`` says; ``smoke`` shows that the script runs, on the data that come with the package.
+``TASKS`` says; ``smoke`` shows that the script runs, on the data that come with the package.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
-import common
+import variants as shared
+from variants import Variant, common, parse, report
 
 from fedjax_async import Settings
 from fedjax_async.engine import prepare
@@ -23,8 +24,22 @@ from fedjax_async.results import tables
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.metrics import final_accuracy, relative_time
 from fedjax_async.results.plots import accuracy_curve
-from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
+
+__all__ = [
+    "HERE",
+    "METHODS",
+    "TASKS",
+    "Variant",
+    "common",
+    "crossed",
+    "missing",
+    "options",
+    "parse",
+    "report",
+    "setting_of",
+    "study",
+]
 
 HERE = Path(__file__).resolve().parent
 EVALUATIONS = {"smoke": 50, "laptop": 50, "paper": 100}  # over the time budget
@@ -96,13 +111,6 @@ TASKS: dict[str, Task] = {
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
-class Variant(NamedTuple):
-    """One row: what it is called and what it changes in its task's setting."""
-
-    name: str
-    changes: dict[str, Any]
-
-
 def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
     """Every method under every change of the setting, named ``METHOD, TITLE`` by the change's title."""
     return [
@@ -114,19 +122,7 @@ def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) ->
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
     """The options that all scripts share; ``name`` is the script's."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", choices=tuple(SEEDS), default="laptop", help="size of the experiment [laptop]")
-    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help=f"results [runs/orthofl/{name}-SCALE]")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.set_defaults(name=name)
-    return parser
-
-
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options given, with the usual folder where none is."""
-    given = parser.parse_args()
-    given.out = given.out or Path("runs") / "orthofl" / f"{given.name}-{given.scale}"
-    return given
+    return shared.options(about, "orthofl", name)
 
 
 def setting_of(task: Task, scale: str) -> tuple[dict[str, Any], int]:
@@ -150,20 +146,12 @@ def run_task(
     ``budget_of``: changes of the setting that the time budget follows too, such as another delay model.
     """
     setting, updates = setting_of(TASKS[name], given.scale)
-    changed = {key for variant in variants for key in variant.changes}
-    points = []
-    for variant in variants:
-        own = setting | variant.changes
-        for seed in range(given.seeds):
-            basis = setting | {key: own[key] for key in budget_of}
-            seconds = budget(basis, updates, seed)
-            numbers = {"seed": seed, "time": seconds, "eval_time": seconds / EVALUATIONS[given.scale]}
-            points.append({key: own[key] for key in own if key in changed} | numbers)
-    base = {key: value for key, value in setting.items() if key not in changed}
-    folder = given.out / "runs" / name
-    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None)
-    runs = iter(done.runs)
-    return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
+
+    def numbers(own: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        seconds = budget(setting | {key: own[key] for key in budget_of}, updates, seed)
+        return {"time": seconds, "eval_time": seconds / EVALUATIONS[given.scale]}
+
+    return shared.run_variants(name, setting, variants, given, numbers)
 
 
 def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
@@ -185,29 +173,7 @@ def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list
 def missing(task: str, scale: str) -> str | None:
     """Why a task cannot be run here, in one line; ``None`` if it can."""
     setting, _ = setting_of(TASKS[task], scale)
-    try:
-        prepare(Settings(**setting, method="fedasync", updates=1))
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def report(rows: Sequence[Mapping[str, Any]], given: argparse.Namespace) -> None:
-    """``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
-    flat = []
-    for row in rows:
-        cells: dict[str, Any] = {}
-        for column, value in row.items():
-            spread = isinstance(value, tables.Spread)
-            cells[column] = value.mean if spread else value
-            if spread:
-                cells[f"{column} std"] = value.std
-        flat.append(cells | {"scale": given.scale})
-    columns = list(dict.fromkeys(column for row in flat for column in row))
-    common.write_table(
-        [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
-    )
-    tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0})
+    return shared.missing(setting | {"method": "fedasync"})
 
 
 def study(
@@ -221,23 +187,15 @@ def study(
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
 ) -> None:
     """A whole experiment: parse, run every task, write the table and one picture of accuracy curves a task."""
-    parser = options(about, name)
-    parser.add_argument("--tasks", nargs="+", choices=[t for t in TASKS if t != "smoke"], default=list(tasks))
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
-    given = parse(parser)
-    given.seeds = given.seeds or SEEDS[given.scale]
-    given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
-    rows: list[dict[str, Any]] = []
-    for task in given.tasks:
-        reason = missing(task, given.scale)
-        if reason is not None:
-            print(f"{task}: not run: {reason}", file=sys.stderr)
-            rows.append({"task": task, "variant": "not run"})
-            continue
+    given = shared.parse_tasks(options(about, name), TASKS, tasks, SEEDS)
+
+    def rows(task: str) -> shared.Rows:
         chosen = variants(task) if callable(variants) else variants
         runs = run_task(task, chosen, given, budget_of=budget_of)
-        rows += rows_of(task, runs, baseline)
         figure = accuracy_curve(runs)
         figure.axes[0].set_title(TASKS[task].title)
         save_figure(figure, given.out / f"{name}_{task}.png")
-    report(finish(rows, given) if finish is not None else rows, given)
+        return rows_of(task, runs, baseline)
+
+    found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
+    report(finish(found, given) if finish is not None else found, given)

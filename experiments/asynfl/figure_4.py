@@ -1,0 +1,41 @@
+"""Figure 4: how long the server waits: AsynFLC-EF with windows of 300 to 900 s, beside FedBuff and AsynFL (500 s).
+
+    python experiments/asynfl/figure_4.py --scale laptop --tasks mnist
+
+A window of 1,000 s is nearly synchronous: almost every client is back by then. The compressor is the top 3 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from study import Rows, Variant, asynfl, draw, fedbuff, study
+
+from fedjax_async.results import tables
+from fedjax_async.types import Run
+
+WINDOWS = (300, 500, 700, 900, 1000)
+
+
+def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
+    """FedBuff, AsynFL and the windows."""
+    return [
+        Variant("fedbuff", fedbuff(setting["clients"])),
+        Variant("asynfl, 500 s", asynfl()),
+        *[Variant(f"asynflc_ef, {w} s", asynfl("c_ef", "topk:ratio=0.03", w)) for w in WINDOWS],
+    ]
+
+
+def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Namespace) -> None:
+    """Add how many uploads a server step has and how stale they are; draw the figure."""
+    for row in rows:
+        seeds = runs[row["variant"]]
+        each = [run.counters["updates"] / run.counters["server_steps"] for run in seeds]
+        row["uploads a step"] = tables.spread(each)
+        row["mean staleness"] = tables.spread([run.updates["staleness"].mean() for run in seeds])
+    draw(runs, given, "figure_4", task)
+
+
+if __name__ == "__main__":
+    study(__doc__, "figure_4", variants, finish)

@@ -1,0 +1,68 @@
+"""Table III and Figures 1 to 3: what twelve methods send until a target accuracy, ours beside the paper's.
+
+    python experiments/asynfl/table_3.py --scale laptop --tasks mnist
+    python experiments/asynfl/table_3.py --scale paper --tasks mnist fashion_mnist --seeds 1
+
+The figures are curves of the same runs: accuracy and loss against virtual time, three choices of methods for each task.
+Traffic is counted twice: values only, as the paper must have counted, and on the wire, with the places of the entries.
+"less" is FedBuff's traffic divided by the method's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from typing import Any
+
+from study import HERE, METHODS, Rows, Variant, draw, study
+
+from fedjax_async.results import tables
+from fedjax_async.results.metrics import to_target
+from fedjax_async.types import Run
+
+FIGURES: dict[str, tuple[str, ...]] = {
+    "figure_1": ("fedbuff", "asynfl", "asynflc_top3", "asynflc_ef_top3", "asynflc_q4b", "asynflc_ef_top3_q4b"),
+    "figure_2": ("fedbuff", "asynfl", "asynflc_ef_top3", "asynflc_ef_top6", "asynflc_ef_top10"),
+    "figure_3": (
+        *("fedbuff", "asynfl", "asynflc_ef_top6_q4b", "asynflc_ef_top10_q4b"),
+        *("asynflc_ef_top3_q2b", "asynflc_ef_top3_q4b", "asynflc_ef_top3_q8b"),
+    ),
+}
+# what the smallest scale leaves out: programs like those of the others, with other numbers of entries
+LARGER = ("top6", "top10", "q8b")
+
+
+def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
+    """The twelve methods; seven at the smallest scale."""
+    chosen = [name for name in METHODS if task != "smoke" or not any(part in name for part in LARGER)]
+    return [Variant(name, METHODS[name](setting["clients"])) for name in chosen]
+
+
+def paper() -> dict[tuple[str, str], float]:
+    """(task, method) -> the paper's gigabytes."""
+    with (HERE / "paper_table_3.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    tasks = {("cifar10", "cnn"): "cifar10_cnn", ("cifar10", "alexnet"): "cifar10_alexnet"}
+    return {
+        (tasks.get((row["dataset"], row["model"]), row["dataset"]), row["method"]): float(row["gigabytes"])
+        for row in rows
+    }
+
+
+def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Namespace) -> None:
+    """Add the reductions against FedBuff, seed by seed, and the paper's numbers; draw the figures."""
+    theirs, target = paper(), rows[0]["target (%)"] / 100
+    for row in rows:
+        name = row["variant"]
+        for column, unit in (("less, values", "values_bytes_up"), ("less, wire", "bytes_up")):
+            pairs = zip(runs["fedbuff"], runs[name], strict=True)
+            row[column] = tables.spread([to_target(a, target, unit) / to_target(b, target, unit) for a, b in pairs])
+        if (task, name) in theirs:
+            row["paper (GB)"] = theirs[task, name]
+            row["paper, less"] = theirs[task, "fedbuff"] / theirs[task, name]
+    for figure, names in FIGURES.items():
+        draw({name: runs[name] for name in names if name in runs}, given, figure, task)
+
+
+if __name__ == "__main__":
+    study(__doc__, "table_3", variants, finish)

@@ -1,0 +1,129 @@
+"""What the papers' experiments share: scales, variants of a setting trained side by side, and their tables.
+
+Every script takes ``--scale smoke|laptop|paper``; it keeps each finished run under ``OUT/runs``, so that the same
+command, started again, goes on where it was. ``paper`` is the paper's setting; ``laptop`` is smaller; ``smoke`` shows
+that the script runs, on the data that come with the package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import common
+
+from fedjax_async import Settings
+from fedjax_async.engine import prepare
+from fedjax_async.results import tables
+from fedjax_async.results.sweeps import sweep
+from fedjax_async.types import Run
+
+SCALES = ("smoke", "laptop", "paper")
+Rows = list[dict[str, Any]]
+
+
+class Variant(NamedTuple):
+    """One row: what it is called and what it changes in its task's setting."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+def options(about: str | None, paper: str, name: str) -> argparse.ArgumentParser:
+    """The options that all scripts share; ``paper`` is the folder's name, ``name`` the script's."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="laptop", help="size of the experiment [laptop]")
+    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help=f"results [runs/{paper}/{name}-SCALE]")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(paper=paper, name=name)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options given, with the usual folder where none is."""
+    given = parser.parse_args()
+    given.out = given.out or Path("runs") / given.paper / f"{given.name}-{given.scale}"
+    return given
+
+
+def parse_tasks(
+    parser: argparse.ArgumentParser, known: Iterable[str], usual: Sequence[str], seeds: Mapping[str, int]
+) -> argparse.Namespace:
+    """The same with ``--tasks`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
+    parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    given = parse(parser)
+    given.seeds = given.seeds or seeds[given.scale]
+    given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
+    return given
+
+
+def run_variants(
+    task: str,
+    setting: Mapping[str, Any],
+    variants: Sequence[Variant],
+    given: argparse.Namespace,
+    numbers: Callable[[Mapping[str, Any], int], Mapping[str, Any]] = lambda own, seed: {},
+) -> dict[str, list[Run]]:
+    """Every variant of a setting with every seed, in one sweep; variant -> its runs.
+
+    ``numbers``: further settings of one run, from its own setting and its seed.
+    """
+    changed = {key for variant in variants for key in variant.changes}
+    points = []
+    for variant in variants:
+        own = {**setting, **variant.changes}
+        for seed in range(given.seeds):
+            points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
+    base = {key: value for key, value in setting.items() if key not in changed}
+    folder = given.out / "runs" / task
+    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None)
+    runs = iter(done.runs)
+    return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
+
+
+def missing(setting: Mapping[str, Any]) -> str | None:
+    """Why a setting cannot be run here, in one line; ``None`` if it can."""
+    try:
+        prepare(Settings(**{**setting, "updates": 1}))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], rows_of: Callable[[str], Rows]) -> Rows:
+    """The rows of all tasks; a task that cannot be run here has one row that says so, the reason goes to stderr."""
+    rows: Rows = []
+    for task in given.tasks:
+        why = reason(task)
+        if why is None:
+            rows += rows_of(task)
+        else:
+            print(f"{task}: not run: {why}", file=sys.stderr)
+            rows.append({"task": task, "variant": "not run"})
+    return rows
+
+
+def report(
+    rows: Sequence[Mapping[str, Any]], given: argparse.Namespace, *, decimals: Mapping[str, int] | None = None
+) -> None:
+    """``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
+    flat = []
+    for row in rows:
+        cells: dict[str, Any] = {}
+        for column, value in row.items():
+            spread = isinstance(value, tables.Spread)
+            cells[column] = value.mean if spread else value
+            if spread:
+                cells[f"{column} std"] = value.std
+        flat.append(cells | {"scale": given.scale})
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    common.write_table(
+        [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
+    )
+    tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0} | dict(decimals or {}))
