@@ -45,6 +45,7 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 WINDOW = 500  # seconds that the server waits, where nothing else is said
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
+USUAL = ("mnist", "fashion_mnist")  # the tasks that a CPU can do at the paper's scale
 
 
 class Task(NamedTuple):
@@ -155,8 +156,9 @@ def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[st
 
 
 DECIMALS = {
-    **{"target (%)": 0, "updates to target": 0},
+    **{"target (%)": 0, "updates to target": 0, "paper (GB)": 3},
     **{f"{what} (GB)": 5 for what in ("values up", "wire up", "wire both ways")},
+    **dict.fromkeys(("less, values", "less, wire", "paper, less"), 1),
 }
 
 
@@ -177,7 +179,7 @@ def study(
 
     ``variants(task, setting)`` are a task's; ``finish(task, runs, rows, given)`` may change its rows.
     """
-    given = shared.parse_tasks(options(about, name), TASKS, [task for task in TASKS if task != "smoke"], SEEDS)
+    given = shared.parse_tasks(options(about, name), TASKS, USUAL, SEEDS)
 
     def rows(task: str) -> Rows:
         setting, target = setting_of(task, given.scale)

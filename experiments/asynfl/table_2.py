@@ -12,11 +12,11 @@ import argparse
 from typing import Any
 
 import numpy as np
-from fedjax_async.theory import TABLE_2, Setting, compare
 from study import TASKS, WINDOW, options, parse, report
 
 from fedjax_async.clock import Until, delay_statistics, plan
 from fedjax_async.results.figure import GRID, label, look, new, save_figure
+from fedjax_async.theory import TABLE_2, Setting, compare
 
 STEPS = {"smoke": 100, "laptop": 2000, "paper": 2000}  # of the planned schedule
 ROUNDS = (3, 5, 7)  # powers of ten
