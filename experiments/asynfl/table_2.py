@@ -45,9 +45,13 @@ def draw(setting: Setting, given: argparse.Namespace) -> None:
     """Each claim against the number of server steps."""
     rounds = np.logspace(2, 7, 60)
     figure, axes = new(7.6, 4.2)
-    for index, (name, rate) in enumerate(compare(setting._replace(rounds=rounds)).items()):
+    claims = compare(setting._replace(rounds=rounds))
+    same: dict[bytes, list[str]] = {}  # claims that are one curve have one line
+    for name, rate in claims.items():
+        same.setdefault(rate.tobytes(), []).append(name)
+    for index, names in enumerate(same.values()):
         colour, dash = look(index)
-        axes.loglog(rounds, rate, color=colour, linestyle=dash, linewidth=1.5, label=name)
+        axes.loglog(rounds, claims[names[0]], color=colour, linestyle=dash, linewidth=1.5, label=",\n".join(names))
     axes.grid(color=GRID, linewidth=0.8)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     label(axes, "server steps T", "claimed rate, constants 1")
