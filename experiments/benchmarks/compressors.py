@@ -1,0 +1,160 @@
+"""What compressing an update costs: seconds of each compressor beside one local epoch of LeNet-5.
+
+    python experiments/benchmarks/compressors.py             # two minutes on 2 idle cores
+    python experiments/benchmarks/compressors.py --smoke     # seconds
+
+*One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as error feedback does it
+in a run. *In turn* and *vmapped* are as many clients' updates in one compiled call, per client: one after the other within
+the program (``lax.map``, the way the engine trains on a CPU), and batched. Nothing of either leaves the device. An *epoch* is the
+local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) by the
+package's own client, alone in one compiled call. All calls take turns within one process; shares are medians over rounds of the
+share within a round.
+
+Expected on 2 AVX-512 cores: see README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import hardware, interleave, write_table
+
+from fedjax_async.compress import COMPRESSORS, Compressor
+from fedjax_async.local import run_job, sgd
+from fedjax_async.models import MODELS
+from fedjax_async.registry import bind
+from fedjax_async.results import table
+from fedjax_async.types import ClientData, Message
+
+COMPRESSED = [*COMPRESSORS, "topk:ratio=0.03", "qsgd:levels=127"]
+
+
+def exchange(compressor: Compressor) -> Callable[[Any, Any], Any]:
+    """``(key, x) -> (x_hat, bits)``, by way of a payload that is computed once."""
+
+    def one(key: Any, x: Any) -> Any:
+        payload = lax.optimization_barrier(compressor.compress(key, x))
+        return compressor.decompress(payload), compressor.bits(payload)
+
+    return one
+
+
+def update(size: int) -> Any:
+    """Numbers as uneven as those of an update."""
+    first, second = jax.random.split(jax.random.key(0))
+    return 1e-3 * jax.random.normal(first, (size,)) * jnp.exp(jax.random.normal(second, (size,)))
+
+
+def one_call(compressor: Compressor, size: int) -> Callable[[], Any]:
+    """One client's update."""
+    run, key, x = jax.jit(exchange(compressor)), jax.random.key(1), update(size)
+    return lambda: run(key, x)
+
+
+def many_calls(compressor: Compressor, size: int, clients: int) -> dict[str, Callable[[], Any]]:
+    """Updates of several clients in one compiled call; of what they decode to the sum is kept, as a server does."""
+    one, keys = exchange(compressor), jax.random.split(jax.random.key(1), clients)
+    x = update(size)[None] * jnp.linspace(0.5, 2.0, clients)[:, None]
+
+    def batched(keys: Any, x: Any) -> Any:
+        decoded, bits = jax.vmap(one)(keys, x)
+        return jnp.sum(decoded, axis=0), bits
+
+    def in_turn(keys: Any, x: Any) -> Any:
+        def add(total: Any, row: Any) -> Any:
+            decoded, bits = one(*row)
+            return total + decoded, bits
+
+        return lax.scan(add, jnp.zeros(size), (keys, x))
+
+    stacked, looped = jax.jit(batched), jax.jit(in_turn)
+    return {"in turn": lambda: looped(keys, x), "vmapped": lambda: stacked(keys, x)}
+
+
+def epoch_call(images: int, batch: int) -> Callable[[], Any]:
+    """One local epoch of LeNet-5, as a job of the package."""
+    model = MODELS["lenet5"](input_shape=(28, 28, 1), num_classes=10)
+    client = sgd(model, optimizer=optax.sgd(0.01), batch_size=batch)
+    key = jax.random.key(2)
+    x, y = jax.random.normal(key, (images, 28, 28, 1)), jax.random.randint(key, (images,), 0, 10)
+    own = ClientData(x, y, jnp.arange(images, dtype=jnp.int32), jnp.int32(0), jnp.int32(images))
+    params, steps = model.init(key), math.ceil(images / batch)
+
+    @jax.jit
+    def train(params: Any, x: Any, y: Any) -> Any:
+        return run_job(client, key, Message(params), (), own._replace(x=x, y=y), steps)[0]
+
+    return lambda: train(params, x, y)
+
+
+def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Each compressor, one update; and each epoch."""
+    epochs = [(images, batch) for images in arguments.images for batch in arguments.batches]
+    calls = {spec: one_call(bind("compress", COMPRESSORS, spec)(), arguments.size) for spec in arguments.compressors}
+    for images, batch in epochs:
+        calls[f"{images}/{batch}"] = epoch_call(images, batch)
+    seconds = {name: np.array(values) for name, values in interleave(calls, arguments.rounds).items()}
+    rows = []
+    for spec in arguments.compressors:
+        row = {"what": spec, "run": "one", "clients": 1, "ms": 1e3 * float(np.median(seconds[spec]))}
+        for images, batch in epochs:
+            share = np.median(seconds[spec] / seconds[f"{images}/{batch}"])
+            row[f"% of epoch {images}/{batch}"] = 100 * float(share)
+        rows.append(row)
+    for images, batch in epochs:
+        ms = 1e3 * float(np.median(seconds[f"{images}/{batch}"]))
+        name = f"epoch of {images} images, batch {batch}"
+        rows.append({"what": name, "run": "one", "clients": 1, "ms": ms} | dict.fromkeys(list(rows[0])[4:], ""))
+    return rows
+
+
+def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dict[str, Any]]:
+    """Each compressor for several clients, ms a client; compiled, measured and let go one after the other."""
+    rows = []
+    for spec in arguments.compressors:
+        calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)
+        for run, seconds in interleave(calls, arguments.rounds_together).items():
+            ms = 1e3 * float(np.median(seconds)) / arguments.clients
+            row = {"what": spec, "run": run, "clients": arguments.clients, "ms": ms}
+            rows.append(row | dict.fromkeys(columns[4:], ""))
+    return rows
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=1_000_000, help="parameters of an update")
+    parser.add_argument("--clients", type=int, default=100, help="clients compressed in one call (400 MB at 100)")
+    parser.add_argument("--images", type=int, nargs="+", default=[600, 6000], help="images of a client")
+    parser.add_argument("--batches", type=int, nargs="+", default=[32, 128], help="batch sizes of the epochs")
+    parser.add_argument("--compressors", nargs="+", default=COMPRESSED)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds-together", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None, help="CSV [results/compressors.csv beside this file]")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
+    a = parser.parse_args()
+    if a.smoke:
+        a.size, a.clients, a.images, a.batches, a.rounds, a.rounds_together = 1000, 3, [20], [10], 1, 1
+        a.compressors = ["topk", "qsgd"]
+    rows = alone_rows(a)
+    rows += together_rows(a, list(rows[0]))
+    print(table(rows))
+    print(hardware())
+    if a.out is not None or not a.smoke:
+        write_table(rows, a.out or Path(__file__).parent / "results" / "compressors.csv")
+
+
+if __name__ == "__main__":
+    main()
