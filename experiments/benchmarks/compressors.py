@@ -1,16 +1,16 @@
 """What compressing an update costs: seconds of each compressor beside one local epoch of LeNet-5.
 
-    python experiments/benchmarks/compressors.py             # two minutes on 2 idle cores
+    python experiments/benchmarks/compressors.py             # minutes on 2 idle cores
     python experiments/benchmarks/compressors.py --smoke     # seconds
 
-*One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as error feedback does it
-in a run. *In turn* and *vmapped* are as many clients' updates in one compiled call, per client: one after the other within
-the program (``lax.map``, the way the engine trains on a CPU), and batched. Nothing of either leaves the device. An *epoch* is the
-local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) by the
-package's own client, alone in one compiled call. All calls take turns within one process; shares are medians over rounds of the
-share within a round.
+*One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as error feedback
+does it in a run. *In turn* and *vmapped* are several clients' updates in one compiled call, ms a client: one after the
+other within the program (``lax.scan``, as the engine trains on a CPU), and batched. Nothing of either leaves the device.
+An *epoch* is the local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706
+parameters) by the package's own client, alone in one compiled call. Calls take turns within one process; shares are
+medians over rounds of the share within a round.
 
-Expected on 2 AVX-512 cores: see README.md.
+Measured numbers: README.md.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
 
 
 def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
-    """Decoded uploads + residual = true uploads at every arrival, in the state that the engine keeps for each client."""
+    """Decoded uploads + residual = true uploads at every arrival, in the states that the engine keeps."""
     inner = client()
 
     def adding(one, own):  # ``one``, whose state also holds the sum of what it has uploaded
