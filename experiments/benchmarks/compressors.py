@@ -5,8 +5,8 @@
 
 *One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as error feedback
 does it in a run. *In turn* and *vmapped* are several clients' updates in one compiled call, ms a client: one after the
-other within the program (``lax.scan``, as the engine trains on a CPU), and batched. Nothing of either leaves the device.
-An *epoch* is the local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706
+other within the program (``lax.scan``, as the engine trains on a CPU), and batched; nothing leaves the device. An
+*epoch* is the local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706
 parameters) by the package's own client, alone in one compiled call. Calls take turns within one process; shares are
 medians over rounds of the share within a round.
 
