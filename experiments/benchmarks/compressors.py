@@ -123,7 +123,7 @@ def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dict[str, Any]]:
     """Each compressor for several clients, ms a client; compiled, measured and let go one after the other."""
     rows = []
-    for spec in arguments.compressors:
+    for spec in arguments.together:
         calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)
         for run, seconds in interleave(calls, arguments.rounds_together).items():
             ms = 1e3 * float(np.median(seconds)) / arguments.clients
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[600, 6000], help="images of a client")
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 128], help="batch sizes of the epochs")
     parser.add_argument("--compressors", nargs="+", default=COMPRESSED)
+    parser.add_argument("--together", nargs="+", default=["topk", "qsgd"], help="compressors of several clients")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rounds-together", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/compressors.csv beside this file]")
