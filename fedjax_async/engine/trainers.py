@@ -27,6 +27,9 @@ class Trainers:
         self._plan, self._world, self._programs, self._feed = plan, world, programs.train, feed
         self._rows: list[Rows] = [programs.rows(world, live) for _ in range(busy)]
         self._pool = ThreadPoolExecutor(busy) if busy > 1 else None
+        # XLA's CPU devices share a few threads: where some wait for the others to gather the rows, those that still
+        # train may find none to go on with, and the run hangs
+        self._in_step = jax.default_backend() == "cpu" and len(self._rows[0].norm.devices()) > 1
 
     def __enter__(self) -> Self:
         return self
@@ -50,8 +53,9 @@ class Trainers:
     def train(self, group: range, live: Live) -> list[Rows]:
         """Train the batches of ``group``; their rows, valid until the next call."""
         if self._pool is None or len(group) == 1:
+            train = self._train_and_wait if self._in_step else self._train
             for lane, batch in enumerate(group):
-                self._train(batch, lane, live)
+                train(batch, lane, live)
         else:
             started = [self._pool.submit(self._train_and_wait, b, lane, live) for lane, b in enumerate(group)]
             for future in started:

@@ -50,6 +50,18 @@ def test_eight_devices(alone, tmp_path):
     same(alone, out)
 
 
+def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
+    """A real model on more devices than cores: it hung where the server's step was begun before all had trained."""
+    command = "run --quiet --model mlp --clients 32 --delay exponential --updates 40 --devices 8"
+    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=40"
+    subprocess.run(
+        [sys.executable, "-m", "fedjax_async.cli", *command.split()],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        check=True,
+        timeout=400,
+    )
+
+
 def test_two_processes(alone, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
