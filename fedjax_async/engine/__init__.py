@@ -7,7 +7,7 @@ from fedjax_async.engine.plan import Plan, make_plan
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import default_batching, default_lanes, default_width, run_waves
 from fedjax_async.engine.settings import Settings
-from fedjax_async.engine.simulate import ENGINES, Experiment, execute, prepare, resolved, simulate
+from fedjax_async.engine.simulate import ENGINES, Experiment, execute, prepare, simulate
 from fedjax_async.engine.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "method_options",
     "plan_groups",
     "prepare",
-    "resolved",
     "run_reference",
     "run_waves",
     "simulate",
