@@ -1,18 +1,25 @@
 """fedjax_async: a vectorised simulator of asynchronous federated learning in JAX."""
 
-from fedjax_async.engine import METHODS, Method, Settings, simulate
-from fedjax_async.results.sweeps import sweep
-from fedjax_async.types import (
-    Arrival,
-    ClientAlgorithm,
-    ClientData,
-    FederatedData,
-    Message,
-    Model,
-    Run,
-    Schedule,
-    ServerAlgorithm,
-)
+from typing import TYPE_CHECKING
+
+from fedjax_async import lazy
+
+if TYPE_CHECKING:
+    from fedjax_async.engine.experiment import simulate
+    from fedjax_async.engine.methods import METHODS, Method
+    from fedjax_async.engine.settings import Settings
+    from fedjax_async.results.sweeps import sweep
+    from fedjax_async.types import (
+        Arrival,
+        ClientAlgorithm,
+        ClientData,
+        FederatedData,
+        Message,
+        Model,
+        Run,
+        Schedule,
+        ServerAlgorithm,
+    )
 
 __version__ = "0.1.0"
 
@@ -33,3 +40,23 @@ __all__ = [
     "simulate",
     "sweep",
 ]
+
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {
+        "METHODS": "engine.methods",
+        "Arrival": "types",
+        "ClientAlgorithm": "types",
+        "ClientData": "types",
+        "FederatedData": "types",
+        "Message": "types",
+        "Method": "engine.methods",
+        "Model": "types",
+        "Run": "types",
+        "Schedule": "types",
+        "ServerAlgorithm": "types",
+        "Settings": "engine.settings",
+        "simulate": "engine.experiment",
+        "sweep": "results.sweeps",
+    },
+)

@@ -1,9 +1,35 @@
-"""Where fetched data sets and pretrained models are kept."""
+"""Where fetched data sets and pretrained models are kept, and whether they are there; no file is opened.
+
+It needs neither NumPy nor JAX, so that the command line can name missing files before it imports anything.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_async.registry import parse_spec
+
+
+class Kept(NamedTuple):
+    """How a data set is kept: in which version, and whether TFDS and ``data fetch`` know it under this name."""
+
+    version: str
+    in_tfds: bool = True
+    fetched: bool = True
+
+
+KEPT: dict[str, Kept] = {
+    "mnist": Kept("3.0.1"),
+    "fashion_mnist": Kept("3.0.1"),
+    "cifar10": Kept("3.0.2"),
+    "cifar100": Kept("3.0.2", fetched=False),
+    "har": Kept("1.0.0", in_tfds=False),  # the version of our windows
+    "newsgroups20": Kept("1.0.0", in_tfds=False),  # of our token ids
+}
+PRETRAINED_VERSIONS = {"minilm": "0.1.0"}
 
 
 def default_data_dir() -> Path:
@@ -20,3 +46,84 @@ def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
 def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:
     """Where the files of a pretrained model belong."""
     return data_dir / "pretrained" / name / version
+
+
+def arrays_folder(name: str, version: str, data_dir: Path) -> Path:
+    """Where the prepared arrays of a data set belong."""
+    return data_dir / "arrays" / name / version
+
+
+def tfds_version_folder(name: str, data_dir: Path) -> Path | None:
+    """The newest folder ``DATA_DIR/NAME/VERSION`` (NAME may be ``name/config``) that holds array records."""
+    versions = [path.parent for path in data_dir.glob(f"{name}/*/dataset_info.json")]
+    usable = [path for path in versions if any(path.glob("*.array_record*"))]
+    numbered = [path for path in usable if all(part.isdigit() for part in path.name.split("."))]
+    return max(numbered, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
+
+
+def tfds_home(name: str, data_dir: Path) -> Path | None:
+    """A TFDS data directory in which ``name`` is prepared: ``data_dir`` itself, or TFDS's own default."""
+    if name in KEPT and not KEPT[name].in_tfds:
+        return None
+    own = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
+    return next((home for home in (data_dir, own) if tfds_version_folder(name, home)), None)
+
+
+def missing(name: str, data_dir: Path) -> ValueError:
+    """What to say of a data set that is not there: the command that fetches it, or what else can be done."""
+    own = "prepare it there with TFDS, or add download=true (needs a network, and for some TensorFlow)"
+    advice = f"run: fedjax-async data fetch {name}" if name in KEPT and KEPT[name].fetched else own
+    return ValueError(f"dataset = {name!r}: not in {data_dir}; {advice}")
+
+
+def require_data(name: str, data_dir: Path) -> None:
+    """``ValueError`` where neither the prepared arrays nor a TFDS folder of a data set are there."""
+    has_arrays = name in KEPT and arrays_folder(name, KEPT[name].version, data_dir).is_dir()
+    if not has_arrays and tfds_home(name, data_dir) is None:
+        raise missing(name, data_dir)
+
+
+def require_pretrained(name: str, data_dir: Path) -> Path:
+    """The folder of a pretrained model's files; ``ValueError`` naming the command that fetches them."""
+    folder = pretrained_folder(name, PRETRAINED_VERSIONS[name], data_dir)
+    if not folder.is_dir():
+        raise ValueError(f"pretrained = {name!r}: not in {data_dir}; run: fedjax-async data fetch {name}")
+    return folder
+
+
+def require_metadata(folder: str | os.PathLike[str]) -> Path:
+    """The file that describes a folder of clients' data; ``ValueError`` if there is none."""
+    file = Path(folder) / "metadata.json"
+    if not file.is_file():
+        raise ValueError(f"folder = '{folder}': must hold clients' data, and a metadata.json (there is none)")
+    return file
+
+
+# What a data set of the registry must have before it can be loaded; any other needs no files. Given the options of
+# its spec and the data directory.
+_NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+    **{name: lambda options, home, name=name: require_data(name, home) for name in KEPT},  # type: ignore[misc]
+    "tfds": lambda options, home: require_data(str(options.get("name", "")), home),
+    "folder": lambda options, home: "path" in options and require_metadata(str(options["path"])),
+}
+
+
+def require_datasets(specs: Iterable[str]) -> None:
+    """``ValueError`` for the first spec, such as ``"mnist"`` or ``"folder:path=DIR"``, whose files are not there.
+
+    Nothing else is judged: names and options that do not exist, or a download that is asked for, pass.
+    """
+    for spec in specs:
+        name, options = parse_spec("dataset", spec)
+        if name in _NEEDS and not options.get("download"):
+            _NEEDS[name](options, resolve_data_dir(options.get("data_dir")))
+
+
+def require_fetched(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> None:
+    """``ValueError`` for the first data set or pretrained model that has not been fetched; unknown names pass."""
+    home = resolve_data_dir(data_dir)
+    for name in names:
+        if name in KEPT:
+            require_data(name, home)
+        elif name in PRETRAINED_VERSIONS:
+            require_pretrained(name, home)

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "home"}
+BASE = {"types", "tree", "check", "registry", "home", "lazy"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -23,7 +23,9 @@ ENGINE = METHODS | {"server", "peers", "engine"}
 ALLOWED = {
     "types": set(),
     "check": set(),
-    "home": set(),
+    "home": {"registry"},
+    "lazy": set(),
+    "__version__": set(),  # of the package itself
     "tree": {"types"},
     "registry": {"check"},
     "geometry": BASE,
@@ -37,9 +39,7 @@ ALLOWED = {
     "engine": ENGINE,
     "theory": ENGINE,
     "results": ENGINE,
-    "cli": ENGINE | {"theory", "results", "cli_sweep"},
-    "cli_sweep": ENGINE | {"theory", "results"},
-    "__main__": {"cli"},
+    "cli": ENGINE | {"theory", "results", "__version__"},
 }
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "fedjax_async", "experiments", "notebooks", "tests"}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
+from fedjax_async.cli import flags, listing
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
@@ -26,7 +27,7 @@ def commands(text: str) -> list[str]:
     return sorted({*blocks, *re.findall(r"`(fedjax-async [^`]+)`", text)})
 
 
-ALL = sorted({command for text in (*(page.read_text() for page in PAGES), cli.EPILOG) for command in commands(text)})
+ALL = sorted({command for text in (*(page.read_text() for page in PAGES), flags.EPILOG) for command in commands(text)})
 
 
 def test_the_main_commands_are_there():
@@ -61,7 +62,7 @@ def test_names_exist():
     rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
     assert len(rows) == 7
     for kind, row in rows.items():
-        assert set(re.findall(r"`(\w+)`", row)) <= set(cli.REGISTRIES[kind.replace(" ", "")]), kind
+        assert set(re.findall(r"`(\w+)`", row)) <= set(listing.entries(kind.replace(" ", ""))), kind
 
 
 def test_the_table_is_the_recorded_one():

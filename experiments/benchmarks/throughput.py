@@ -11,7 +11,7 @@ a ratio is the median over rounds of the ratio within a round, since the machine
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
   server steps, records, two evaluations.
-* bare: nothing but gather, decode, gradient, SGD step, in one compiled call; the fastest of three: vmapped
+* bare: nothing but gather, decode, dropout, gradient, SGD step, in one compiled call; the fastest of three: vmapped
   over 4 clients, vmapped over all of them, and one client after the other.
 * bare in lanes: the engine's own way (``default_batching``) without the engine, from as many host threads
   as the engine uses: what the engine itself costs.
@@ -36,7 +36,7 @@ from common import hardware, interleave, write_table
 from fedjax_async import Settings
 from fedjax_async.data import Dataset, federate
 from fedjax_async.engine import default_batching, default_lanes, default_width, execute, prepare
-from fedjax_async.engine.simulate import Experiment
+from fedjax_async.engine.experiment import Experiment
 from fedjax_async.results import table
 
 STEPS, BATCH, SHARD = 10, 32, 96
@@ -84,11 +84,13 @@ def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any
     x, y, order = jax.device_put((data.x, data.y, data.order))
 
     def job(params: Any, positions: jax.Array, offset: jax.Array) -> Any:
+        key = jax.random.key(offset)
+
         def step(k: jax.Array, params: Any) -> Any:
-            index = order[offset + positions[k]]
+            index, chance = order[offset + positions[k]], jax.random.fold_in(key, k)  # the CNN drops other units a step
 
             def objective(params: Any) -> jax.Array:
-                return jnp.mean(model.loss(model.apply(params, x[index], jax.random.key(0)), y[index]))
+                return jnp.mean(model.loss(model.apply(params, x[index], chance), y[index]))
 
             return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(objective)(params))
 

@@ -20,11 +20,6 @@ from fedjax_async.data.published import Arrays
 EXAMPLES = ("x", "test_x")
 
 
-def cache_folder(name: str, version: str, data_dir: Path) -> Path:
-    """Where the arrays of a data set belong."""
-    return data_dir / "arrays" / name / version
-
-
 def read_cache(folder: Path, remedy: str = "fetch the data set again") -> Arrays | None:
     """Memory-mapped examples and loaded labels; None if there is no cache.
 

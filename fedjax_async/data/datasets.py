@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, read_cache
+from fedjax_async.data.cache import read_cache
 from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.load import cifar10, cifar100, fashion_mnist, har, load_tfds, mnist, newsgroups20
@@ -20,7 +20,15 @@ from fedjax_async.data.published import Arrays, Package, Published, array_hash, 
 from fedjax_async.data.quadratic import quadratic
 from fedjax_async.data.sources import PRETRAINED, SOURCES
 from fedjax_async.data.synthetic import synthetic
-from fedjax_async.home import pretrained_folder, resolve_data_dir
+from fedjax_async.home import (
+    arrays_folder,
+    missing,
+    pretrained_folder,
+    require_pretrained,
+    resolve_data_dir,
+    tfds_home,
+    tfds_version_folder,
+)
 from fedjax_async.registry import bind, find, summary
 
 DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
@@ -111,21 +119,19 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     home = resolve_data_dir(data_dir)
     if name in PRETRAINED:
         return _verify_pretrained(name, home)
-    cached = read_cache(cache_folder(name, published.version, home), f"run: fedjax-async data fetch {name}")
+    cached = read_cache(arrays_folder(name, published.version, home), f"run: fedjax-async data fetch {name}")
     rows = [] if cached is None else _compare("arrays", published, cached)
-    if published.in_tfds and tfds.installed() and tfds.version_folder(name, home):
+    if published.in_tfds and tfds.installed() and tfds_version_folder(name, home):
         rows += _compare("tfds", published, tfds.read_in_order(name, home))
     if not rows:
-        raise ValueError(f"dataset = {name!r}: not in {home}; run: fedjax-async data fetch {name}")
+        raise missing(name, home)
     return rows
 
 
 def _verify_pretrained(name: str, home: Path) -> list[Checked]:
     """A row for each file of a pretrained model."""
     pretrained = PRETRAINED[name]
-    folder = pretrained_folder(name, pretrained.version, home)
-    if not folder.is_dir():
-        raise ValueError(f"pretrained = {name!r}: not in {home}; run: fedjax-async data fetch {name}")
+    folder = require_pretrained(name, home)
     files = read_files(folder, pretrained.files)
     hashes = pretrained.files.items()
     return [Checked(f"files/{file}", expected, file_hash(files[file], expected)) for file, expected in hashes]
@@ -141,11 +147,11 @@ def _source(package: Package) -> str:
 
 
 def _has_cifar100(home: Path) -> bool:
-    prepared = tfds.installed() and tfds.find_prepared("cifar100", home) is not None
+    prepared = tfds.installed() and tfds_home("cifar100", home) is not None
     return prepared or (home / "arrays" / "cifar100").is_dir()
 
 
 def _is_here(name: str, home: Path) -> bool:
     """Whether a published data set can be loaded without a network."""
-    prepared = SOURCES[name].in_tfds and tfds.installed() and tfds.find_prepared(name, home) is not None
-    return prepared or cache_folder(name, SOURCES[name].version, home).is_dir()
+    prepared = tfds.installed() and tfds_home(name, home) is not None
+    return prepared or arrays_folder(name, SOURCES[name].version, home).is_dir()

@@ -9,11 +9,17 @@ from pathlib import Path
 
 from fedjax_async.data import tfds
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, read_cache, write_cache, write_files
+from fedjax_async.data.cache import read_cache, write_cache, write_files
 from fedjax_async.data.clients import run_client
 from fedjax_async.data.published import Arrays, Pretrained, Published, check_arrays, check_files
 from fedjax_async.data.sources import PRETRAINED, SOURCES
-from fedjax_async.home import pretrained_folder, resolve_data_dir
+from fedjax_async.home import (
+    arrays_folder,
+    pretrained_folder,
+    require_pretrained,
+    resolve_data_dir,
+    tfds_version_folder,
+)
 from fedjax_async.registry import find
 
 Progress = Callable[[str], None]
@@ -37,7 +43,7 @@ def fetch(
     home = resolve_data_dir(data_dir)
     if isinstance(published, Pretrained):
         return _fetch_pretrained(published, home, source, say)
-    folder = cache_folder(name, published.version, home)
+    folder = arrays_folder(name, published.version, home)
     arrays = _intact(published, folder)
     fresh = arrays is None
     if arrays is None:
@@ -61,9 +67,7 @@ def prepare(published: Published, files: dict[str, bytes], where: str) -> Arrays
 def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
     """The files of a fetched pretrained model, checked; ``ValueError`` naming the command that fetches them."""
     pretrained = PRETRAINED[name]
-    folder = pretrained_folder(name, pretrained.version, data_dir)
-    if not folder.is_dir():
-        raise ValueError(f"pretrained = {name!r}: not in {data_dir}; run: fedjax-async data fetch {name}")
+    folder = require_pretrained(name, data_dir)
     files = read_files(folder, pretrained.files)
     check_files(pretrained, files, str(folder))
     return files
@@ -88,7 +92,7 @@ def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, sa
     name = published.name
     if not tfds.installed():
         say(f"{name}: no TFDS folder written, tensorflow_datasets is not installed ({tfds.INSTALL})")
-    elif fresh or tfds.version_folder(name, home) is None:
+    elif fresh or tfds_version_folder(name, home) is None:
         say(f"{name}: writing the TFDS folder")
         say(f"{name}: TFDS folder in {tfds.build(published, arrays, home)}")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from fedjax_async.check import require
 from fedjax_async.data import decode, tfds
-from fedjax_async.data.cache import cache_folder, check_cache, read_cache, write_cache
+from fedjax_async.data.cache import check_cache, read_cache, write_cache
 from fedjax_async.data.dataset import Dataset
 from fedjax_async.data.published import Arrays, check_arrays
 from fedjax_async.data.sources import SOURCES
 from fedjax_async.data.wordpiece import shortened
-from fedjax_async.home import resolve_data_dir
+from fedjax_async.home import KEPT, arrays_folder, missing, resolve_data_dir, tfds_home
 
 DataDir = str | os.PathLike[str] | None
 
@@ -52,11 +52,11 @@ def cifar100(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
     Source: Krizhevsky (2009).
     """
     home = resolve_data_dir(data_dir)
-    folder = cache_folder("cifar100", "3.0.2", home)
+    folder = arrays_folder("cifar100", KEPT["cifar100"].version, home)
     remedy = f"remove {folder} and load cifar100:download=true"
     arrays = read_cache(folder, remedy)
     if arrays is None:
-        if download and tfds.find_prepared("cifar100", home) is None:
+        if download and tfds_home("cifar100", home) is None:
             tfds.require_tensorflow("cifar100")
         arrays = tfds.read_in_order("cifar100", _prepared("cifar100", home, download))
         _keep(arrays, folder)
@@ -97,7 +97,7 @@ def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
     """
     published = SOURCES[name]
     home = resolve_data_dir(data_dir)
-    folder = cache_folder(name, published.version, home)
+    folder = arrays_folder(name, published.version, home)
     remedy = f"run: fedjax-async data fetch {name}"
     arrays = read_cache(folder, remedy)
     if arrays is None:
@@ -130,14 +130,11 @@ def load_tfds(
 
 def _prepared(name: str, home: Path, download: bool) -> Path:
     """The TFDS directory in which ``name`` is prepared, after a download if that is wanted and needed."""
-    found = tfds.find_prepared(name, home) if name not in SOURCES or SOURCES[name].in_tfds else None
-    if found is None and download:
+    if download and tfds_home(name, home) is None:
         tfds.download(name, home)
-        found = tfds.find_prepared(name, home)
+    found = tfds_home(name, home)
     if found is None:
-        own = "prepare it there with TFDS, or add download=true (needs a network, and for some TensorFlow)"
-        advice = f"run: fedjax-async data fetch {name}" if name in SOURCES else own
-        raise ValueError(f"dataset = {name!r}: not in {home}; {advice}")
+        raise missing(name, home)
     return found
 
 

@@ -23,6 +23,7 @@ from fedjax_async.data.dataset import Federation
 from fedjax_async.data.published import array_hash
 from fedjax_async.data.staging import spans
 from fedjax_async.data.virtual import MOST, Identity
+from fedjax_async.home import require_metadata
 from fedjax_async.types import Array, FederatedData
 
 FORMAT, VERSION = "fedjax_async clients", 1
@@ -183,7 +184,7 @@ def _decoder_name(decode: Decode) -> str | None:
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
     """``metadata.json``, with everything in it that :func:`open_folder` reads of the right kind."""
-    file = folder / "metadata.json"
+    file = require_metadata(folder)
     try:
         metadata = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

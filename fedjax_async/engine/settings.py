@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.engine.memory import parse_size
-from fedjax_async.engine.plan import BATCHINGS
-from fedjax_async.engine.storage import SLOT_DTYPES
-from fedjax_async.geometry import GROUPINGS
-from fedjax_async.local import FEEDBACKS
 
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # of a pool of examples; data with owners of their own keep them
 
@@ -24,7 +19,29 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
     return lambda field, value: check.one_of(field, value, names)
 
 
-# Settings that are None unless given are checked where they are given.
+def _known(field: str, value: Any) -> None:
+    """One of the names of a registry; imported only for a value that is given, because the registries need JAX."""
+    from fedjax_async.engine.plan import BATCHINGS  # noqa: PLC0415
+    from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
+    from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
+    from fedjax_async.local import FEEDBACKS  # noqa: PLC0415
+
+    registries: dict[str, Iterable[str]] = {
+        "feedback": FEEDBACKS,
+        "compress_per": GROUPINGS,
+        "slots": SLOT_DTYPES,
+        "batching": BATCHINGS,
+    }
+    check.one_of(field, value, registries[field])
+
+
+def _size(field: str, value: Any) -> None:
+    from fedjax_async.engine.memory import parse_size  # noqa: PLC0415
+
+    parse_size(field, value)
+
+
+# Settings are checked where they are given.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
@@ -34,10 +51,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "on_bad": _one_of("reject", "raise"),
     "compute": _one_of("float32", "bfloat16", "float64"),
     "late": _one_of("apply", "drop"),
-    "feedback": _one_of(*FEEDBACKS),
-    "compress_per": _one_of(*GROUPINGS),
-    "slots": _one_of(*SLOT_DTYPES),
-    "batching": _one_of(*BATCHINGS),
+    "feedback": _known,
+    "compress_per": _known,
+    "slots": _known,
+    "batching": _known,
     "eval_examples": check.whole,
     "max_width": check.whole,
     "lanes": check.whole,
@@ -46,7 +63,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "timeout": check.positive,
     "norm_limit": check.positive,
     "max_staleness": lambda field, value: check.whole(field, value, low=0),
-    "memory_limit": parse_size,
+    "memory_limit": _size,
 }
 
 
@@ -128,7 +145,7 @@ class Settings:
                 )
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
-            if value is not None or Settings.__dataclass_fields__[name].default is not None:
+            if value is not Settings.__dataclass_fields__[name].default:
                 requirement(name, value)
         for name in OF_WAVES:
             given = getattr(self, name)

@@ -14,13 +14,13 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.experiment import Experiment, execute, prepare
 from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.record import Outcome, make_run
 from fedjax_async.engine.run import Member, Progress, default_lanes, make_stack, plan_stack, run_stack, shape_of
 from fedjax_async.engine.settings import Settings
-from fedjax_async.engine.simulate import Experiment, execute, prepare
 from fedjax_async.engine.world import Shape
 from fedjax_async.types import Run
 

@@ -10,13 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.home import default_data_dir, pretrained_folder
+from fedjax_async.home import PRETRAINED_VERSIONS, default_data_dir, pretrained_folder
 from fedjax_async.models.checkpoint import EncoderConfig, load_encoder
 from fedjax_async.models.encoder import ACTIVATIONS, FROZEN, POOLING, Classifier
 from fedjax_async.models.wrap import check_shape, cross_entropy
 from fedjax_async.types import Array, Key, Model, Params
-
-VERSION = "0.1.0"  # of the fetched MiniLM
 
 
 def minilm_lora(
@@ -74,7 +72,8 @@ def minilm_lora(
 def _folder(path: str | None) -> Path:
     """The folder of the pretrained model, after a look that its files are there."""
     home = default_data_dir()
-    folder = pretrained_folder("minilm", VERSION, home) if path is None else Path(path).expanduser()
+    kept = pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], home)
+    folder = kept if path is None else Path(path).expanduser()
     missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing and path is None:
         raise ValueError(f"model = 'minilm_lora': minilm is not in {home}; run: fedjax-async data fetch minilm")

@@ -13,9 +13,9 @@ import jax
 
 from fedjax_async import check
 from fedjax_async.engine import sweeping
+from fedjax_async.engine.experiment import resolved as resolved_settings
 from fedjax_async.engine.grid import Point, expand
 from fedjax_async.engine.settings import Settings
-from fedjax_async.engine.simulate import resolved as resolved_settings
 from fedjax_async.engine.sweeping import Group
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.progress import bar

@@ -13,7 +13,8 @@ import tomllib
 
 import pytest
 
-from fedjax_async import cli, cli_sweep
+from fedjax_async import cli
+from fedjax_async.cli import sweep, sweep_file
 from fedjax_async.engine import prepare
 from fedjax_async.results import cluster, load, sweep_report
 from fedjax_async.results.sweeps import collect, plan_sweep, run_work
@@ -104,7 +105,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_p
 
 def test_an_option_beside_its_name_is_quoted(file):
     file.write_text(SMALL.replace("method.mixing", '"method.mixing"') + 'method = ["fedasync:clip=1"]\n')
-    assert cli_sweep.read(file).points[0].settings.method == "fedasync:clip=1,mixing=0.4"
+    assert sweep.read(file).points[0].settings.method == "fedasync:clip=1,mixing=0.4"
 
 
 def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monkeypatch, no_pictures):
@@ -148,7 +149,7 @@ def test_killed_it_goes_on_where_it_was(file, tmp_path):
         process.send_signal(signal.SIGKILL)
     finished, missing = collect(out)
     assert finished.points and process.returncode in (-signal.SIGKILL, 0)
-    points = cli_sweep.read(file).points
+    points = sweep.read(file).points
     assert len(finished.points) + len(missing) == len(points)
     for folder in (out, tmp_path / "whole"):
         run_work(plan_sweep(points, folder=folder, lanes=1), folder=folder, lanes=1, progress=False)
@@ -172,17 +173,17 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
         cli.main(["sweep", "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    lines = [line.strip() for line in cli_sweep.EXAMPLE.splitlines()]
+    lines = [line.strip() for line in sweep_file.EXAMPLE.splitlines()]
     assert all(line in shown for line in lines)
-    (tmp_path / "mixing.toml").write_text(cli_sweep.EXAMPLE)
-    file = cli_sweep.read(tmp_path / "mixing.toml")
+    (tmp_path / "mixing.toml").write_text(sweep_file.EXAMPLE)
+    file = sweep.read(tmp_path / "mixing.toml")
     assert len(file.points) == 72 and file.target == 0.7
-    assert set(tomllib.loads(cli_sweep.EXAMPLE)) == set(cli_sweep.KEYS)
+    assert set(tomllib.loads(sweep_file.EXAMPLE)) == set(sweep_file.KEYS)
     prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5))
 
 
 def test_the_commands_of_the_help_parse():
-    commands = re.findall(r"^ +(fedjax-async .+)$", cli_sweep.EPILOG, re.MULTILINE)
+    commands = re.findall(r"^ +(fedjax-async .+)$", sweep_file.EPILOG, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
         assert callable(cli.parser().parse_args(shlex.split(command)[1:]).action)

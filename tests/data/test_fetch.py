@@ -10,11 +10,11 @@ import pytest
 
 from fedjax_async.data import DATASETS, fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import cache_folder, read_cache, write_cache
+from fedjax_async.data.cache import read_cache, write_cache
 from fedjax_async.data.clients import CLIENTS, run_client
 from fedjax_async.data.published import Package, array_hash, from_png_rows
 from fedjax_async.data.sources import PRETRAINED, SOURCES
-from fedjax_async.home import default_data_dir
+from fedjax_async.home import arrays_folder, default_data_dir
 from tests.data.small_mnist import (
     NAMES,
     deb_package,
@@ -51,7 +51,7 @@ def test_fetch_from_a_file_then_load(small, tmp_path):
     assert isinstance(data.x, np.memmap)
     assert (data.x.dtype, data.y.dtype, data.num_classes) == (np.uint8, np.int32, 10)
     assert data.decode is SOURCES["mnist"].decode
-    assert folder == cache_folder("mnist", "3.0.1", tmp_path / "data")
+    assert folder == arrays_folder("mnist", "3.0.1", tmp_path / "data")
     assert lines[-1] == "mnist: ready"
     assert sorted(path.name for path in folder.parent.iterdir()) == ["3.0.1"]  # no rubbish beside it
 
@@ -179,14 +179,14 @@ def test_names_are_checked(tmp_path):
 
 
 def test_a_cache_of_the_wrong_shape_is_refused(small, tmp_path):
-    write_cache(small_arrays()._replace(x=np.zeros((30, 14, 14), np.uint8)), cache_folder("mnist", "3.0.1", tmp_path))
+    write_cache(small_arrays()._replace(x=np.zeros((30, 14, 14), np.uint8)), arrays_folder("mnist", "3.0.1", tmp_path))
     with pytest.raises(ValueError, match=r"x\.npy = 'uint8 \(30, 14, 14\)': must be uint8 \(30, 28, 28\); run: "):
         load("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("field", ["x", "y", "test_x", "test_y"])
 def test_a_cache_without_one_of_its_files_is_refused(small, tmp_path, field):
-    folder = write_cache(small_arrays(), cache_folder("mnist", "3.0.1", tmp_path))
+    folder = write_cache(small_arrays(), arrays_folder("mnist", "3.0.1", tmp_path))
     (folder / f"{field}.npy").unlink()
     with pytest.raises(
         ValueError, match=rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch mnist$"

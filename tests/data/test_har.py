@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.data import federate, fetch, load, verify
-from fedjax_async.data.cache import cache_folder, write_cache
+from fedjax_async.data.cache import write_cache
 from fedjax_async.data.frames import read_frames
 from fedjax_async.data.har import channels, from_recordings, windows
 from fedjax_async.data.published import array_hash, file_hash
 from fedjax_async.data.sources import SOURCES
+from fedjax_async.home import arrays_folder
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
 from tests.data.small_mnist import tar_bytes
 
@@ -180,6 +181,6 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_cache_is_refused_by_its_file(small, tmp_path, damage):
     field, array, message = DAMAGES[damage]
-    write_cache(small._replace(**{field: array}), cache_folder("har", "1.0.0", tmp_path))
+    write_cache(small._replace(**{field: array}), arrays_folder("har", "1.0.0", tmp_path))
     with pytest.raises(ValueError, match=rf"{field}\.npy = '{message}; run: fedjax-async data fetch har$"):
         load("har", tmp_path)

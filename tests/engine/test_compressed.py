@@ -12,9 +12,9 @@ from fedjax_async import Method, Settings, simulate
 from fedjax_async.compress import COMPRESSORS, qsgd, topk
 from fedjax_async.engine import METHODS, execute, prepare, run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.experiment import resolved
 from fedjax_async.engine.grid import expand
 from fedjax_async.engine.paths import value_of
-from fedjax_async.engine.simulate import resolved
 from fedjax_async.engine.storage import client_restoring
 from fedjax_async.local import FEEDBACKS, job_key, run_job
 from fedjax_async.server import asgd, asynfl, fedbuff

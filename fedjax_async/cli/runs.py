@@ -1,0 +1,118 @@
+"""What ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan`` do."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_async import check
+from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
+from fedjax_async.clock import delay_statistics, wave_statistics
+from fedjax_async.engine import Experiment, Settings, execute, prepare
+from fedjax_async.results import bar, gantt, save_figure, write_comparison
+from fedjax_async.results.compare import compare as compare_methods
+from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.resume import run_into, unfinished
+from fedjax_async.results.store import require_room
+
+
+def _precision(settings: Settings) -> AbstractContextManager[Any]:
+    """JAX's 64-bit mode for runs in float64."""
+    return jax.enable_x64(True) if settings.compute == "float64" else nullcontext()
+
+
+def resume(arguments: argparse.Namespace) -> None:
+    """Go on with the run in ``arguments.folder``."""
+    arguments.out, arguments.overwrite = arguments.folder, False
+    _execute(arguments, unfinished(Path(arguments.folder)))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Simulate one method."""
+    _execute(arguments, settings_of(arguments, RUN_BASE))
+
+
+def _execute(arguments: argparse.Namespace, settings: Settings) -> None:
+    with _precision(settings):
+        _execute_prepared(arguments, prepare(settings))
+
+
+def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
+    began = time.perf_counter()
+    if arguments.out:
+        require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
+        require_matplotlib()
+    meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
+    try:
+        if arguments.out:
+            run = run_into(experiment, Path(arguments.out), overwrite=arguments.overwrite, progress=meter.report)
+        else:
+            run = execute(experiment, progress=meter.report)
+    finally:
+        meter.close()
+    last = {name: column[-1] for name, column in run.evaluations.items()}
+    counters = run.counters
+    accuracy = "" if math.isnan(last["accuracy"]) else f"accuracy {100 * last['accuracy']:.2f} %, "
+    print(
+        f"{experiment.settings.method}: {accuracy}loss {last['loss']:.4f} after "
+        f"{counters['updates']} updates, {counters['server_steps']} server steps, {last['time']:.0f} virtual seconds"
+    )
+    useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
+    print(
+        f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
+        f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
+    )
+    if arguments.out:
+        print(f"saved in {arguments.out}")
+
+
+def quickstart(arguments: argparse.Namespace) -> None:
+    """A comparison with settings of its own."""
+    _compare(arguments, settings_of(arguments, dataclasses.asdict(QUICKSTART)))
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """The same experiment with several methods and seeds."""
+    _compare(arguments, settings_of(arguments, RUN_BASE))
+
+
+def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
+    began = time.perf_counter()
+    if arguments.baseline is not None:
+        check.one_of("baseline", arguments.baseline, arguments.methods)
+    require_matplotlib()
+    with _precision(settings):
+        runs = compare_methods(
+            arguments.methods,
+            settings,
+            seeds=arguments.seeds,
+            folder=arguments.out,
+            overwrite=arguments.overwrite,
+            progress=False if arguments.quiet else None,
+        )
+    partition = runs[arguments.methods[0]][0].settings["partition"]
+    where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
+    print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
+    print(write_comparison(runs, arguments.out, baseline=arguments.baseline))
+    print(f"saved in {arguments.out}: comparison.csv, comparison.md, a picture, runs/")
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    """Plan a run without training."""
+    settings = settings_of(arguments, RUN_BASE)
+    with _precision(settings):
+        schedule = prepare(settings).schedule
+    print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
+    for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
+        for name, value in statistics._asdict().items():
+            print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
+    if arguments.gantt:
+        save_figure(gantt(schedule), Path(arguments.gantt))
+        print(f"drawn in {arguments.gantt}")

@@ -1,0 +1,28 @@
+"""Packages whose names are imported when they are first asked for (PEP 562), so that looking at flags costs no JAX."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package; ``names``: public name -> the module inside it that has it.
+
+    Modules of the package are found too. No public name may be that of a module: importing the module would hide it.
+    """
+
+    def find(name: str) -> Any:
+        if name in names:
+            value = getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+        elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}"):
+            value = importlib.import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        setattr(sys.modules[package], name, value)  # so that it is asked for once
+        return value
+
+    return find, lambda: sorted({*names, *vars(sys.modules[package])})
