@@ -13,9 +13,11 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
@@ -82,7 +84,7 @@ class Keeper:
         }
         items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
         try:
-            with _manager(self.folder) as manager:
+            with _quiet(), _manager(self.folder) as manager:
                 manager.save(position, args=items, force=True)
         except Exception as error:  # tensorstore's own exceptions are of many kinds
             raise OSError(
@@ -171,20 +173,45 @@ def _manager(folder: Path) -> Any:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True
     )
-    with _quiet():
-        return ocp.CheckpointManager(folder.absolute(), options=options)
+    return ocp.CheckpointManager(folder.absolute(), options=options)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's remarks on how its own defaults will change."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without what the library prints: how its defaults will change, and every error that it also raises.
+
+    Where one array cannot be read or written, the failures of the others come sooner or later, from tensorstore's
+    threads to an event loop that is closed by then, or as tasks that nobody awaits. So after an error the hook and
+    the filter, which hold back nothing else, stay.
+    """
+    absl, tasks, hook = logging.getLogger("absl"), logging.getLogger("asyncio"), sys.unraisablehook
+    level = absl.level
+
+    def unraisable(what: Any) -> None:
+        if not _is_late_report(what.exc_value, what.exc_traceback):
+            hook(what)
+
+    absl.setLevel(logging.CRITICAL)
+    tasks.addFilter(_is_no_late_task)
+    sys.unraisablehook = unraisable
     try:
         yield
+        tasks.removeFilter(_is_no_late_task)
+        sys.unraisablehook = hook
     finally:
-        logger.setLevel(level)
+        absl.setLevel(level)
+
+
+def _is_no_late_task(record: logging.LogRecord) -> bool:
+    """Whether a message of asyncio is not that of a task in which tensorstore failed."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return "never retrieved" not in record.getMessage() or "[tensorstore_spec=" not in str(error)
+
+
+def _is_late_report(error: BaseException | None, trace: TracebackType | None) -> bool:
+    """Whether an event loop was called from outside Python, as tensorstore does, after it was closed."""
+    closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
+    return closed and trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
 
 
 def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
@@ -211,4 +238,5 @@ def _difference(want: Any, have: Any) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= 200 else f"{line[:90]} ... {line[-90:]}"  # the reason stands at the end

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,6 +16,8 @@ from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
 from tests.engine.problem import case, client
 from tests.engine.test_contract import carrying, remembering
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Killed(Exception):
@@ -96,6 +101,43 @@ def test_a_truncated_checkpoint_is_refused_and_the_one_before_is_intact(saved):
     assert "\n" not in str(error.value)
     shutil.rmtree(saved / "10")
     assert again(saved).groups == 5
+
+
+READ = """
+import asyncio, logging, sys
+from pathlib import Path
+from types import SimpleNamespace
+from fedjax_async.engine.checkpoint import Keeper
+logging.basicConfig()
+try:
+    Keeper(Path(sys.argv[1]), 5, {"settings": {"lr": 0.1}}).restore()
+except ValueError as error:
+    print(error, file=sys.stderr)
+closed = asyncio.new_event_loop()
+closed.close()
+try:  # what tensorstore's threads do sooner or later
+    closed.call_soon_threadsafe(print)
+except RuntimeError as error:
+    trace = error.__traceback__.tb_next
+    sys.unraisablehook(SimpleNamespace(exc_type=RuntimeError, exc_value=error, exc_traceback=trace))
+class Real:
+    def __del__(self):
+        raise KeyError("real")
+Real()
+for text in ("1 [tensorstore_spec='{}']", "something else"):
+    logging.getLogger("asyncio").error("Task exception was never retrieved", exc_info=ValueError(text))
+"""
+
+
+def test_what_tensorstore_says_after_its_error_is_not_printed(saved):
+    """The rest is: an exception of another kind, a task that failed for another reason."""
+    (saved / "10" / "state" / "manifest.ocdbt").write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", READ, saved], capture_output=True, text=True, check=False, cwd=ROOT)
+    first, *rest = done.stderr.splitlines()
+    assert first.startswith("checkpoint = ") and "go on from update 5" in first
+    assert "Event loop is closed" not in done.stderr and done.stderr.count("Traceback") == 1
+    assert rest[0].startswith("Exception ignored in") and rest[-3] == "KeyError: 'real'"
+    assert rest[-2:] == ["ERROR:asyncio:Task exception was never retrieved", "ValueError: something else"]
 
 
 def test_an_edited_checkpoint_is_refused(saved):
