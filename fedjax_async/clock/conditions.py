@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_async import check, registry
 from fedjax_async.clock import inputs
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.faults import FAULTS, FaultModel, Faults
+from fedjax_async.clock.faults import FAULTS, Draw, FaultModel, Faults
 from fedjax_async.clock.faults import in_units as mishap_in_units
 
 
@@ -102,12 +102,12 @@ def in_units(conditions: Conditions, unit: float) -> Conditions:
         prepare = None if ready is None else lambda clients, time: ready(clients, time * unit)
         return source._replace(window=window, prepare=prepare)
 
-    def slower(source: Faults) -> Faults:
-        return source._replace(mishap=lambda number: mishap_in_units(source.mishap(number), unit))
+    def slower(draw: Draw | None) -> Draw | None:
+        return None if draw is None else lambda clients, numbers: mishap_in_units(draw(clients, numbers), unit)
 
     timeout = conditions.limits.timeout
     return Conditions(
         tuple(map(rescaled, conditions.availability)),
-        tuple(map(slower, conditions.faults)),
+        tuple(one._replace(course=slower(one.course), marks=slower(one.marks)) for one in conditions.faults),
         conditions.limits._replace(timeout=None if timeout is None else timeout / unit),
     )

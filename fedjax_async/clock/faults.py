@@ -8,7 +8,8 @@ timing policy or on the other models. ``part`` counts models of one name joined 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -18,28 +19,31 @@ from fedjax_async.clock import chance, inputs
 from fedjax_async.clock.availability import Availability, alternation
 from fedjax_async.clock.distributions import exponential
 
+Truths = bool | np.ndarray
+Numbers = float | np.ndarray
+
 
 class Mishap(NamedTuple):
-    """What befalls one job. The defaults are: nothing."""
+    """What befalls jobs: arrays of one entry a job, or one value for all. The defaults are: nothing."""
 
-    lost: bool = False  # trained, but the upload never reaches the server
-    corrupt: bool = False  # the upload is NaN throughout
-    crash_share: float = math.inf  # the client crashes after this share of the job's time,
-    crash_after: float = math.inf  # or after so many seconds, whichever is first,
-    restart: float = 0.0  # and is down for so many seconds
-    factor: float = 1.0  # the job takes so many times as long,
-    extra: float = 0.0  # and so many seconds more
-    copies: tuple[float, ...] = ()  # further copies of the upload, so many seconds after the first
+    lost: Truths = False  # trained, but the upload never reaches the server
+    corrupt: Truths = False  # the upload is NaN throughout
+    crash_share: Numbers = math.inf  # the client crashes after this share of the job's time,
+    crash_after: Numbers = math.inf  # or after so many seconds, whichever is first,
+    restart: Numbers = 0.0  # and is down for so many seconds
+    factor: Numbers = 1.0  # the job takes so many times as long,
+    extra: Numbers = 0.0  # and so many seconds more
+    copies: tuple[Numbers, ...] = ()  # further copies of the upload, so many seconds after the first (infinite: none)
 
 
 def both(one: Mishap, other: Mishap) -> Mishap:
-    """Two mishaps of the same job; of two crashes' restarts the longer counts."""
+    """Two mishaps of the same jobs; of two crashes' restarts the longer counts."""
     return Mishap(
-        one.lost or other.lost,
-        one.corrupt or other.corrupt,
-        min(one.crash_share, other.crash_share),
-        min(one.crash_after, other.crash_after),
-        max(one.restart, other.restart),
+        one.lost | other.lost,
+        one.corrupt | other.corrupt,
+        np.minimum(one.crash_share, other.crash_share),
+        np.minimum(one.crash_after, other.crash_after),
+        np.maximum(one.restart, other.restart),
         one.factor * other.factor,
         one.extra + other.extra,
         one.copies + other.copies,
@@ -56,36 +60,53 @@ def in_units(mishap: Mishap, unit: float) -> Mishap:
     )
 
 
+Draw = Callable[[np.ndarray, np.ndarray], Mishap]
+
+
 class Faults(NamedTuple):
     """The mishaps of jobs, and the absences that a fault model brings with it.
 
-    ``draw(clients, numbers) -> float64``, of arrays that broadcast, gives for these jobs a number >= 0 where
-    something happens and -1 where nothing does; ``mishap(number)`` is then what happens. ``None`` draws
-    nothing.
+    ``course(clients, numbers)`` and ``marks(clients, numbers)``, of arrays that broadcast, are what befalls
+    these jobs; of ``marks`` only ``corrupt`` and ``copies`` count, of ``course`` all else. They may be the same.
+    What only marks an upload does not change how a plan goes, and is drawn when that is known.
     """
 
-    draw: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
-    mishap: Callable[[float], Mishap]
+    course: Draw | None = None
+    marks: Draw | None = None
     absence: Availability | None = None
 
 
 FaultModel = Callable[[int, int, int], Faults]
 
 
-def _befalls(stream: str, probability: float, mishap: Callable[[float], Mishap], seed: int, part: int) -> Faults:
-    """Every job suffers ``mishap(u)`` with this probability, u uniform in [0, 1) and drawn for it."""
+def _befalling(
+    stream: str, probability: float, mishap: Callable[[np.ndarray, chance.Draws], Mishap]
+) -> Callable[[int, int], Draw]:
+    """Every job suffers with this probability; ``mishap(who, draws)`` is what, with draws at the jobs' places."""
 
-    def draw(clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        draws = chance.Draws(seed, stream, part, clients, numbers)
-        return np.where(draws.random() < probability, draws.random(), -1.0)
+    def bound(seed: int, part: int) -> Draw:
+        def draw(clients: np.ndarray, numbers: np.ndarray) -> Mishap:
+            draws = chance.Draws(seed, stream, part, clients, numbers)
+            return mishap(draws.random() < probability, draws)
 
-    return Faults(draw, mishap)
+        return draw
+
+    return bound
+
+
+def _exponential(draws: chance.Draws, who: np.ndarray) -> np.ndarray:
+    """Exponential of mean 1 where ``who`` says so, elsewhere infinite."""
+    out = np.full(who.shape, np.inf)
+    # One logarithm at a time: that of arrays differs in the last bit from processor to processor.
+    out[who] = [-math.log1p(-u) for u in draws.random(who).tolist()]
+    return out
 
 
 def drop(*, probability: float = 0.1) -> FaultModel:
     """An upload is lost on its way with this `probability`; the client has trained in vain."""
     inputs.share("probability", probability)
-    return lambda num_clients, seed, part: _befalls("drop", probability, lambda u: Mishap(lost=True), seed, part)
+    bound = _befalling("drop", probability, lambda who, draws: Mishap(lost=who))
+    return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def duplicate(*, probability: float = 0.05, delay: float = 1.0) -> FaultModel:
@@ -93,10 +114,13 @@ def duplicate(*, probability: float = 0.05, delay: float = 1.0) -> FaultModel:
     inputs.share("probability", probability)
     inputs.non_negative("delay", delay)
 
-    def copied(u: float) -> Mishap:
-        return Mishap(copies=(-delay * math.log1p(-u),))
+    def copied(who: np.ndarray, draws: chance.Draws) -> Mishap:
+        after = _exponential(draws, who)
+        after[who] *= delay
+        return Mishap(copies=(after,))
 
-    return lambda num_clients, seed, part: _befalls("duplicate", probability, copied, seed, part)
+    bound = _befalling("duplicate", probability, copied)
+    return lambda num_clients, seed, part: Faults(marks=bound(seed, part))
 
 
 def crash(*, probability: float | None = None, rate: float | None = None, restart: float = 60.0) -> FaultModel:
@@ -111,14 +135,16 @@ def crash(*, probability: float | None = None, rate: float | None = None, restar
     inputs.share("probability", chances)
     inputs.non_negative("restart", restart)
 
-    def somewhere(u: float) -> Mishap:
-        return Mishap(crash_share=u, restart=restart)
+    def somewhere(who: np.ndarray, draws: chance.Draws) -> Mishap:
+        shares = np.full(who.shape, np.inf)
+        shares[who] = draws.random(who)
+        return Mishap(crash_share=shares, restart=np.where(who, restart, 0.0))
 
-    def sometime(u: float) -> Mishap:
-        return Mishap(crash_after=-math.log1p(-u) / (rate or math.inf), restart=restart)
+    def sometime(who: np.ndarray, draws: chance.Draws) -> Mishap:
+        return Mishap(crash_after=_exponential(draws, who) / (rate or math.inf), restart=restart)
 
-    happens, mishap = (chances, somewhere) if rate is None else (1.0, sometime)
-    return lambda num_clients, seed, part: _befalls("crash", happens, mishap, seed, part)
+    bound = _befalling("crash", chances, somewhere) if rate is None else _befalling("crash", 1.0, sometime)
+    return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def late(*, probability: float = 0.1, extra: float = 0.0, factor: float = 1.0) -> FaultModel:
@@ -128,14 +154,19 @@ def late(*, probability: float = 0.1, extra: float = 0.0, factor: float = 1.0) -
     inputs.positive("factor", factor)
     check.require(factor >= 1, "factor", factor, "at least 1")
     check.require(extra > 0 or factor > 1, "extra", extra, "> 0, unless factor is > 1")
-    slow = Mishap(factor=factor, extra=extra)
-    return lambda num_clients, seed, part: _befalls("late", probability, lambda u: slow, seed, part)
+
+    def slow(who: np.ndarray, draws: chance.Draws) -> Mishap:
+        return Mishap(factor=np.where(who, factor, 1.0), extra=np.where(who, extra, 0.0))
+
+    bound = _befalling("late", probability, slow)
+    return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def corrupt(*, probability: float = 0.05) -> FaultModel:
     """An upload arrives as NaN throughout with this `probability` (marked here, made so by the engine)."""
     inputs.share("probability", probability)
-    return lambda num_clients, seed, part: _befalls("corrupt", probability, lambda u: Mishap(corrupt=True), seed, part)
+    bound = _befalling("corrupt", probability, lambda who, draws: Mishap(corrupt=who))
+    return lambda num_clients, seed, part: Faults(marks=bound(seed, part))
 
 
 def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultModel:
@@ -155,7 +186,7 @@ def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultM
         def window(client: int, time: float) -> tuple[float, float]:
             return outages.window(int(group(client)), time)
 
-        return Faults(None, lambda u: Mishap(), Availability(window, "lose"))
+        return Faults(absence=Availability(window, "lose"))
 
     return model
 
@@ -170,14 +201,6 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
 }
 
 
-def mishaps(faults: Sequence[Faults], clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """What befalls these jobs (arrays that broadcast): an array of ``Mishap`` or ``None``."""
-    found = np.full(np.broadcast_shapes(np.shape(clients), np.shape(numbers)), None, object)
-    flat = found.reshape(-1)
-    for one in faults:
-        if one.draw is not None:
-            drawn = one.draw(clients, numbers).reshape(-1)
-            for place in np.flatnonzero(drawn >= 0).tolist():
-                here = one.mishap(float(drawn[place]))
-                flat[place] = here if flat[place] is None else both(flat[place], here)
-    return found
+def mishaps(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> Mishap:
+    """What befalls these jobs (arrays that broadcast), all ``draws`` together."""
+    return reduce(both, (draw(clients, numbers) for draw in draws if draw is not None), Mishap())

@@ -17,6 +17,7 @@ class Places:
     def __init__(self, world: World, concurrency: int, sampling: str):
         rule = registry.find("sampling", SUCCESSORS, sampling) if concurrency < world.num_clients else same
         self._idle = rule(world.num_clients, concurrency, world.seed)
+        self._swap = self._idle.swap
         self.queue = UnreliableQueue(world, self._idle.ahead)
         self._here = 0  # clients in the container of the idle; some may have gone off since
         self._away: list[tuple[float, int, bool]] = []  # when an absent or busy client can go; whether it was busy
@@ -60,24 +61,28 @@ class Places:
     def release(self, news: list[News], time: float) -> None:
         """What the news of each job sets free can be used from now on, or as soon as its client is up again."""
         if len(news) > 1 and self._idle.ahead is None:  # those that return leave again
-            self.queue.prepare([self.queue.record.client[job] for job, _, client in news if client])
-        queue = self.queue
-        for job, place, client in news:
-            ready = math.inf if not client else queue.ready(job, time) if job in queue.open else time
-            if place and ready <= time and not self._free and not (self._away and self._away[0][0] <= time):
-                # One comes, one goes: most events are like this.
-                leaving = self._idle.swap(queue.record.client[job])
-                if queue.always_there or self._is_there(leaving, time):
-                    queue.dispatch(leaving, time)
-                    continue
-                self._free = 1
-            else:
-                self._free += place
-                if client:
-                    self._take_in(self.queue.record.client[job], ready, time)
-            self.fill(time)
+            self.queue.prepare([client for _, client, _, idle in news if idle])
+        for job, client, place, idle in news:
+            self.exchange(job, client, place, idle, time)
         if not news:
             self.fill(time)
+
+    def exchange(self, job: int, client: int, place: bool, idle: bool, time: float) -> None:
+        """The same for the news of a single job."""
+        queue, away = self.queue, self._away
+        ready = math.inf if not idle else queue.ready(job, time) if job in queue.open else time
+        if place and ready <= time and not self._free and not (away and away[0][0] <= time):
+            # One comes, one goes: most events are like this.
+            leaving = self._swap(client)
+            if queue.always_there or self._is_there(leaving, time):
+                queue.dispatch(leaving, time)
+                return
+            self._free = 1
+        else:
+            self._free += place
+            if idle:
+                self._take_in(client, ready, time)
+        self.fill(time)
 
     def _take_in(self, client: int, ready: float, time: float) -> None:
         if ready <= time:

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from fedjax_async.clock.conditions import NO_CONDITIONS
 from fedjax_async.clock.fates import RECEIVED, Fate
+from fedjax_async.clock.faults import mishaps
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
 
@@ -29,15 +31,14 @@ class Record:
     """The job and arrival columns of a plan in the making, and its budget."""
 
     def __init__(self, world: World):
-        self.client, self.version, self._applied_before = array("q"), array("q"), array("q")
+        self.client, self._applied_before = array("q"), array("q")
         self.dispatch_time, self.upload_time = array("d"), array("d")
-        self._job, self._time, self._closes = array("q"), array("d"), array("b")
-        # what only some jobs have, by job: a fate other than applied or under way, a place freed before
-        # the upload came (or because none will), a corrupt upload, and (job, time) of further copies
+        self._job, self._time = array("q"), array("d")
+        self._closed = array("q", [0])  # steps before each position, the next one included
+        # what only some jobs have, by job: a fate other than applied or under way, and a place freed before
+        # the upload came (or because none will)
         self.fates: dict[int, Fate] = {}
         self.freed: dict[int, float] = {}
-        self.corrupt: list[int] = []
-        self.copies: list[tuple[int, float]] = []
         self.applied = self.closed = 0
         until = world.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
@@ -50,9 +51,12 @@ class Record:
         self.client.append(client)
         self.dispatch_time.append(time)
         self.upload_time.append(upload)
-        self.version.append(self.closed)
         self._applied_before.append(self.applied)
         return job
+
+    def staleness(self, job: int) -> int:
+        """How many steps were closed since ``job`` was sent."""
+        return self.closed - self._closed[self._applied_before[job]]
 
     def call_off(self, job: int, time: float) -> None:
         """The server calls ``job`` back: its upload will never come (``upload_time`` infinite)."""
@@ -64,9 +68,9 @@ class Record:
         """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
         self._job.append(job)
         self._time.append(time)
-        self._closes.append(closes)
         self.applied += 1
         self.closed += closes
+        self._closed.append(self.closed)
         return self.applied < self._last_update and self.closed < self._last_step
 
     def apply_step(self, jobs: Iterable[int], time: float) -> bool:
@@ -85,8 +89,8 @@ class Record:
     def schedule(self, world: World) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position."""
         client = np.array(self.client, np.int32)
-        closes = np.array(self._closes, np.bool_)
-        closed = np.concatenate([[0], np.cumsum(closes, dtype=np.int64)])
+        number = turns(client).astype(np.int32)
+        closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
         job = np.array(self._job, np.int64)
         fate = np.full(len(client), Fate.UNDER_WAY, np.int8)
         fate[job] = Fate.APPLIED
@@ -94,25 +98,25 @@ class Record:
         upload_time = np.array(self.upload_time, np.float64)
         freed_time = upload_time.copy()
         freed_time[list(self.freed)] = list(self.freed.values())
-        corrupt, copies = np.zeros(len(client), np.bool_), np.zeros(len(client), np.int8)
-        corrupt[self.corrupt] = True
-        delivered = [of for of, time in self.copies if time <= self.end and fate[of] in RECEIVED]
-        np.add.at(copies, delivered, 1)
+        marks = mishaps((one.marks for one in (world.conditions or NO_CONDITIONS).faults), client, number)
+        copies = np.zeros(len(client), np.int8)
+        for delay in marks.copies:
+            copies += (upload_time + delay <= self.end) & np.isin(fate, RECEIVED)
         return Schedule(
             num_clients=world.num_clients,
             client=client,
-            number=turns(client).astype(np.int32),
+            number=number,
             local_steps=world.local_steps[client].astype(np.int32),
             dispatch_time=np.array(self.dispatch_time, np.float64),
             upload_time=upload_time,
-            dispatched_after=np.array(self._applied_before, np.int64),
-            version=np.array(self.version, np.int64),
+            dispatched_after=applied_before,
+            version=closed[applied_before],
             job=job,
             time=np.array(self._time, np.float64),
-            closes=closes,
+            closes=np.diff(closed) > 0,
             step=closed[:-1],
             fate=fate,
             freed_time=freed_time,
-            corrupt=corrupt,
+            corrupt=np.zeros(len(client), np.bool_) | marks.corrupt,
             copies=copies,
         )

@@ -64,11 +64,10 @@ class Stock:
             for client, left in ready.items():
                 self._drawn[client] -= 1 if self._bare else len(left)
             ready.clear()
-        asked = self._everyone or dict.fromkeys(clients)
         if self._bare:
-            lacking = [client for client in asked if client not in ready]
+            lacking = list(set(clients).difference(ready))
         else:
-            lacking = [client for client in asked if len(ready.get(client, ())) <= depth // 2]
+            lacking = [client for client in self._everyone or set(clients) if len(ready.get(client, ())) <= depth // 2]
         who = np.array(lacking)
         drawn = self._draw(who[:, None], self._drawn[who][:, None] + self._numbers)
         self._drawn[who] += depth

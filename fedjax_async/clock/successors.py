@@ -88,28 +88,46 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
     rng = chance.generator(seed, "sampling")
     candidates = array("i", rng.permutation(num_clients).astype(np.int32).tobytes())
     idle = array("i")
-    draws: list[float] = []
+    # Uniform numbers, the next one last, and the places for which they stand while there are ``count`` idle.
+    numbers, picks = np.empty(0), list[int]()
+    count, scale = 0, 2
+
+    def scaled() -> None:
+        picks[:] = (numbers * scale).astype(np.int64).tolist()
+
+    def more() -> None:
+        nonlocal numbers
+        numbers = np.concatenate([rng.random(_DRAWS), numbers[: len(picks)]])
+        scaled()
+
+    def recount() -> None:
+        # A number stands for the same place while the idle become a few more or less: so it can be foreseen.
+        nonlocal count, scale, numbers
+        count, before = len(idle), scale
+        scale = 1 << (count + 1).bit_length()
+        if scale != before:
+            numbers = numbers[: len(picks)]
+            scaled()
 
     def swap(client: int) -> int:
-        # A number stands for the same place while the idle become a few more or less: so it can be foreseen.
-        last = len(idle)
-        scale = 1 << (last + 1).bit_length()
+        if len(idle) != count:
+            recount()
         while True:
-            if not draws:
-                draws.extend(rng.random(_DRAWS).tolist())
-            pick = int(draws.pop() * scale)
-            if pick < last:
+            if not picks:
+                more()
+            pick = picks.pop()
+            if pick < count:
                 chosen, idle[pick] = idle[pick], client
                 return chosen
-            if pick == last:
+            if pick == count:
                 return client
 
     def ahead(client: int) -> Iterable[int]:
-        count = len(idle)
-        scale = 1 << (count + 1).bit_length()  # when the next is drawn, one more has returned
-        if len(draws) < AHEAD:
-            draws[:0] = rng.random(_DRAWS).tolist()
-        return [idle[pick] for one in draws[-AHEAD:] if (pick := int(one * scale)) < count]
+        recount()  # when the next is drawn, one more has returned
+        if len(picks) < AHEAD:
+            more()
+        places = np.array(picks[-AHEAD:])
+        return np.frombuffer(idle, np.int32)[places[places < count]].tolist() if count else ()
 
     return Idle(candidates, idle.extend, idle.append, lambda: swap(idle.pop()), idle.append, swap, ahead)
 

@@ -29,7 +29,7 @@ import numpy as np
 from fedjax_async.clock.availability import Window, together
 from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
 from fedjax_async.clock.fates import APPLIED, Fate
-from fedjax_async.clock.faults import Mishap, mishaps
+from fedjax_async.clock.faults import mishaps
 from fedjax_async.clock.record import Record
 from fedjax_async.clock.stock import AHEAD, Ahead, Stock
 from fedjax_async.clock.world import World, checked_durations, too_short
@@ -45,8 +45,9 @@ UPLOAD, FREED = 0, 1
 Event = tuple[float, int, int, int]  # time, kind, client, job
 
 
-News = tuple[int, bool, bool]  # a job; whether its event frees a place, and whether it frees its client
-Work = float | tuple[float, Mishap]  # the seconds of a job, and what befalls it if anything does
+News = tuple[int, int, bool, bool]  # a job, its client; whether its event frees a place, and whether its client
+# The seconds of a job, or if anything might keep its upload back: seconds, those until a crash, restart, whether lost.
+Work = float | tuple[float, float, float, bool]
 
 
 class Fortune(NamedTuple):
@@ -57,7 +58,6 @@ class Fortune(NamedTuple):
     noticed: float  # when a server without timeout notices that none will
     struck: float  # when the client crashes
     free: float  # when the client can take another message, if it is there
-    mishap: Mishap | None
 
 
 def works(world: World, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -65,10 +65,17 @@ def works(world: World, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     seconds, faults = checked_durations(world, clients, numbers), (world.conditions or NO_CONDITIONS).faults
     if not faults:
         return seconds
-    befallen = mishaps(faults, clients, numbers)
+    what = mishaps((one.course for one in faults), clients, numbers)
+    seconds = seconds * what.factor + what.extra
+    until_crash = np.minimum(what.crash_share * seconds, what.crash_after)
+    kept_back = np.flatnonzero((until_crash < seconds) | what.lost)
+    if not len(kept_back):
+        return seconds
+    columns = np.broadcast_arrays(seconds, until_crash, what.restart, what.lost)
     found = seconds.astype(object)
-    for place in zip(*(axis.tolist() for axis in np.nonzero(befallen))):
-        found[place] = (found[place], befallen[place])
+    flat = found.reshape(-1)
+    for place, *work in zip(kept_back.tolist(), *(column.reshape(-1)[kept_back].tolist() for column in columns)):
+        flat[place] = tuple(work)
     return found
 
 
@@ -78,24 +85,20 @@ def fortunes(conditions: Conditions) -> Callable[[int, float, Work], Fortune]:
     losing = together([one.window for one in conditions.availability if one.leaving == "lose"])
 
     def fortune(client: int, time: float, work: Work) -> Fortune:
-        seconds, mishap = work if isinstance(work, tuple) else (work, None)
-        until_crash = math.inf
-        if mishap is not None:
-            seconds = seconds * mishap.factor + mishap.extra
-            until_crash = min(mishap.crash_share * seconds, mishap.crash_after)
+        seconds, until_crash, restart, lost = work if isinstance(work, tuple) else (work, math.inf, 0.0, False)
         end, crash = time + seconds, time + until_crash
         if pausing is not None:
             end = _with_pauses(pausing, client, time, seconds)
             crash = _with_pauses(pausing, client, time, until_crash) if until_crash < math.inf else math.inf
         noticed = end if end < math.inf else time + seconds
         off = math.inf if losing is None else losing(client, time)[1]
-        if mishap is not None and crash < end and crash <= off:
-            return Fortune(_CRASHED, math.inf, noticed, crash, crash + mishap.restart, mishap)
+        if crash < end and crash <= off:
+            return Fortune(_CRASHED, math.inf, noticed, crash, crash + restart)
         if off < end or end == math.inf:
-            return Fortune(_INTERRUPTED, math.inf, noticed, math.inf, min(off, end), mishap)
-        if mishap is not None and mishap.lost:
-            return Fortune(_LOST, math.inf, noticed, math.inf, end, mishap)
-        return Fortune(_APPLIED, end, math.inf, math.inf, end, mishap)
+            return Fortune(_INTERRUPTED, math.inf, noticed, math.inf, min(off, end))
+        if lost:
+            return Fortune(_LOST, math.inf, noticed, math.inf, end)
+        return Fortune(_APPLIED, end, math.inf, math.inf, end)
 
     return fortune
 
@@ -125,6 +128,8 @@ class UnreliableQueue:
         self.window: Window = window or _always
         self._ahead, self._foreseen = ahead, set[int]()
         self._limits = conditions.limits
+        # Then every upload that comes is applied.
+        self.patient = conditions.limits.max_staleness is None and conditions.limits.timeout is None
         self._patience = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
         stock = Stock(partial(works, world), world.num_clients, ahead)
         self.prepare, self._work = stock.prepare, stock.take
@@ -169,7 +174,7 @@ class UnreliableQueue:
 
     def _send(self, client: int, time: float, fortune: Fortune) -> int:
         record = self.record
-        _, upload, noticed, _, _, mishap = fortune
+        _, upload, noticed, _, _ = fortune
         freed = noticed if upload == self._patience == math.inf else min(upload, time + self._patience)
         if not freed > time:
             raise too_short(client, time)
@@ -180,11 +185,6 @@ class UnreliableQueue:
             heapq.heappush(self.events, (freed, FREED, client, job))
             record.freed[job] = freed
             self.open[job] = fortune
-        if mishap is not None:
-            if mishap.corrupt:
-                record.corrupt.append(job)
-            if mishap.copies:
-                record.copies += [(job, upload + delay) for delay in mishap.copies]
         return job
 
     def next_time(self) -> float:
@@ -209,17 +209,16 @@ class UnreliableQueue:
 
     def news(self, event: Event) -> News:
         """What an event sets free, to be asked before its upload is applied: given up, a job keeps its client busy."""
-        _, kind, _, job = event
+        _, kind, client, job = event
         in_time = job not in self.late
-        return job, in_time or kind == FREED, in_time or kind == UPLOAD
+        return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
 
     def judge(self, job: int) -> Fate:
         """What the server does with the upload of ``job`` if it turns to it now: apply it, or drop it and why."""
-        late = job in self.late
+        late, most = job in self.late, self._limits.max_staleness
         if late and self._limits.late == "drop":
             return Fate.DROPPED_LATE
-        most = self._limits.max_staleness
-        if most is not None and self.record.closed - self.record.version[job] > most:
+        if most is not None and self.record.staleness(job) > most:
             return Fate.DROPPED_STALE
         return _LATE if late else _APPLIED
 

@@ -18,9 +18,11 @@ import numpy as np
 from fedjax_async.clock import chance
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.places import Places
-from fedjax_async.clock.unreliable import FREED, UPLOAD, UnreliableQueue
+from fedjax_async.clock.unreliable import FREED, UPLOAD, News, UnreliableQueue
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
+
+_APPLIED = Fate.APPLIED  # by itself: looking it up in its class takes time
 
 # A cohort that met its deadline with no upload so many times in a row never will.
 FRUITLESS_ROUNDS = 1000
@@ -30,22 +32,29 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
     """Every ``size`` arrivals are a server step; see ``timing.buffer``."""
     places = Places(world, concurrency, sampling)
     queue = places.queue
-    events, late, horizon = queue.events, queue.late, queue.horizon
-    filled, funded = 0, True
+    events, horizon, patient = queue.events, queue.horizon, queue.patient
+    filled, funded, apply, exchange = 0, True, queue.apply, places.exchange
     while funded and (now := places.next_event()) <= horizon and now < math.inf:
-        news = []
+        news: list[News] = []
         while funded and events and events[0][0] <= now:
-            _, kind, _, job = event = heappop(events)
+            _, kind, client, job = event = heappop(events)
             if kind == FREED:
                 queue.notice(job)
-            news.append(queue.news(event) if late else (job, True, True))
-            if kind == UPLOAD and (fate := queue.judge(job)) in APPLIED:
-                filled = (filled + 1) % size
-                funded = queue.apply(job, fate, now, filled == 0)
-            elif kind == UPLOAD:
-                queue.drop(job, fate)
-        if funded:
-            places.release(news, now)
+            place, idle = (True, True) if patient else queue.news(event)[2:]
+            if kind == UPLOAD:
+                fate = _APPLIED if patient else queue.judge(job)
+                if fate in APPLIED:
+                    filled = (filled + 1) % size
+                    funded = apply(job, fate, now, filled == 0)
+                else:
+                    queue.drop(job, fate)
+            if not news and funded and (not events or events[0][0] > now):
+                exchange(job, client, place, idle, now)  # of most moments it is the only event
+                break
+            news.append((job, client, place, idle))
+        else:
+            if funded:
+                places.release(news, now)
     return queue.record.schedule(world)
 
 
@@ -116,7 +125,7 @@ def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tupl
         if event is None:
             return judged, limit
         end, kind, _, job = event
-        left -= queue.news(event)[1]
+        left -= queue.news(event)[2]
         if kind == UPLOAD:
             judged.append((job, queue.judge(job)))
             fit += judged[-1][1] in APPLIED

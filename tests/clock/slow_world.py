@@ -42,12 +42,14 @@ class Script(NamedTuple):
 
     def faults(self, num_clients, seed, part):
         def draw(clients, numbers):
-            drawn = np.full(np.broadcast_shapes(np.shape(clients), np.shape(numbers)), -1.0)
-            for k, (i, n) in enumerate(self.mishaps):
-                drawn[(clients == i) & (numbers == n)] = k
-            return drawn
+            shape = np.broadcast_shapes(np.shape(clients), np.shape(numbers))
+            columns = [np.full(shape, value) for value in Mishap()[:-1]]
+            for (i, n), mishap in self.mishaps.items():
+                for column, value in zip(columns, mishap):
+                    column[(clients == i) & (numbers == n)] = value
+            return Mishap(*columns)
 
-        return Faults(draw, lambda k: list(self.mishaps.values())[int(k)])
+        return Faults(draw, draw)
 
     def there(self, i, time):
         return all(any(a <= time < b for a, b in stretches[i]) for _, stretches in self.absences)

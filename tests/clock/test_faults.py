@@ -12,70 +12,76 @@ from fedjax_async.clock.faults import both
 CLIENTS, NUMBERS = 300, 40
 
 
-def faults_of(spec, num_clients=CLIENTS, seed=0):
-    return [model(num_clients, seed, part) for model, part in models_of("faults", FAULTS, spec)]
+def draws_of(spec, num_clients=CLIENTS, seed=0):
+    models = models_of("faults", FAULTS, spec)
+    return [draw for model, part in models for draw in model(num_clients, seed, part)[:2]]
 
 
 def drawn(spec, num_clients=CLIENTS, seed=0, numbers=NUMBERS):
+    """The mishaps of all jobs, every column spread out over them: bool and float64[clients * numbers]."""
     clients, numbers = np.mgrid[:num_clients, :numbers].reshape(2, -1)
-    found = mishaps(faults_of(spec, num_clients, seed), clients, numbers)
-    return dict(zip(zip(clients.tolist(), numbers.tolist()), found))
+    *columns, copies = mishaps(draws_of(spec, num_clients, seed), clients, numbers)
+    return Mishap(*(np.broadcast_to(column, clients.shape) for column in columns), copies)
 
 
-def share(table, happens):
-    return np.mean([mishap is not None and happens(mishap) for mishap in table.values()])
+def number_of_copies(m):
+    return sum(np.isfinite(delays).astype(int) for delays in m.copies)
+
+
+def untouched(m):
+    """Jobs that nothing befalls."""
+    copied = np.broadcast_to(number_of_copies(m) > 0, m.lost.shape)
+    return np.all([~copied] + [column == value for column, value in zip(m, Mishap()[:-1])], axis=0)
 
 
 @pytest.mark.parametrize(
     ("spec", "probability", "happens"),
     [
         ("drop:probability=0.1", 0.1, lambda m: m.lost),
-        ("duplicate", 0.05, lambda m: len(m.copies) == 1),
-        ("crash", 0.1, lambda m: 0 <= m.crash_share < 1 and m.restart == 60),
-        ("late:probability=0.2,extra=3,factor=2", 0.2, lambda m: (m.extra, m.factor) == (3, 2)),
+        ("duplicate", 0.05, lambda m: number_of_copies(m) == 1),
+        ("crash", 0.1, lambda m: (m.crash_share >= 0) & (m.crash_share < 1) & (m.restart == 60)),
+        ("late:probability=0.2,extra=3,factor=2", 0.2, lambda m: (m.extra == 3) & (m.factor == 2)),
         ("corrupt:probability=0.05", 0.05, lambda m: m.corrupt),
-        ("drop:probability=0", 0.0, lambda m: True),
+        ("drop:probability=0", 0.0, lambda m: m.lost),
         ("drop:probability=1", 1.0, lambda m: m.lost),
         ("crash:rate=0.01", 1 - math.exp(-2), lambda m: m.crash_after < 200),
     ],
 )
 def test_mishaps_come_with_their_probability(spec, probability, happens):
-    table = drawn(spec)
-    sigma = math.sqrt(probability * (1 - probability) / len(table))
-    assert abs(share(table, happens) - probability) <= 4 * sigma
-    assert share(table, lambda m: not happens(m)) == 0 or "rate" in spec
+    found = drawn(spec)
+    befallen = happens(found)
+    sigma = math.sqrt(probability * (1 - probability) / len(befallen))
+    assert abs(befallen.mean() - probability) <= 4 * sigma
+    assert (befallen | untouched(found)).all() or "rate" in spec
 
 
 def test_moments_and_delays_have_their_laws():
-    moments = np.array([m.crash_share for m in drawn("crash:probability=1").values()])
+    moments = drawn("crash:probability=1").crash_share
     assert np.abs(np.quantile(moments, [0.25, 0.5, 0.75]) - [0.25, 0.5, 0.75]).max() < 0.02
-    delays = np.array([m.copies[0] for m in drawn("duplicate:probability=1,delay=7").values()])
+    (delays,) = drawn("duplicate:probability=1,delay=7").copies
     assert abs(delays.mean() - 7) < 4 * 7 / math.sqrt(len(delays))
     assert abs(delays.std() - 7) < 0.5
 
 
 def test_what_befalls_a_job_depends_on_nothing_else():
-    alone = drawn("drop:probability=0.3")
-    together = drawn("corrupt:probability=0.3+drop:probability=0.3+crash:probability=0.3")
-    more_clients = drawn("drop:probability=0.3", num_clients=1000)
-    faults = faults_of("drop:probability=0.3")
-    for i, n in alone:
-        lost = alone[i, n] is not None
-        if i % 10 == n % 10 == 0:  # asked alone
-            assert lost == (mishaps(faults, i, n)[()] is not None)
-        assert lost == (together[i, n] is not None and together[i, n].lost)
-        assert alone[i, n] == more_clients[i, n]
-    assert alone != drawn("drop:probability=0.3", seed=1)
+    alone = drawn("drop:probability=0.3").lost
+    together = drawn("corrupt:probability=0.3+drop:probability=0.3+crash:probability=0.3").lost
+    more_clients = drawn("drop:probability=0.3", num_clients=1000).lost
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(more_clients[: len(alone)], alone)
+    assert (drawn("drop:probability=0.3", seed=1).lost != alone).any()
+    draws = draws_of("drop:probability=0.3")
+    for i, n in np.ndindex(30, 4):
+        assert mishaps(draws, i, n).lost == alone.reshape(CLIENTS, NUMBERS)[i, n]
 
 
 def test_models_draw_apart_from_each_other_and_from_their_namesakes():
     spec = "drop:probability=0.5+corrupt:probability=0.5+duplicate:probability=0.5+duplicate:probability=0.5"
-    table = list(drawn(spec, num_clients=1000).values())
-    flags = np.array([(m.lost, m.corrupt, len(m.copies) > 0, len(m.copies) > 1) if m else (0,) * 4 for m in table])
-    correlation = np.corrcoef(flags[:, :2].T)[0, 1]
-    assert abs(correlation) < 4 / math.sqrt(len(table))
-    assert abs(flags[:, 2].mean() - 0.75) < 0.01
-    assert abs(flags[:, 3].mean() - 0.25) < 0.01
+    found = drawn(spec, num_clients=1000)
+    correlation = np.corrcoef(found.lost, found.corrupt)[0, 1]
+    assert abs(correlation) < 4 / math.sqrt(len(found.lost))
+    assert abs((number_of_copies(found) > 0).mean() - 0.75) < 0.01
+    assert abs((number_of_copies(found) > 1).mean() - 0.25) < 0.01
 
 
 def test_two_mishaps_of_one_job():
@@ -86,8 +92,14 @@ def test_two_mishaps_of_one_job():
     assert both(one, Mishap()) == both(Mishap(), one) == one
 
 
+def groups(spec, num_clients, seed=0):
+    ((model, part),) = models_of("faults", FAULTS, spec)
+    return model(num_clients, seed, part)
+
+
 def test_groups_fail_together():
-    (faults,) = faults_of("groups:count=4,up=50,down=10", 2000)
+    faults = groups("groups:count=4,up=50,down=10", 2000)
+    assert faults.course is faults.marks is None
     assert faults.absence.leaving == "lose"
     first = [faults.absence.window(i, 100.0) for i in range(2000)]
     kinds = sorted(set(first))
@@ -96,7 +108,6 @@ def test_groups_fail_together():
     assert np.abs(sizes / 2000 - 0.25).max() < 4 * math.sqrt(0.1875 / 2000)
     up = []
     for seed in range(400):
-        (faults,) = faults_of("groups:count=1,up=50,down=10", 1, seed)
+        faults = groups("groups:count=1,up=50,down=10", 1, seed)
         up.append(faults.absence.window(0, 77.0)[0] <= 77)
     assert abs(np.mean(up) - 5 / 6) < 4 * math.sqrt(5 / 36 / 400)
-    assert mishaps([faults], 0, 0)[()] is None
