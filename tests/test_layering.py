@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "home", "lazy"}
+BASE = {"types", "tree", "check", "registry", "home", "lazy", "disk"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -25,6 +25,7 @@ ALLOWED = {
     "check": set(),
     "home": {"registry"},
     "lazy": set(),
+    "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},
     "registry": {"check"},
@@ -89,7 +90,8 @@ def test_the_directions_have_no_cycle():
 
 
 def test_the_clock_knows_no_jax():
-    for path in [*(PACKAGE / "clock").rglob("*.py"), PACKAGE / "check.py", PACKAGE / "registry.py"]:
+    below = [PACKAGE / f"{name}.py" for name in ("check", "registry", "disk")]
+    for path in [*(PACKAGE / "clock").rglob("*.py"), *below]:
         assert not {"jax", "jaxlib", "flax", "optax"} & {name.split(".")[0] for name in imports(path)}, path
 
 

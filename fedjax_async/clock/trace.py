@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.types import Schedule
 
@@ -36,17 +34,17 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
     """Write a schedule as ``.npz``; a reader sees the old file or the whole new one, never a part."""
     columns: dict[str, Any] = {name: np.asarray(value) for name, value in schedule._asdict().items()}
     header: dict[str, Any] = {"format": np.array(_FORMAT), "format_version": np.array(_VERSION)}
-    _write(path, lambda file: np.savez(file, **header, **columns))
+    with disk.replacing(path) as file:
+        disk.write_npz(file, header | columns)
 
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            found = {name.removesuffix(".npy"): _column(archive, name) for name in archive.namelist()}
+        found = disk.read_npz(Path(path))
     except FileNotFoundError:
         raise ValueError(f"path = {str(path)!r}: no such file") from None
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a schedule, or truncated ({error})") from None
     if str(found.get("format", "")) != _FORMAT:
         raise ValueError(f"{path}: not a file of the format {_FORMAT!r}")
@@ -62,11 +60,6 @@ def load_schedule(path: str | Path) -> Schedule:
     return schedule
 
 
-def _column(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    with archive.open(name) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
     """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none."""
     place = np.full(len(schedule.client), -1, np.int64)
@@ -79,7 +72,7 @@ def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
         arrival = (e, repr(times[e]), closes[e]) if e >= 0 else ("", "", "")
         lines.append(",".join(map(str, (schedule.num_clients, *job, *arrival))))
     text = "\n".join(lines) + "\n"
-    _write(path, lambda file: file.write(text.encode()))
+    disk.write(path, text.encode())
 
 
 def load_schedule_csv(path: str | Path) -> Schedule:
@@ -144,14 +137,3 @@ def _check(path: str | Path, schedule: Schedule) -> None:
 
 def _within(values: np.ndarray, end: int) -> bool:
     return not len(values) or (values.min() >= 0 and values.max() < end)
-
-
-def _write(path: str | Path, write: Callable[[IO[bytes]], object]) -> None:
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

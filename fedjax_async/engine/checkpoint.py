@@ -1,4 +1,4 @@
-"""Checkpoints of an unfinished stack of runs: exact, atomic, readable without unpickling (orbax).
+"""Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
 A checkpoint is taken between two groups of batches: what the server changes, the evaluations so far
 and the number of groups done. Everything else (schedule, plan, chance) follows from the settings, so a
@@ -10,22 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, disk
 
-FORMAT = "fedjax_async checkpoint 1"
+FORMAT = "fedjax_async checkpoint 2"
+ABOUT = "about"  # the array that holds the description, JSON in UTF-8
 KEEP = 2  # the newest and the one before
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
 
@@ -71,9 +69,10 @@ class Keeper:
         return position - self._last >= self._every
 
     def save(self, position: int, snapshot: Snapshot) -> None:
-        """Write a checkpoint; the one before stays until this one is complete."""
-        import orbax.checkpoint as ocp  # noqa: PLC0415 (slow to import)
+        """Write a checkpoint; the ones before stay until this one is complete, then the newest ``KEEP`` are left.
 
+        ``OSError`` if it cannot be written, such as on a full disk.
+        """
         arrays = _named(snapshot)
         about = {
             "format": FORMAT,
@@ -82,13 +81,18 @@ class Keeper:
             "identity": self._identity,
             "sha256": {name: _digest(array) for name, array in arrays.items()},
         }
-        items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about))
+        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        path = _file(self.folder, position)
         try:
-            with _quiet(), _manager(self.folder) as manager:
-                manager.save(position, args=items, force=True)
-        except Exception as error:  # tensorstore's own exceptions are of many kinds
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with disk.replacing(path) as file:
+                disk.write_npz(file, {ABOUT: text} | arrays)
+            for step in completed(self.folder)[:-KEEP]:
+                _file(self.folder, step).unlink(missing_ok=True)
+            disk.sweep_up(self.folder)
+        except OSError as error:
             raise OSError(
-                f"checkpoint = {str(self.folder / str(position))!r}: could not be written ({_first_line(error)}); "
+                f"checkpoint = {str(path)!r}: could not be written ({_first_line(error)}); "
                 "earlier checkpoints are intact"
             ) from error
         self._last = position
@@ -106,15 +110,13 @@ class Keeper:
         if not steps:
             return None
         position = steps[-1]
-        about = read_about(self.folder, position)
+        about, arrays = _read(self.folder, position)
         for name, have in self._identity.items():
             if (want := about["identity"].get(name)) != have:
                 raise ValueError(
                     f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: "
                     f"{_difference(want, have)}; remove the folder to start again"
                 )
-        with _reading(self.folder, position):
-            arrays = _read_state(self.folder, position, about)
         self._last = position
         leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf")]
         scores: dict[tuple[int, int], dict[str, np.ndarray]] = {}
@@ -127,91 +129,30 @@ class Keeper:
 
 def completed(folder: Path) -> list[int]:
     """Updates at which complete checkpoints in ``folder`` were taken, in order."""
-    if not Path(folder).is_dir():
-        return []
-    return sorted(int(path.name) for path in Path(folder).iterdir() if path.name.isdigit() and path.is_dir())
+    return sorted(int(path.stem) for path in Path(folder).glob("*.npz") if path.stem.isdecimal())
 
 
-def read_about(folder: Path, position: int) -> dict[str, Any]:
-    """A checkpoint's own description, checked."""
-    with _reading(folder, position):
-        about = json.loads((Path(folder) / str(position) / "about" / "metadata").read_text(encoding="utf-8"))
+def _file(folder: Path, position: int) -> Path:
+    return folder / f"{position}.npz"
+
+
+def _read(folder: Path, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A checkpoint's description and its arrays; whatever is wrong is a one-line error that says what to do."""
+    path = _file(folder, position)
+    try:
+        arrays = disk.read_npz(path)
+        about = json.loads(arrays.pop(ABOUT).tobytes())
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}")
-        return about
-
-
-def _read_state(folder: Path, position: int, about: dict[str, Any]) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp  # noqa: PLC0415 (slow to import)
-
-    with _quiet(), ocp.StandardCheckpointer() as reader:
-        restored = reader.restore((Path(folder) / str(position) / "state").absolute())
-    arrays = {name: np.asarray(array) for name, array in restored.items()}
-    if {name: _digest(array) for name, array in arrays.items()} != about["sha256"]:
-        raise ValueError("its check sums differ")
-    return arrays
-
-
-@contextlib.contextmanager
-def _reading(folder: Path, position: int) -> Iterator[None]:
-    """Whatever goes wrong while reading is a one-line error that says what to do."""
-    try:
-        yield
-    except Exception as error:  # a damaged file can make tensorstore raise anything
-        place = Path(folder) / str(position)
+        if {name: _digest(array) for name, array in arrays.items()} != about["sha256"]:
+            raise ValueError("its check sums differ")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         others = [step for step in completed(folder) if step != position]
-        advice = f"remove that folder to go on from update {others[-1]}" if others else "remove it to start again"
+        advice = f"remove that file to go on from update {others[-1]}" if others else "remove it to start again"
         raise ValueError(
-            f"checkpoint = {str(place)!r}: is damaged or foreign ({_first_line(error)}); {advice}"
+            f"checkpoint = {str(path)!r}: is damaged or foreign ({_first_line(error)}); {advice}"
         ) from error
-
-
-def _manager(folder: Path) -> Any:
-    import orbax.checkpoint as ocp  # noqa: PLC0415 (slow to import)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=KEEP, enable_async_checkpointing=False, cleanup_tmp_directories=True
-    )
-    return ocp.CheckpointManager(folder.absolute(), options=options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the library prints: how its defaults will change, and every error that it also raises.
-
-    Where one array cannot be read or written, the failures of the others come sooner or later, from tensorstore's
-    threads to an event loop that is closed by then, or as tasks that nobody awaits. So after an error the hook and
-    the filter, which hold back nothing else, stay.
-    """
-    absl, tasks, hook = logging.getLogger("absl"), logging.getLogger("asyncio"), sys.unraisablehook
-    level = absl.level
-
-    def unraisable(what: Any) -> None:
-        if not _is_late_report(what.exc_value, what.exc_traceback):
-            hook(what)
-
-    absl.setLevel(logging.CRITICAL)
-    tasks.addFilter(_is_no_late_task)
-    sys.unraisablehook = unraisable
-    try:
-        yield
-        tasks.removeFilter(_is_no_late_task)
-        sys.unraisablehook = hook
-    finally:
-        absl.setLevel(level)
-
-
-def _is_no_late_task(record: logging.LogRecord) -> bool:
-    """Whether a message of asyncio is not that of a task in which tensorstore failed."""
-    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    return "never retrieved" not in record.getMessage() or "[tensorstore_spec=" not in str(error)
-
-
-def _is_late_report(error: BaseException | None, trace: TracebackType | None) -> bool:
-    """Whether an event loop was called from outside Python, as tensorstore does, after it was closed."""
-    closed = isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
-    return closed and trace is not None and trace.tb_frame.f_code.co_name == "call_soon_threadsafe"
+    return about, arrays
 
 
 def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
@@ -226,7 +167,9 @@ def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
 
 def _digest(array: np.ndarray) -> str:
     kind = f"{array.dtype} {array.shape} ".encode()
-    return hashlib.sha256(kind + np.ascontiguousarray(array).tobytes()).hexdigest()
+    total = hashlib.sha256(kind)
+    total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
 
 
 def _difference(want: Any, have: Any) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedjax_async import check
-from fedjax_async.results import files
+from fedjax_async import check, disk
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,5 +87,5 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     with rc_context({"svg.hashsalt": "fedjax_async"}):
         figure.savefig(stream, format=path.suffix[1:], metadata=undated[path.suffix])
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, stream.getvalue())
+    disk.write(path, stream.getvalue())
     return path

@@ -1,4 +1,4 @@
-"""Deterministic, atomic files: the same content gives the same bytes, and a reader never sees half a file."""
+"""What files of results hold, as bytes: JSON and CSV, of which the same content gives the same bytes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ import io
 import json
 import math
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (NumPy learns the names bfloat16, float8_...; JAX depends on it)
 import numpy as np
-
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip entry can carry
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write to a temporary name in the same folder, then rename over ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def plain(value: Any) -> Any:
@@ -91,27 +77,3 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
         through = np.float64 if np.dtype(dtype).kind == "f" else dtype
         columns[name] = np.array(cells, dtype=through).astype(dtype)
     return columns
-
-
-def npz_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """``numpy.savez`` with fixed time stamps, without pickling; bfloat16 and the like keep their type."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        for name, value in arrays.items():
-            array = np.asarray(value)
-            entry = name
-            if array.dtype.kind == "V":  # a type NumPy's own format does not know: store the bits, name the type
-                entry, array = f"{name}:{array.dtype.name}", array.view(f"u{array.dtype.itemsize}")
-            with archive.open(zipfile.ZipInfo(f"{entry}.npy", EPOCH), "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    return stream.getvalue()
-
-
-def npz_arrays(content: bytes) -> dict[str, np.ndarray]:
-    """The inverse of ``npz_bytes``."""
-    arrays = {}
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        for entry in archive.files:
-            name, _, dtype = entry.partition(":")
-            arrays[name] = archive[entry].view(dtype) if dtype else archive[entry]
-    return arrays

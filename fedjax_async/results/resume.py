@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+from fedjax_async import disk
 from fedjax_async.engine import Experiment, Settings, execute
 from fedjax_async.engine.run import Progress
 from fedjax_async.engine.settings import as_dict
@@ -35,7 +36,7 @@ def run_into(
         shutil.rmtree(kept, ignore_errors=True)
     if experiment.settings.checkpoint is not None:
         kept.mkdir(parents=True, exist_ok=True)
-        files.write(kept / "settings.json", files.json_bytes(settings))
+        disk.write(kept / "settings.json", files.json_bytes(settings))
     run = execute(experiment, progress=progress, checkpoints=kept)
     write_run(run, folder, plots=plots, overwrite=overwrite)
     shutil.rmtree(kept, ignore_errors=True)

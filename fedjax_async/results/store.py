@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
 from fedjax_async.results.provenance import versions
@@ -71,8 +73,8 @@ def _contents(run: Run) -> dict[str, bytes]:
         files.json_bytes(run.counters),
         files.csv_bytes(run.evaluations),
         files.csv_bytes(run.updates),
-        files.npz_bytes(run.per_client),
-        files.npz_bytes(flatten(run.params)),
+        disk.npz_bytes(run.per_client),
+        disk.npz_bytes(flatten(run.params)),
     )
     return dict(zip(FILES, contents, strict=True))
 
@@ -113,7 +115,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     contents = _contents(run)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        files.write(folder / name, content)
+        disk.write(folder / name, content)
     save_schedule(folder / SCHEDULE, run.schedule)
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
@@ -121,7 +123,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
         "types": {"evaluations": _types(run.evaluations), "updates": _types(run.updates)},
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
-    files.write(folder / MANIFEST, files.json_bytes(manifest))
+    disk.write(folder / MANIFEST, files.json_bytes(manifest))
     return folder
 
 
@@ -161,10 +163,10 @@ def load(folder: str | Path) -> Run:
     content = {name: read_checked(folder, name, manifest["sha256"][name]) for name in (*FILES, SCHEDULE)}
     return Run(
         settings=json.loads(content["settings.json"]),
-        params=unflatten(files.npz_arrays(content["params.npz"])),
+        params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
         evaluations=files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"]),
         updates=files.csv_columns(content["updates.csv"], manifest["types"]["updates"]),
-        per_client=files.npz_arrays(content["per_client.npz"]),
+        per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
         counters=json.loads(content["counters.json"]),
         schedule=load_schedule(folder / SCHEDULE),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedjax_async import disk
 from fedjax_async.engine.grid import Point
 from fedjax_async.engine.settings import Settings, as_dict
 from fedjax_async.results import files, store
@@ -15,7 +15,6 @@ from fedjax_async.types import Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
-LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # what a killed process leaves of files.write
 
 
 def run_folder(folder: Path, point: Point) -> Path:
@@ -66,7 +65,7 @@ def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool
         raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
     if overwrite or not folder.exists():
         return folder
-    left = [path for path in folder.iterdir() if not LEFTOVER.fullmatch(path.name)]
+    left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
     saved = folder / DEFINITION
     if left and (not saved.is_file() or saved.read_bytes() != definition(points)):
         found = "another sweep" if saved.is_file() else "other files"
@@ -80,14 +79,14 @@ def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool
 def begin(folder: Path, points: Sequence[Point]) -> None:
     """Write the definition, before the first run is."""
     folder.mkdir(parents=True, exist_ok=True)
-    files.write(folder / DEFINITION, definition(points))
-    sweep_up(folder)
+    disk.write(folder / DEFINITION, definition(points))
+    disk.sweep_up(folder)
 
 
 def save_run(run: Run, folder: Path, point: Point) -> None:
     """Write one finished run, its manifest last."""
     place = write_run(run, run_folder(folder, point), plots=False, overwrite=True)
-    sweep_up(place)
+    disk.sweep_up(place)
 
 
 def saved_updates(folder: Path, point: Point) -> int:
@@ -98,10 +97,3 @@ def saved_updates(folder: Path, point: Point) -> int:
 def load_run(folder: Path, point: Point) -> Run:
     """Read a finished run back."""
     return store.load(run_folder(folder, point))
-
-
-def sweep_up(folder: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote."""
-    for path in folder.iterdir():
-        if LEFTOVER.fullmatch(path.name):
-            path.unlink(missing_ok=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedjax_async.results import files, sweep_folder, tables
+from fedjax_async import disk
+from fedjax_async.results import tables
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.sweep_plots import pictures
 from fedjax_async.results.sweep_table import Record, decimals_of, rank, records, setting_rows, write_tables
@@ -50,9 +51,9 @@ def write_sweep(
     found = records(sweep, target)
     written = write_tables(found, place, target)
     text = best(found, target)
-    files.write(place / "best.md", text.encode())
+    disk.write(place / "best.md", text.encode())
     if plots:
         for name, figure in pictures(found).items():
             save_figure(figure, place / name)
-    sweep_folder.sweep_up(place)
+    disk.sweep_up(place)
     return text if "runs.parquet" in written else f"{text}\n{NO_PARQUET}\n"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, disk
 from fedjax_async.engine.grid import Point, labels, setting_title, swept
 from fedjax_async.engine.paths import values_of
 from fedjax_async.engine.settings import Settings
@@ -221,7 +221,7 @@ def write_tables(found: Sequence[Record], folder: Path, target: float | None = N
     summary = setting_rows(found, target)
     folder.mkdir(parents=True, exist_ok=True)
     tables.write(rows, folder / "runs.csv")
-    files.write(folder / "evaluations.csv", files.csv_bytes(long))
+    disk.write(folder / "evaluations.csv", files.csv_bytes(long))
     for name in ("settings.csv", "settings.md"):
         tables.write(summary, folder / name, decimals=decimals_of(summary))
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md"]
@@ -230,6 +230,6 @@ def write_tables(found: Sequence[Record], folder: Path, target: float | None = N
         if parquet is None:
             (folder / name).unlink(missing_ok=True)  # of an earlier call: better none than one of other runs
         else:
-            files.write(folder / name, parquet(columns))
+            disk.write(folder / name, parquet(columns))
             written.append(name)
     return written

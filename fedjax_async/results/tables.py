@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check
-from fedjax_async.results import files, metrics
+from fedjax_async import check, disk
+from fedjax_async.results import metrics
 from fedjax_async.types import Run
 
 Row = Mapping[str, Any]
@@ -133,7 +133,7 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
     check.one_of("file ending", path.suffix, SUFFIXES)
     content = table(rows, SUFFIXES[path.suffix], decimals=decimals).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, content)
+    disk.write(path, content)
     return path
 
 

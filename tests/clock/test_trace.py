@@ -72,7 +72,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch, save, load, n
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fedjax_async.clock.trace.os.replace", fail)
+    monkeypatch.setattr("fedjax_async.disk.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         save(path, some(seed=1))
     same(load(path), some())

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_async import disk
 from fedjax_async.engine import Settings
 from fedjax_async.engine.grid import expand
-from fedjax_async.results import files, load, sweep_folder
+from fedjax_async.results import load, sweep_folder
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
 from tests.results import sweep_engine
@@ -93,7 +94,7 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
     whole = sweep(**run, folder=tmp_path / "whole")
     write_sweep(whole, plots=False)
     expected = tree(tmp_path / "whole")
-    write = files.write
+    write = disk.write
     deaths = 0
     for last in range(100):
         folder = tmp_path / f"cut_{last}"
@@ -106,7 +107,7 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
             write(path, content)
             assert remaining > 0
 
-        monkeypatch.setattr(files, "write", dying)
+        monkeypatch.setattr(disk, "write", dying)
         try:
             write_sweep(sweep(**run, folder=folder), plots=False)
         except Killed:
@@ -114,7 +115,7 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
         else:
             break
         finally:
-            monkeypatch.setattr(files, "write", write)
+            monkeypatch.setattr(disk, "write", write)
         write_sweep(sweep(**run, folder=folder), plots=False)
         assert tree(folder) == expected, last
     assert deaths == last > 20

@@ -1,0 +1,225 @@
+"""Files that are whole or not there, whatever fails while they are written; archives that keep every type and bit."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import io
+import os
+import stat
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedjax_async import disk
+
+ARRAYS = {
+    "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "half": np.array([1.0, np.nan, -3.14], ml_dtypes.bfloat16),
+    "step": np.array(7),
+    "none": np.zeros((0, 3)),
+    "name": np.array("a schedule"),
+}
+
+
+class Full:
+    """A file on a disk with room for so many bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, content):
+        self.room -= memoryview(content).nbytes
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(content)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+
+def fill(monkeypatch, room):
+    """Let every file that is opened for writing have a full disk."""
+
+    def opened(path, mode):
+        file = open(path, mode)  # noqa: SIM115
+        return Full(file, room) if "w" in mode else file
+
+    monkeypatch.setattr(disk, "open", opened, raising=False)
+
+
+def same(have, want):
+    assert list(have) == list(want)
+    for name, array in want.items():
+        assert (have[name].dtype, have[name].shape) == (array.dtype, array.shape), name
+        assert have[name].tobytes() == array.tobytes(), name
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"old")
+    with disk.replacing(path) as file:
+        file.write(b"new")
+        (other,) = set(tmp_path.iterdir()) - {path}
+        assert path.read_bytes() == b"old" and disk.is_leftover(other) and not disk.is_leftover(path)
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+    disk.write(str(path), b"third")
+    assert path.read_bytes() == b"third"
+
+
+def test_it_is_on_the_disk_before_it_has_its_name_and_so_is_the_name(tmp_path, monkeypatch):
+    done = []
+    real, replace = os.fsync, os.replace
+
+    def fsync(number):
+        done.append("folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file")
+        real(number)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("name"), replace(*names)))
+    disk.write(tmp_path / "a", b"content")
+    assert done == ["file", "name", "folder"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path, monkeypatch, call):
+    disk.write(tmp_path / "a", b"old")
+
+    def fail(*args):
+        raise OSError("broken disk")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OSError, match="broken disk"):
+        disk.write(tmp_path / "a", b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
+
+
+def test_a_disk_may_be_full_at_any_byte(tmp_path, monkeypatch, capfd):
+    path = tmp_path / "a.npz"
+    disk.write(path, b"old")
+    total = len(disk.npz_bytes(ARRAYS))
+    for room in [0, *range(1, total, 37), total - 1]:
+        fill(monkeypatch, room)
+        with pytest.raises(OSError) as error, disk.replacing(path) as file:
+            disk.write_npz(file, ARRAYS)
+        assert error.value.errno == errno.ENOSPC
+        assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.npz", b"old")], room
+    del error
+    gc.collect()  # half-written archives say nothing when they go
+    assert capfd.readouterr() == ("", "")
+    fill(monkeypatch, 2 * total)
+    with disk.replacing(path) as file:
+        disk.write_npz(file, ARRAYS)
+    same(disk.read_npz(path), ARRAYS)
+
+
+def test_threads_write_side_by_side(tmp_path):
+    def work(folder):
+        folder.mkdir()
+        for k in range(20):
+            with disk.replacing(folder / "a.npz") as file:
+                disk.write_npz(file, ARRAYS | {"k": np.array(k)})
+
+    threads = [threading.Thread(target=work, args=(tmp_path / name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in "abcd":
+        assert [p.name for p in (tmp_path / name).iterdir()] == ["a.npz"]
+        same(disk.read_npz(tmp_path / name / "a.npz"), ARRAYS | {"k": np.array(19)})
+
+
+def test_only_what_killed_processes_left_is_swept_up(tmp_path):
+    kept = {"a.npz", ".hidden", "a.tmp", ".tmp", ".a.npz.x.tmp"}
+    for name in kept | {".a.npz.12.tmp", ".settings.json.7.tmp"}:
+        (tmp_path / name).touch()
+    disk.sweep_up(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == kept
+
+
+TYPES = [np.bool_, np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64, "U3"]
+OWN = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4]
+shapes = hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=3)
+known = st.sampled_from(TYPES).flatmap(lambda kind: hnp.arrays(kind, shapes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text("abc /.-", min_size=1), known))
+def test_archives_are_those_of_numpy(arrays):
+    stream = io.BytesIO()
+    with np.errstate(all="ignore"):
+        np.savez(stream, **arrays)
+    content = disk.npz_bytes(arrays)
+    assert content == stream.getvalue()
+    same(disk.read_npz(io.BytesIO(content)), arrays)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(OWN), hnp.arrays(np.uint16, shapes), st.booleans())
+def test_types_that_numpy_does_not_know_keep_their_name_and_bits(kind, bits, turned):
+    size = np.dtype(kind).itemsize
+    array = (bits % 16 if size == 1 else bits).astype(f"u{size}").view(kind)
+    arrays = {"a": array.T if turned else array}
+    same(disk.read_npz(io.BytesIO(disk.npz_bytes(arrays))), arrays)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    path = tmp_path_factory.mktemp("archive") / "a.npz"
+    disk.write(path, disk.npz_bytes(ARRAYS))
+    return path
+
+
+def test_a_file_cut_short_anywhere_is_refused(archive):
+    content = archive.read_bytes()
+    for length in [*range(0, len(content), 29), len(content) - 1]:
+        with pytest.raises(ValueError) as error:
+            disk.read_npz(io.BytesIO(content[:length]))
+        assert str(error.value) and "\n" not in str(error.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_changed_byte_is_found_or_does_no_harm(archive, data):
+    """No array has other values; where the directory is hit, one may have another name, for check sums to find."""
+    content = bytearray(archive.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = disk.read_npz(io.BytesIO(content))
+    except ValueError as error:
+        assert str(error) and "\n" not in str(error)
+    else:
+        bits = {array.tobytes() for array in ARRAYS.values()}
+        assert all(array.tobytes() in bits for array in found.values())
+
+
+def test_what_is_no_archive_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        disk.read_npz(tmp_path / "nowhere")
+    (tmp_path / "text").write_text("a,b\n1,2\n")
+    np.save(tmp_path / "array.npy", np.ones(3))
+    for name in ("text", "array.npy"):
+        with pytest.raises(ValueError, match="not a zip file"):
+            disk.read_npz(tmp_path / name)
+
+
+def test_pickles_are_neither_written_nor_read():
+    objects = {"a": np.array([object()])}
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        disk.npz_bytes(objects)
+    stream = io.BytesIO()
+    np.savez(stream, a=np.array([1, None]))
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded"):
+        disk.read_npz(stream)
