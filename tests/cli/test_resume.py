@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,13 +46,26 @@ def killed(command: list[str], after: float) -> bool:
     return False
 
 
-def kill_until(first: list[str], again: list[str], folder: Path, kills: int, seconds: tuple[float, float]) -> int:
-    """Kill at random moments, ``kills`` times at most, going on each time; how many kills there were."""
-    dice = random.Random(kills)
+def timed(command: list[str]) -> float:
+    """Run a command to its end; how many seconds it took."""
+    start = time.monotonic()
+    assert not killed(command, 500)
+    return time.monotonic() - start
+
+
+def random_moments(whole: float) -> Iterator[float]:
+    """When to kill something that takes ``whole`` seconds; never the same moments again, however fast the machine."""
+    dice = random.Random(0)
+    while True:
+        yield dice.uniform(0.2, 0.9) * whole
+
+
+def kill_until(first: list[str], again: list[str], folder: Path, kills: int, moments: Iterator[float]) -> int:
+    """Kill at these moments, ``kills`` times at most, going on each time; how many kills there were."""
     done = 0
     while done < kills:
         begun = (folder / "checkpoints" / "settings.json").is_file()
-        if not killed(again if begun else first, dice.uniform(*seconds)):
+        if not killed(again if begun else first, next(moments)):
             return done
         done += 1
     begun = (folder / "checkpoints" / "settings.json").is_file()
@@ -61,12 +76,12 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, sec
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert not killed([*COMMAND, "run", *RUN, "--out", str(whole)], 500)
+    moments = random_moments(timed([*COMMAND, "run", *RUN, "--out", str(whole)]))
     want, total = files(whole), 0
     while total < kills:
         folder = cut / str(total)
         run = [*COMMAND, "run", *RUN, "--out", str(folder)]
-        total += kill_until(run, [*COMMAND, "resume", str(folder), "--quiet"], folder, kills - total, (2.0, 6.0))
+        total += kill_until(run, [*COMMAND, "resume", str(folder), "--quiet"], folder, kills - total, moments)
         assert files(folder) == want
 
 
@@ -76,12 +91,12 @@ def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills):
     definition.write_text(SWEEP)
     whole, cut, total = tmp_path / "whole", tmp_path / "cut", 0
     command = [*COMMAND, "sweep", str(definition), "--quiet", "--out"]
-    assert not killed([*command, str(whole)], 500)
+    moments = random_moments(timed([*command, str(whole)]))
     want = files(whole)
     while total < kills:
         folder = cut / str(total)
         again = [*command, str(folder)]
-        total += kill_until(again, again, folder, kills - total, (2.0, 8.0))
+        total += kill_until(again, again, folder, kills - total, moments)
         assert files(folder) == want
 
 
