@@ -12,10 +12,9 @@ import hypothesis
 import jax
 import pytest
 
-# Before XLA starts, and for the commands that tests start. Most of the suite's time is LLVM's: level 1 takes two thirds
-# of it. Two workers fill two cores, so XLA's own threads would only wait for each other (on few cores, now and then,
-# for ever).
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_cpu_multi_thread_eigen=false")
+# Before XLA starts, and for the commands that tests start: most of the suite's time is LLVM's, and level 1 takes two
+# thirds of it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
