@@ -17,10 +17,10 @@ from fedjax_async import Settings, simulate, tree
 from fedjax_async.data import Dataset, federate, load
 from fedjax_async.data.decode import as_is
 from fedjax_async.data.sources import PRETRAINED
+from fedjax_async.home import PRETRAINED_VERSIONS
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
 from fedjax_async.models.checkpoint import load_encoder
 from fedjax_async.models.encoder import FROZEN, Encoder
-from fedjax_async.models.lora import VERSION
 from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
     BERT,
@@ -162,7 +162,7 @@ def test_missing_weights_fail_at_once_and_name_the_command(tmp_path, monkeypatch
 
 
 def test_the_model_looks_for_the_version_that_is_fetched():
-    assert PRETRAINED["minilm"].version == VERSION
+    assert PRETRAINED["minilm"].version == PRETRAINED_VERSIONS["minilm"]
 
 
 # --- the encoder ------------------------------------------------------------------------------------
