@@ -67,7 +67,7 @@ _LAPTOP_CIFAR = _LAPTOP | {"clients": 20, "batch_size": 32, "windows": 30, "eval
 TASKS: dict[str, Task] = {
     "mnist": Task("MNIST, MLP", {**_COMMON, "dataset": "mnist", "model": "mlp:hidden=64"}, 150, 0.85, _LAPTOP),
     "fashion_mnist": Task(
-        "Fashion-MNIST, MLP", {**_COMMON, "dataset": "fashion_mnist", "model": "mlp:hidden=64"}, 150, 0.75, _LAPTOP
+        "Fashion-MNIST, MLP", {**_COMMON, "dataset": "fashion_mnist", "model": "mlp:hidden=64"}, 250, 0.75, _LAPTOP
     ),
     "cifar10_cnn": Task("CIFAR-10, CNN", {**_COMMON, "dataset": "cifar10", "model": "cnn"}, 2000, 0.55, _LAPTOP_CIFAR),
     "cifar10_alexnet": Task(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -226,4 +228,43 @@ def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     assert len(gradient) == server_steps // 10 + 1
     bound = asynfl_bound(c).total
     assert gradient[-1] < gradient[:-1].mean() < bound
+    assert bound < 0.9 * gradient[0]  # or the start alone would do
+
+
+def test_theorem_1_bounds_what_a_network_measures():
+    """A tanh network of 66 parameters, cross-entropy: the constants are the largest found along the run itself.
+
+    The smallest loss is unknown, but no cross-entropy is negative, so the gap is at most the first loss.
+    """
+    data, model, steps = problem.data((12, 9, 13, 8)), problem.MODEL, 6000
+    server = rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4))
+    method = Method(server, "participation:probability=0.99")
+    settings = Settings(batch_size=4, steps=2, server_steps=steps, seed=0)
+    start = prepare(settings, method=method, model=model, data=data)
+    delays = delay_statistics(start.schedule, fresh=1)
+    assert delays.tau_max == 2  # late uploads, or this would be FedAvg
+
+    def constants(found, lr):
+        return Constants(
+            gap=found[0].loss,
+            smoothness=max(one.smoothness.max() for one in found),
+            variance=max(one.variance.max() for one in found),
+            heterogeneity=max(one.heterogeneity for one in found),
+            clients=4, local_steps=2, lr=lr, server_lr=1.0, delays=delays,
+        )  # fmt: skip
+
+    taken = np.array([0, 1, 4, 8]) * steps // 8
+    found = [estimate(KEY, model, start.params, data, batch_size=4)]
+    lr = 0.9 * float(largest_lr_asynfl(constants(found, 1.0)))  # L may grow along the way
+    for step in taken[1:].tolist():
+        shorter = dataclasses.replace(settings, server_steps=step, lr=lr)
+        reached = simulate(shorter, method=method, model=model, data=data)
+        found.append(estimate(KEY, model, reached.params, data, batch_size=4))
+    c = constants(found, lr)
+    assert lr <= largest_lr_asynfl(c)
+    gradient = np.array([one.gradient for one in found])
+    average = np.diff(taken) @ gradient[:-1] / steps  # from above: the gradient falls
+    bound = asynfl_bound(c).total
+    assert (np.diff(gradient) < 0).all()
+    assert gradient[-1] < average < bound
     assert bound < 0.9 * gradient[0]  # or the start alone would do
