@@ -6,7 +6,8 @@ that failed or ran out of time is submitted again by starting the sweep again, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Job(NamedTuple):
     """One submitted job."""
 
     id: str
-    runs: tuple[str, ...]  # the names of what it trains
+    runs: tuple[str, ...]  # the names of what is left for it to train
     handle: Any  # submitit's object
 
 
@@ -46,6 +47,7 @@ def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
     ``time`` in minutes (60 unless told), ``memory`` in GB, ``cpus`` and ``gpus`` a job, ``partition``,
     ``account``, ``qos``, ``constraint``, and ``at_once``, the most jobs that run at the same time.
     ``local`` starts a process a job on this machine, and hides the GPUs that were not asked for.
+    SLURM tells a job to stop 90 to 150 seconds before its ``time`` is over: ask for some minutes more.
 
     >>> parse_target("slurm:partition=gpu,gpus=1")
     ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
@@ -90,21 +92,38 @@ def submit(
     ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs are one array. ``folder`` must be
     on a disk that the nodes share. ``memory_limit`` should be the nodes', where they differ from this machine.
     Wait for the jobs before you start the sweep again: what they are training now looks unfinished.
+
+    Raises: ``ValueError`` with the scheduler's own words, where it refuses the jobs (an unknown partition).
     """
     scheduler, options = parse_target(target)
     home = Path(folder).resolve()
     executor = _executor(scheduler, options, home)
     sweep_folder.begin(home, work.points)
-    stacks = [[place for place in stack if place not in work.finished] for g in work.groups for stack in g.stacks]
-    stacks = [stack for stack in stacks if stack]
+    # whole stacks, finished runs too: the job of a stack that was cut short finds the stack's checkpoint
+    stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
     if not stacks:
         return []
     limits = [_text(memory_limit), _text(lanes)]
     members = [",".join(map(str, stack)) for stack in stacks]
     count = len(stacks)
-    handles = executor.map_array(train_members, [str(home)] * count, members, *([limit] * count for limit in limits))
-    names = [tuple(work.points[place].name for place in stack) for stack in stacks]
+    columns = ([str(home)] * count, members, *([limit] * count for limit in limits))
+    with _one_line(target):
+        handles = executor.map_array(train_members, *columns)
+    left = ([place for place in stack if place not in work.finished] for stack in stacks)
+    names = [tuple(work.points[place].name for place in places) for places in left]
     return [Job(handle.job_id, runs, handle) for handle, runs in zip(handles, names, strict=True)]
+
+
+@contextmanager
+def _one_line(target: str) -> Iterator[None]:
+    """What the scheduler says against the jobs, as a ``ValueError``."""
+    from submitit.core.utils import FailedJobError  # noqa: PLC0415
+
+    try:
+        yield
+    except FailedJobError as error:
+        says = " ".join(str(error).split())
+        raise ValueError(f"submit = {target!r}: must be what the scheduler takes; {says}") from error
 
 
 def _text(value: int | None) -> str:

@@ -63,15 +63,19 @@ print("Submitted batch job 4321")
 """
 
 
-def test_slurm_gets_one_array_with_the_options(tmp_path, monkeypatch):
-    """A made-up sbatch that writes down what it is given."""
+def _scheduler(tmp_path, monkeypatch, script):
+    """``srun`` and ``sbatch`` on the path, made up."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("srun", "sbatch"):
-        script = FAKE.format(python=sys.executable, log=str(tmp_path / f"{name}.txt"))
-        (tools / name).write_text(script)
+        (tools / name).write_text(script.format(python=sys.executable, log=str(tmp_path / f"{name}.txt")))
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_slurm_gets_one_array_with_the_options(tmp_path, monkeypatch):
+    """A made-up sbatch that writes down what it is given."""
+    _scheduler(tmp_path, monkeypatch, FAKE)
     sweep_engine.use(monkeypatch)
     work = plan_sweep(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]}))
     options = "slurm:partition=gpu,time=90,gpus=1,memory=16,cpus=4,account=lab7,at_once=2"
@@ -90,6 +94,34 @@ def test_slurm_gets_one_array_with_the_options(tmp_path, monkeypatch):
         "--job-name=fedjax-async-sweep",
     ):
         assert f"#SBATCH {line}\n" in sent, line
+
+
+def test_what_slurm_refuses_is_one_line_in_its_words(tmp_path, monkeypatch):
+    says = ("sbatch: error: invalid partition specified: gpu", "sbatch: error: Batch job submission failed")
+    _scheduler(tmp_path, monkeypatch, f"#!{{python}}\nimport sys\nsys.exit({chr(10).join(says)!r})\n")
+    sweep_engine.use(monkeypatch)
+    work = plan_sweep(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]}))
+    with pytest.raises(ValueError, match=re.escape("submit = 'slurm:partition=gpu'")) as raised:
+        cluster.submit(work, tmp_path / "sweep", "slurm:partition=gpu")
+    assert str(raised.value).endswith(" ".join(says))
+
+
+def test_a_stack_that_was_cut_short_is_submitted_whole(tmp_path, monkeypatch):
+    """Otherwise its job would be another stack, without the checkpoint of the one that was killed."""
+    _scheduler(tmp_path, monkeypatch, FAKE)
+    engine = sweep_engine.use(monkeypatch)
+    points = expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]})  # stacks of two: (0, 1), (2, 3), (4,)
+    sweep_folder.begin(tmp_path / "sweep", points)
+    cluster.train_members(str(tmp_path / "sweep"), "0,2,3", "", "")
+    jobs = cluster.submit(plan_sweep(points, folder=tmp_path / "sweep"), tmp_path / "sweep", "slurm")
+    assert [job.runs for job in jobs] == [("lr=0.2",), ("lr=0.5",)]
+    assert [job.handle.submission().args[1] for job in jobs] == ["0,1", "4"]
+    saved = tmp_path / "sweep" / "runs" / "lr=0.1" / "manifest.json"
+    before = saved.stat().st_mtime_ns
+    engine.trained.clear()
+    assert cluster.train_members(str(tmp_path / "sweep"), "0,1", "", "") == "1 runs"
+    assert [each.lr for each in engine.trained] == [0.1, 0.2]  # as one stack
+    assert saved.stat().st_mtime_ns == before  # and what was finished is left alone
 
 
 def test_options_are_checked():
