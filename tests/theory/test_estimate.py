@@ -194,6 +194,22 @@ def test_streamed_data_and_empty_clients_are_refused():
 # --- Theorem 1 against runs -----------------------------------------------------------------------
 
 
+def measured(found, gap, lr, delays):
+    """Theorem 1's constants for four clients: each the largest of those found along a run."""
+    return Constants(
+        gap=gap,
+        smoothness=max(one.smoothness.max() for one in found),
+        variance=max(one.variance.max() for one in found),
+        heterogeneity=max(one.heterogeneity for one in found),
+        clients=4, local_steps=2, lr=lr, server_lr=1.0, delays=delays,
+    )  # fmt: skip
+
+
+def algorithm_1(probability):
+    """AsynFL with random participation among four clients."""
+    return Method(rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4)), f"participation:probability={probability}")
+
+
 @pytest.mark.parametrize(("probability", "server_steps"), [(1.0, 1500), (0.9, 4000)])
 def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     """AsynFL on ``f_i = ||x - b_i||^2 / 2 + ...`` with noisy minibatches, at the largest rate that Theorem 1 allows.
@@ -208,18 +224,11 @@ def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
         estimate(KEY, model, {"w": jnp.asarray(w, jnp.float32)}, data, batch_size=4, iterations=5)
         for w in (np.zeros(3), known.optimum)
     )
-    server = rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4))
-    method = Method(server, f"participation:probability={probability}")
+    method = algorithm_1(probability)
     settings = Settings(batch_size=4, steps=2, server_steps=server_steps, eval_steps=10)
     # the world does not depend on the rate, so its delays may choose it
     schedule = prepare(settings, method=method, model=model, data=data).schedule
-    c = Constants(
-        gap=start.loss - known.minimum,
-        smoothness=max(start.smoothness.max(), end.smoothness.max()),
-        variance=max(start.variance.max(), end.variance.max()),
-        heterogeneity=max(start.heterogeneity, end.heterogeneity),
-        clients=4, local_steps=2, lr=1.0, server_lr=1.0, delays=delay_statistics(schedule, fresh=1),
-    )  # fmt: skip
+    c = measured((start, end), start.loss - known.minimum, 1.0, delay_statistics(schedule, fresh=1))
     np.testing.assert_allclose([c.smoothness, end.heterogeneity], [1, 0.25], rtol=1e-4)
     assert (c.delays.tau_max == 1) == (probability == 1) and c.variance > 0.1
     c = c._replace(lr=float(largest_lr_asynfl(c)))
@@ -237,30 +246,20 @@ def test_theorem_1_bounds_what_a_network_measures():
     The smallest loss is unknown, but no cross-entropy is negative, so the gap is at most the first loss.
     """
     data, model, steps = problem.data((12, 9, 13, 8)), problem.MODEL, 6000
-    server = rule(optimizer=optax.sgd(1.0), aggregate=mean(divisor=4))
-    method = Method(server, "participation:probability=0.99")
+    method = algorithm_1(0.99)
     settings = Settings(batch_size=4, steps=2, server_steps=steps, seed=0)
     start = prepare(settings, method=method, model=model, data=data)
     delays = delay_statistics(start.schedule, fresh=1)
     assert delays.tau_max == 2  # late uploads, or this would be FedAvg
 
-    def constants(found, lr):
-        return Constants(
-            gap=found[0].loss,
-            smoothness=max(one.smoothness.max() for one in found),
-            variance=max(one.variance.max() for one in found),
-            heterogeneity=max(one.heterogeneity for one in found),
-            clients=4, local_steps=2, lr=lr, server_lr=1.0, delays=delays,
-        )  # fmt: skip
-
     taken = np.array([0, 1, 4, 8]) * steps // 8
     found = [estimate(KEY, model, start.params, data, batch_size=4)]
-    lr = 0.9 * float(largest_lr_asynfl(constants(found, 1.0)))  # L may grow along the way
+    lr = 0.9 * float(largest_lr_asynfl(measured(found, found[0].loss, 1.0, delays)))  # L may grow along the way
     for step in taken[1:].tolist():
         shorter = dataclasses.replace(settings, server_steps=step, lr=lr)
         reached = simulate(shorter, method=method, model=model, data=data)
         found.append(estimate(KEY, model, reached.params, data, batch_size=4))
-    c = constants(found, lr)
+    c = measured(found, found[0].loss, lr, delays)
     assert lr <= largest_lr_asynfl(c)
     gradient = np.array([one.gradient for one in found])
     average = np.diff(taken) @ gradient[:-1] / steps  # from above: the gradient falls
