@@ -44,8 +44,8 @@ def project_out(vector: Params, direction: Params, *, per: str = "layer") -> Par
     """The part of ``vector`` orthogonal to ``direction``, in each group of leaves by itself.
 
     ``v - (<v, d> / <d, d>) d``; where ``d`` is zero, ``v`` itself. Of all vectors orthogonal to ``d`` it
-    is the nearest to ``v``, and at the smallest angle to it. ``d`` is first scaled to a largest entry of
-    1, so that neither tiny nor huge directions under- or overflow.
+    is the nearest to ``v``, and at the smallest angle to it. Neither tiny nor huge directions under- or
+    overflow: where the products come near to it, they are taken again with ``d`` scaled to a largest entry of 1.
 
     Args:
       vector, direction: pytrees of the same structure and shapes.
@@ -55,17 +55,37 @@ def project_out(vector: Params, direction: Params, *, per: str = "layer") -> Par
     """
     vectors, structure = jax.tree.flatten(vector)
     directions = jax.tree.leaves(direction)
-    out, real = list(vectors), jnp.result_type(float)
-    for group in _groups(vector, per):
-        mine = [vectors[i] for i in group]
-        largest = jnp.max(jnp.stack([jnp.max(jnp.abs(directions[i]), initial=0.0).astype(real) for i in group]))
-        scale = jnp.where(largest > 0, largest, jnp.ones_like(largest))
-        theirs = [directions[i].astype(real) / scale for i in group]
-        square = _inner(theirs, theirs)
-        share = _inner(mine, theirs) / jnp.where(square > 0, square, jnp.ones_like(square))
-        for i, v, d in zip(group, mine, theirs):
-            out[i] = (v.astype(real) - share * d).astype(v.dtype)
+    groups, real = _groups(vector, per), jnp.result_type(float)
+    pairs = [([vectors[i] for i in group], [directions[i] for i in group]) for group in groups]
+    products = [(_inner(v, d), _inner(d, d)) for v, d in pairs]
+    shares = jax.lax.cond(
+        _far_from_limits(jnp.stack([product for both in products for product in both])),
+        lambda: [(along / square, jnp.ones((), real)) for along, square in products],
+        lambda: [_scaled_share(v, d) for v, d in pairs],
+    )
+    out = list(vectors)
+    for group, (share, scale) in zip(groups, shares):
+        for i in group:
+            unit = directions[i].astype(real) / scale
+            out[i] = (vectors[i].astype(real) - share * unit).astype(vectors[i].dtype)
     return jax.tree.unflatten(structure, out)
+
+
+def _far_from_limits(products: Array) -> Array:
+    """Whether what under- or overflowed among the terms of these sums, if anything, is lost in their rounding."""
+    limits = jnp.finfo(products.dtype)
+    size = jnp.abs(products)
+    return jnp.all((size > limits.tiny**0.5) & (size < limits.max**0.5))
+
+
+def _scaled_share(vectors: list[Array], directions: list[Array]) -> tuple[Array, Array]:
+    """``<v, u> / <u, u>`` (0 if u is zero) of ``u = d / scale``, and the scale: the largest entry of d, or 1."""
+    real = jnp.result_type(float)
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(d), initial=0.0).astype(real) for d in directions]))
+    scale = jnp.where(largest > 0, largest, jnp.ones_like(largest))
+    units = [d.astype(real) / scale for d in directions]
+    square = _inner(units, units)
+    return _inner(vectors, units) / jnp.where(square > 0, square, jnp.ones_like(square)), scale
 
 
 def orthonormalise(rows: Array) -> Array:
