@@ -20,8 +20,10 @@ SLACK = 1 + 1e-12
 
 def turns(clients: np.ndarray) -> np.ndarray:
     """How many entries before each have the same client; int64."""
-    order = np.argsort(clients, kind="stable")
-    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    # Sorting numbers takes half the time of sorting places by them.
+    ordered = np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients)))
+    order = ordered & 0xFFFFFFFF
+    begins = np.flatnonzero(np.diff(ordered >> 32, prepend=-1))
     found = np.empty(len(clients), np.int64)
     found[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
     return found

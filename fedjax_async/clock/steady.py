@@ -11,14 +11,16 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock.fates import Fate
 from fedjax_async.clock.record import SLACK, turns
-from fedjax_async.clock.stock import Stock, nobody
+from fedjax_async.clock.stock import AHEAD, stocked
 from fedjax_async.clock.successors import Rule
 from fedjax_async.clock.world import World, checked_durations, too_short
 from fedjax_async.types import Schedule
@@ -85,32 +87,68 @@ def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> S
 
 def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
     """The arrivals when a client drawn by ``rule`` leaves in the stead of each that returns."""
-    candidates, fill, _, _, _, swap, ahead = rule(world.num_clients, concurrency, world.seed)
-    first = sorted(candidates[:concurrency])
-    fill(candidates[concurrency:])
-    durations = Stock(partial(checked_durations, world), world.num_clients, ahead or nobody)
-    durations.prepare(first)
-    duration = durations.take
-    clients, arrived, uploads = array("q", first), array("q"), array("d", map(duration, first))
-    heap = list(zip(uploads, first, range(concurrency)))
-    heapq.heapify(heap)
+    candidates, *_, places, _ = rule(world.num_clients, concurrency, world.seed)
     most, horizon = budget(world, size)
-    replace, next_job = heapq.heapreplace, concurrency
-    while next_job - concurrency < most:
+    first, idle = sorted(candidates[:concurrency]), array("i", np.array(candidates[concurrency:], np.int32).tobytes())
+    count = len(idle)
+    idle.append(-1)
+    heap: list[tuple[float, int, int]] = []
+
+    def returning(client: int) -> Iterable[int]:
+        # Where many are idle, all but few of those that leave are foreseen anyway.
+        return (event[1] for event in heap[:AHEAD]) if count < AHEAD else ()
+
+    stock = stocked(partial(checked_durations, world), world.num_clients, concurrency + most, returning)
+    uploads = array("d", stock.take_each(np.array(first)).tobytes())
+    heap += zip(uploads, first, range(concurrency))
+    heapq.heapify(heap)
+    clients, arrived = array("q", first), array("q")
+    take, replace, next_job = stock.take, heapq.heapreplace, concurrency
+    events = _foreseen(np.frombuffer(idle, np.int32), places(count), stock.take_each)
+    for place, foreseen, ready in islice(events, None if most == math.inf else int(most)):
         now, client, job = heap[0]
         if now > horizon:
             break
         arrived.append(job)
-        client = swap(client)
-        upload = now + duration(client)
+        if ready:
+            chosen, upload = foreseen, now + ready
+        else:
+            idle[count] = client
+            chosen = idle[place]
+            upload = now + take(chosen)
+        idle[place] = client
         if upload <= now:
-            raise too_short(client, now)
-        clients.append(client)
+            raise too_short(chosen, now)
+        clients.append(chosen)
         uploads.append(upload)
-        replace(heap, (upload, client, next_job))
+        replace(heap, (upload, chosen, next_job))
         next_job += 1
     columns = [np.array(column) for column in (clients, uploads, arrived)]
     return Arrivals(columns[0], turns(columns[0]), *columns[1:])
+
+
+def _foreseen(
+    idle: np.ndarray, places: Iterator[np.ndarray], take_each: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[tuple[int, int, float]]:
+    """For each event the place that is drawn and, of most, who is drawn there and the seconds of the job; else 0.
+
+    Who is in a place is known ahead until it is drawn for the second time: then somebody has returned there.
+    """
+    count = len(idle) - 1
+    first = np.empty(count + 1, np.int32)
+
+    def ahead(some: np.ndarray) -> Iterable[tuple[int, int, float]]:
+        if count < AHEAD:  # most would be drawn again soon
+            return zip(some.tolist(), repeat(0), repeat(0.0))
+        order, clients, seconds = np.arange(len(some)), idle[some], np.zeros(len(some))
+        first[some[::-1]] = order[::-1]
+        known = (first[some] == order) & (some < count)
+        seconds[known] = take_each(clients[known])
+        return zip(some.tolist(), clients.tolist(), seconds.tolist())
+
+    return chain.from_iterable(
+        ahead(block[begin : begin + AHEAD]) for block in places for begin in range(0, len(block), AHEAD)
+    )
 
 
 def merged(world: World, size: int, concurrency: int) -> Arrivals:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count as counting
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ class Idle(NamedTuple):
     that was drawn but was away, as if it had never been drawn. ``swap(client)`` is ``add`` and ``draw``.
     ``ahead(client)``: those that will probably be drawn soon after ``client``, a guess that changes
     nothing; ``None``: those that return soon.
+
+    ``places(count)`` are the same draws for who keeps the container himself, of always ``count`` idle clients:
+    who returns is put into place ``count``, behind them; who is drawn leaves the next of ``places``, which comes
+    in arrays, and the one behind moves there.
     """
 
     candidates: Sequence[int]
@@ -37,6 +42,7 @@ class Idle(NamedTuple):
     draw: Callable[[], int]
     restore: Callable[[int], None]
     swap: Callable[[int], int]
+    places: Callable[[int], Iterator[np.ndarray]]
     ahead: Ahead | None = None
 
 
@@ -52,9 +58,11 @@ def same(num_clients: int, concurrency: int, seed: int) -> Idle:
     def add(client: int) -> None:
         heapq.heappush(idle, client)
 
-    return Idle(
-        range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, partial(heapq.heappushpop, idle)
-    )
+    def places(count: int) -> Iterator[np.ndarray]:
+        return repeat(np.full(AHEAD, count))
+
+    swap = partial(heapq.heappushpop, idle)
+    return Idle(range(concurrency), idle.extend, add, lambda: heapq.heappop(idle), add, swap, places)
 
 
 def round_robin(num_clients: int, concurrency: int, seed: int) -> Idle:
@@ -80,7 +88,11 @@ def round_robin(num_clients: int, concurrency: int, seed: int) -> Idle:
     def restore(client: int) -> None:
         heapq.heappush(back, (turn[client], client))
 
-    return Idle(range(num_clients), idle.extend, add, draw, restore, swap, lambda client: islice(idle, AHEAD))
+    def places(count: int) -> Iterator[np.ndarray]:
+        return (np.arange(begin, begin + AHEAD) % count for begin in counting(0, AHEAD))
+
+    candidates = array("i", np.arange(num_clients, dtype=np.int32).tobytes())
+    return Idle(candidates, idle.extend, add, draw, restore, swap, places, lambda client: islice(idle, AHEAD))
 
 
 def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
@@ -122,14 +134,20 @@ def uniform(num_clients: int, concurrency: int, seed: int) -> Idle:
             if pick == count:
                 return client
 
+    def places(count: int) -> Iterator[np.ndarray]:
+        beyond = 1 << (count + 1).bit_length()
+        while True:
+            drawn = (rng.random(_DRAWS)[::-1] * beyond).astype(np.int64)
+            yield drawn[drawn <= count]
+
     def ahead(client: int) -> Iterable[int]:
         recount()  # when the next is drawn, one more has returned
         if len(picks) < AHEAD:
             more()
-        places = np.array(picks[-AHEAD:])
-        return np.frombuffer(idle, np.int32)[places[places < count]].tolist() if count else ()
+        soon = np.array(picks[-AHEAD:])
+        return np.frombuffer(idle, np.int32)[soon[soon < count]].tolist() if count else ()
 
-    return Idle(candidates, idle.extend, idle.append, lambda: swap(idle.pop()), idle.append, swap, ahead)
+    return Idle(candidates, idle.extend, idle.append, lambda: swap(idle.pop()), idle.append, swap, places, ahead)
 
 
 SUCCESSORS: dict[str, Rule] = {"same": same, "uniform": uniform, "round_robin": round_robin}

@@ -433,3 +433,16 @@ def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):
         for expected, (timing, options) in zip(plain, worlds):
             for one, other in zip(expected, make(timing, num_clients=12, updates=400, **options)):
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("clients", [5, 60, 2500])
+@pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
+def test_who_is_drawn_and_for_how_long_may_be_known_ahead(clients, sampling, monkeypatch):
+    """Events one by one, as under conditions, are the reference: with many idle clients and few, by table or stock."""
+    for concurrency in (1, 4):
+        timing = f"buffer:size=1,concurrency={concurrency},sampling={sampling}"
+        expected = make(timing, "exponential", num_clients=clients, updates=4000, availability="always")
+        for cells in (1 << 19, 1):
+            monkeypatch.setattr("fedjax_async.clock.stock._CELLS", cells)
+            for one, other in zip(expected, make(timing, "exponential", num_clients=clients, updates=4000)):
+                np.testing.assert_array_equal(one, other)
