@@ -59,10 +59,7 @@ class Stock:
         return item
 
     def take_each(self, clients: np.ndarray) -> np.ndarray:
-        """What ``take`` would give each of these clients, all different, as an array; what else is ready is forgotten.
-
-        Only for stocks that keep one job of a client at the most.
-        """
+        """What ``take`` would give each of these clients, all different, as an array; what is ready is forgotten."""
         self._forget()
         drawn = self._draw(clients[:, None], self._drawn[clients][:, None]).reshape(-1)
         self._drawn[clients] += 1

@@ -51,13 +51,14 @@ def test_what_is_drawn_ahead_is_bounded(monkeypatch):
     st.lists(st.integers(0, 5) | st.sets(st.integers(0, 5), min_size=1), min_size=1, max_size=200),
     st.sampled_from([1, 10, 100, math.inf]),
     st.sampled_from([1, 24, 70, 1 << 17]),
+    st.sampled_from([1, 20, 1 << 17]),
 )
 @settings(deadline=None, max_examples=100)
-def test_single_clients_and_arrays_of_them_take_from_one_stock(asking, jobs, cells):
-    old, stock._CELLS = stock._CELLS, cells
+def test_single_clients_and_arrays_of_them_take_from_one_stock(asking, jobs, cells, items):
+    old, (stock._CELLS, stock._ITEMS) = (stock._CELLS, stock._ITEMS), (cells, items)
     try:
         mine = stocked(lambda clients, numbers: 1000.0 * clients + numbers + 1, 6, jobs, lambda client: [client, 2, 4])
-        assert isinstance(mine, Table) == (cells >= 24)
+        assert isinstance(mine, Table) == (cells >= 24 and jobs > 1)
         taken = [0] * 6
         for some in asking:
             clients = np.array([some] if isinstance(some, int) else sorted(some))
@@ -66,7 +67,7 @@ def test_single_clients_and_arrays_of_them_take_from_one_stock(asking, jobs, cel
             for client in clients:
                 taken[client] += 1
     finally:
-        stock._CELLS = old
+        stock._CELLS, stock._ITEMS = old
 
 
 def test_a_table_draws_no_more_than_it_has_room_for_or_is_asked_for():
