@@ -3,7 +3,7 @@
 Without absences and losses every upload sends one client off, so job ``C + e`` is the one that arrival
 ``e`` sends, and all columns follow from the order of arrivals. Where clients send themselves off again,
 that order is a merge of the clients' own timelines, made with whole arrays. Where others are drawn, a
-heap finds it.
+heap finds it; who is drawn and for how long is prepared with whole arrays as far as it is known ahead.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
     """The arrivals when a client drawn by ``rule`` leaves in the stead of each that returns."""
     candidates, *_, places, _ = rule(world.num_clients, concurrency, world.seed)
     most, horizon = budget(world, size)
-    first, idle = sorted(candidates[:concurrency]), array("i", np.array(candidates[concurrency:], np.int32).tobytes())
+    first, idle = sorted(candidates[:concurrency]), array("i", candidates[concurrency:])
     count = len(idle)
     idle.append(-1)
     heap: list[tuple[float, int, int]] = []

@@ -3,6 +3,8 @@
 Events ask one job at a time, arrays are filled by the thousand. So each refill draws for the client that asks
 and for those that will probably ask soon, several jobs each where clients are few; for all, where they are
 very few. A wrong guess costs time and changes nothing: what a job gets depends on its client and number alone.
+
+``Stock`` keeps anything, ``Table`` numbers alone, for all clients at once and quicker to take from.
 """
 
 from __future__ import annotations
