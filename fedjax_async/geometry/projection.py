@@ -56,18 +56,21 @@ def project_out(vector: Params, direction: Params, *, per: str = "layer") -> Par
     vectors, structure = jax.tree.flatten(vector)
     directions = jax.tree.leaves(direction)
     groups, real = _groups(vector, per), jnp.result_type(float)
+    if not groups:
+        return vector
     pairs = [([vectors[i] for i in group], [directions[i] for i in group]) for group in groups]
-    products = [(_inner(v, d), _inner(d, d)) for v, d in pairs]
-    shares = jax.lax.cond(
-        _far_from_limits(jnp.stack([product for both in products for product in both])),
-        lambda: [(along / square, jnp.ones((), real)) for along, square in products],
-        lambda: [_scaled_share(v, d) for v, d in pairs],
+    along = jnp.stack([_inner(v, d) for v, d in pairs])
+    square = jnp.stack([_inner(d, d) for _, d in pairs])
+    share, scale = jax.lax.cond(
+        _far_from_limits(along) & _far_from_limits(square),
+        lambda: (along / square, jnp.ones_like(square)),
+        lambda: _scaled_shares(pairs),
     )
     out = list(vectors)
-    for group, (share, scale) in zip(groups, shares):
+    for k, group in enumerate(groups):
         for i in group:
-            unit = directions[i].astype(real) / scale
-            out[i] = (vectors[i].astype(real) - share * unit).astype(vectors[i].dtype)
+            unit = directions[i].astype(real) / scale[k]
+            out[i] = (vectors[i].astype(real) - share[k] * unit).astype(vectors[i].dtype)
     return jax.tree.unflatten(structure, out)
 
 
@@ -78,14 +81,18 @@ def _far_from_limits(products: Array) -> Array:
     return jnp.all((size > limits.tiny**0.5) & (size < limits.max**0.5))
 
 
-def _scaled_share(vectors: list[Array], directions: list[Array]) -> tuple[Array, Array]:
-    """``<v, u> / <u, u>`` (0 if u is zero) of ``u = d / scale``, and the scale: the largest entry of d, or 1."""
+def _scaled_shares(pairs: list[tuple[list[Array], list[Array]]]) -> tuple[Array, Array]:
+    """``<v, u> / <u, u>`` (0 if u is zero) of ``u = d / scale``, and the scale: d's largest entry, or 1; [groups]."""
     real = jnp.result_type(float)
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(d), initial=0.0).astype(real) for d in directions]))
-    scale = jnp.where(largest > 0, largest, jnp.ones_like(largest))
-    units = [d.astype(real) / scale for d in directions]
-    square = _inner(units, units)
-    return _inner(vectors, units) / jnp.where(square > 0, square, jnp.ones_like(square)), scale
+    shares, scales = [], []
+    for vectors, directions in pairs:
+        largest = jnp.max(jnp.stack([jnp.max(jnp.abs(d), initial=0.0).astype(real) for d in directions]))
+        scale = jnp.where(largest > 0, largest, jnp.ones_like(largest))
+        units = [d.astype(real) / scale for d in directions]
+        square = _inner(units, units)
+        shares.append(_inner(vectors, units) / jnp.where(square > 0, square, jnp.ones_like(square)))
+        scales.append(scale)
+    return jnp.stack(shares), jnp.stack(scales)
 
 
 def orthonormalise(rows: Array) -> Array:

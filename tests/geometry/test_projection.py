@@ -74,6 +74,26 @@ def test_zero_directions_change_nothing_and_zero_vectors_stay_zero(per):
         np.testing.assert_array_equal(project_out(v, one_zero, per=per)["dense"]["kernel"], v["dense"]["kernel"])
 
 
+@pytest.mark.parametrize("per", GROUPINGS)
+@pytest.mark.parametrize("sizes", [(1e-30, 1.0), (1.0, 1e-18), (1e-12, 1e-8), (1e18, 1.0), (1e30, 1e-30), (1.0, 1e30)])
+def test_products_near_the_limits_are_taken_again_in_float32(per, sizes):
+    """A direction's length does not matter, a vector's is that of its projection, whichever way they are taken."""
+    rng = np.random.default_rng(1)
+    v, d = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_tree(rng)) for _ in range(2))
+    usual = project_out(v, d, per=per)
+    long, wide = (jax.tree.map(lambda leaf, by=by: leaf * jnp.float32(by), one) for one, by in zip((d, v), sizes))
+    scaled = project_out(wide, long, per=per)
+    jax.tree.map(
+        lambda have, want: np.testing.assert_allclose(have / np.float32(sizes[1]), want, rtol=0, atol=2e-6),
+        scaled,
+        usual,
+    )
+
+
+def test_a_tree_without_leaves_is_its_own_projection():
+    assert project_out({}, {}) == {}
+
+
 def test_parallel_vectors_vanish_and_any_structure_will_do():
     with jax.enable_x64(True):
         v = jnp.arange(1.0, 5.0)
