@@ -91,7 +91,8 @@ TASKS: dict[str, Task] = {
     ),
     "har": Task(
         "HAR, ResNet-18 (1-D)",
-        {**_COMMON, "dataset": "har", "model": "resnet18_1d", "clients": 21, "partition": "natural"},
+        # of the standard width it has 3.85 million parameters; the paper's has 119,000, as this one
+        {**_COMMON, "dataset": "har", "model": "resnet18_1d:width=0.174", "clients": 21, "partition": "natural"},
         1000,
         {"epochs": 1.0, "updates": 210},
     ),

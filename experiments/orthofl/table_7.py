@@ -27,7 +27,7 @@ from fedjax_async.types import Params
 # The paper's models: spec, shape of an input, classes.
 MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
     "mnist": ("lenet5_orthofl", (28, 28, 1), 10),
-    "har": ("resnet18_1d", (128, 9), 6),
+    "har": ("resnet18_1d:width=0.174", (128, 9), 6),
     "20newsgroups": ("distilbert_lora", (64,), 20),
     "cifar10": ("vgg11", (32, 32, 3), 10),
     "cifar100": ("mobilenetv2", (32, 32, 3), 100),
