@@ -11,7 +11,7 @@ from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.statistics import rebased, weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
@@ -42,7 +42,8 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
     ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``, and then ``h_i <- Delta_i``:
     ``h_i`` is the last delta of client i in earlier steps (zero at first), ``h`` the mean of all (Algorithm 2 of
     "Tackling the data heterogeneity in asynchronous federated learning with cached update calibration").
-    Of a client that is twice in a buffer the newest delta is cached. Memory: 2 D scalars a client.
+    Of a client that is twice in a buffer the newest delta is cached. Memory: 2 D scalars a client. Running statistics
+    are averaged over the buffer and not cached: no change of them is worth anything later.
 
     Args:
       server_lr: ``eta > 0``.
@@ -60,12 +61,14 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
 
     def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, dict[str, Array]]:
         arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
+        arrival = rebased(arrival, state.params)
         delta, guards_state, factor = guards.update(arrival.upload, state.guards, state.params, arrival)
         accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
         share = accepted.astype(jnp.result_type(float))
         before = tree.where(memory.step == state.step, memory.before, memory.newest)
         difference = jax.tree.map(jnp.subtract, delta, before)
-        changed = jax.tree.map(lambda s, d, old: s + d - old, state.changes, delta, memory.newest)
+        latest = with_statistics(delta, jax.tree.map(jnp.zeros_like, delta))
+        changed = jax.tree.map(lambda s, d, old: s + d - old, state.changes, latest, memory.newest)
         changes = tree.where(accepted, changed, state.changes)
         correction, count, gathered = gathering.close(gathering.add(state.gathered, difference, share), arrival.closes)
         direction = jax.tree.map(jnp.add, state.mean, correction)
@@ -80,7 +83,7 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
             step=state.step + closes.astype(jnp.int32),
             guards=tree.where(accepted, guards_state, state.guards),
         )
-        row = Cached(before, delta, state.step)
+        row = Cached(before, latest, state.step)
         return new, tree.where(accepted, row, memory), {"weight": share * factor.astype(share.dtype)}
 
     def dispatch(state: Ca2flState, memory: Cached) -> tuple[Message, Cached]:

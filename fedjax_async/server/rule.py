@@ -11,7 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.statistics import rebased, weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, chain, scaled
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
@@ -46,7 +46,8 @@ def rule(
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
 
-    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser.
+    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser, and there
+    ``Delta_i`` is the way from the server's to the client's, however stale it is: what is averaged is where clients stand.
     A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
     none accepted changes nothing. ``info["weight"]`` is ``w_i`` times the scalar factors of the
     transforms, before the aggregation.
@@ -64,6 +65,7 @@ def rule(
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
         # by hand, numbers of examples come as integers; factors are fractions
         arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
+        arrival = rebased(arrival, state.params)
         direction, transforms_state, factor = transform.update(arrival.upload, state.transforms, state.params, arrival)
         accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
         share = jnp.where(accepted, arrival.weight if weighting == "examples" else jnp.ones_like(arrival.weight), 0.0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
+
 from fedjax_async.models import STATISTICS
-from fedjax_async.types import Params
+from fedjax_async.types import Arrival, Params
 
 
 def has_statistics(params: Params) -> bool:
@@ -21,6 +23,19 @@ def weights_of(params: Params) -> Params:
 def with_statistics(weights: Params, source: Params) -> Params:
     """``weights``, with the running statistics of ``source`` where it has any."""
     return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
+
+
+def rebased(arrival: Arrival, params: Params) -> Arrival:
+    """The arrival as if its client had started from the running statistics of ``params``.
+
+    A client's statistics say where it stands, ``start + upload``: a few steps take them most of the way whatever
+    they were before. Added as changes, those of several stale clients would overshoot, down to negative variances.
+    """
+    if not has_statistics(params):
+        return arrival
+    start, upload = arrival.start, arrival.upload
+    way = jax.tree.map(lambda w0, d, x: w0 + d - x, start, upload, params)
+    return arrival._replace(start=with_statistics(start, params), upload=with_statistics(upload, way))
 
 
 def on_weights(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:

@@ -1,49 +1,79 @@
-"""BatchNorm's running statistics among the params: every rule moves them by the mean, none as if they were weights."""
+"""BatchNorm's running statistics among the params: rules average where clients stand, none takes them for weights."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival
 
-LEARNT = {"server_lr": 0.25}
-AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "fadas", "ca2fl"]
+AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
+MEMBERS = ("asynfl", "ca2fl")  # take the number of clients
 
 
 def params_of(weight, statistic):
     return {"params": {"w": jnp.full(3, weight)}, "batch_stats": {"var": jnp.full(2, statistic)}}
 
 
-def after_steps(name, statistics, **options):
-    """Params after steps of two arrivals each, whose statistics change by these amounts."""
-    server = SERVERS[name](**options)
-    state, row = server.init(params_of(0.0, 1.0))
-    rows = [row, row]
-    for pair in statistics:
-        for client, change in enumerate(pair):
-            given = Arrival(
-                params_of(1.0 + client, change), params_of(0.0, 1.0), jnp.int32(0), jnp.asarray(4.0), jnp.int32(client),
-                jnp.asarray(0.0), jnp.bool_(client == 1),
+@functools.cache
+def run_of(name, **options):
+    """From (start, change, staleness), [steps, 2] each, to the server's statistics and weights after these steps."""
+    server = SERVERS[name](**options, **({"num_clients": 2} if name in MEMBERS else {}))
+
+    def function(start, change, staleness):
+        state, row = server.init(params_of(0.0, 1.0))
+        rows = [row, row]
+        for step, client in np.ndindex(start.shape):
+            arrival = Arrival(
+                params_of(1.0 + client, change[step, client]), params_of(0.0, start[step, client]),
+                staleness[step, client], jnp.asarray(4.0), jnp.int32(client), jnp.asarray(0.0), jnp.bool_(client == 1),
             )  # fmt: skip
-            state, rows[client], _ = server.receive(state, rows[client], given)
-    return server.params(state)
+            state, rows[client], _ = server.receive(state, rows[client], arrival)
+        end = server.params(state)
+        return end["batch_stats"]["var"], end["params"]["w"]
+
+    return jax.jit(function)
+
+
+def after_steps(name, start, change, staleness=None, **options):
+    staleness = np.zeros(np.shape(start)) if staleness is None else staleness
+    found = run_of(name, **options)(np.asarray(start, float), np.asarray(change, float), np.asarray(staleness, np.int32))
+    return [np.asarray(each) for each in found]
 
 
 @pytest.mark.parametrize("name", AVERAGING)
-def test_statistics_move_by_the_mean_of_what_arrives(name):
+def test_statistics_become_the_mean_of_the_clients_own(name):
+    """However stale they are: a client of the second step started where those of the first did, another further off."""
     with jax.enable_x64(True):
-        options = LEARNT | ({"num_clients": 2} if name == "ca2fl" else {})
-        end = after_steps(name, [(0.2, 0.4), (-0.1, -0.3)], **options)
-        np.testing.assert_allclose(end["batch_stats"]["var"], np.full(2, 1.0 + 0.3 - 0.2))
-        assert np.all(end["params"]["w"] > 0)
+        statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
+        np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
+        assert np.all(weights > 0)
+
+
+PAIRS = st.tuples(*[st.tuples(*[st.floats(0.0, 10.0)] * 2)] * 2)
+LATE = st.tuples(*[st.tuples(*[st.integers(0, 30)] * 2)] * 2)
+
+
+@pytest.mark.parametrize("name", sorted(SERVERS))
+@given(start=PAIRS, end=PAIRS, staleness=LATE)
+def test_no_rule_leaves_the_range_of_what_clients_hold(name, start, end, staleness):
+    """So that no running variance turns negative, however stale the arrivals."""
+    with jax.enable_x64(True):
+        statistics, _ = after_steps(name, start, np.subtract(end, start), staleness)
+        held = [1.0, *np.ravel(end)]
+        assert np.all(statistics >= min(held) - 1e-9)
+        assert np.all(statistics <= max(held) + 1e-9)
 
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_statistics_have_no_part_in_how_weights_move(name):
     with jax.enable_x64(True):
-        small, large = (after_steps(name, [(s, s)], clip=1.5)["params"]["w"] for s in (0.0, 100.0))
+        small, large = (after_steps(name, [[1.0, 1.0]], [[s, s]], clip=1.5)[1] for s in (0.0, 100.0))
         np.testing.assert_array_equal(small, large)
