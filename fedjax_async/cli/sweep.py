@@ -131,7 +131,7 @@ def sweep(arguments: argparse.Namespace) -> None:
         return
     try:
         progress = False if arguments.quiet else None
-        found = run_work(work, folder=arguments.out, lanes=arguments.lanes, progress=progress)
+        found = run_work(work, folder=arguments.out, progress=progress)
     except KeyboardInterrupt:
         print(f"\ninterrupted: finished runs are kept in {arguments.out}; the same command goes on", file=sys.stderr)
         sys.exit(130)

@@ -40,6 +40,7 @@ class Group(NamedTuple):
 
     members: tuple[int, ...]  # indices into the list of settings
     stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time
+    lanes: int  # stacks trained at the same time
     num_bytes: int  # estimated device memory in use at a time
     updates: int  # of all members together
     about: str  # what the runs share
@@ -60,11 +61,12 @@ def plan_groups(
 ) -> list[Group]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
-    ``memory_limit``: bytes of device memory for everything that runs at a time. ``ValueError`` where one
-    run alone needs more. Nothing is compiled.
+    ``memory_limit``: bytes of device memory for everything that runs at a time. ``lanes``: stacks at a time, by
+    default one a CPU core, or as many as fit. ``ValueError`` where one run alone needs more memory, or one a lane
+    with ``lanes`` given. Nothing is compiled.
     """
-    lanes = default_lanes() if lanes is None else lanes
-    check.whole("lanes", lanes)
+    if lanes is not None:
+        check.whole("lanes", lanes)
     for one in settings:
         for name in OF_SWEEP:
             value = getattr(one, name)
@@ -83,14 +85,16 @@ def default_limit() -> int:
     return int(SHARE * statistics.get("bytes_limit", 2**33))
 
 
-def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int) -> Group:
+def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int | None) -> Group:
     first = experiments[members[0]]
     sizes = {i: _num_bytes(experiments[i]) for i in members}
     held = first.pieces.data
     pool = () if held.streamed else (held.x, held.y)
     data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
-    room = (limit - data) // lanes
     largest = max(sizes.values())
+    if lanes is None:
+        lanes = max(1, min(default_lanes(), (limit - data) // largest))
+    room = (limit - data) // lanes
     check.require(largest <= room, "memory_limit", limit, f"at least {data + lanes * largest} bytes for one run a lane")
     most = max(1, room // largest)
     if jax.default_backend() == "cpu":
@@ -104,7 +108,7 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
     s = first.settings
     about = f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
     updates = sum(len(experiments[i].schedule.job) for i in members)
-    return Group(members, stacks, data + lanes * length * largest, updates, about)
+    return Group(members, stacks, lanes, data + lanes * length * largest, updates, about)
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -115,7 +119,7 @@ def _num_bytes(e: Experiment) -> int:
     own = jax.eval_shape(lambda p: bound(e.pieces.client, e.pieces.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     in_flight = len(schedule.client) - len(schedule.job) + 1
-    rows = min(schedule.num_clients, CPU_WIDTH)
+    rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)
     tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
     return model * (in_flight + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
 
@@ -131,15 +135,13 @@ def execute_group(
     *,
     on_finished: Callable[[int, Run], None],
     progress: Progress | None = None,
-    lanes: int | None = None,
     folder: Path | None = None,
 ) -> None:
-    """Run the members of a group, stack by stack, ``lanes`` stacks at a time.
+    """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
     ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
     ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there.
     """
-    lanes = default_lanes() if lanes is None else lanes
     experiments = {i: prepare(settings[i]) for i in group.members}
     if experiments[group.members[0]].settings.engine == "reference":
         for i in group.members:
@@ -157,7 +159,7 @@ def execute_group(
         made = make_stack(members, plans[k], shape, per_client=first.per_client)
         return lambda: run_stack(made, on_bad=first.on_bad, progress=report.part(k), keeper=keepers[k])
 
-    for k, outcomes in _in_lanes(stack, len(plans), lanes):
+    for k, outcomes in _in_lanes(stack, len(plans), group.lanes):
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
             on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
@@ -165,12 +167,16 @@ def execute_group(
             keeper.clear()
 
 
+def _max_width(e: Experiment) -> int | None:
+    """Jobs of a batch in a stack; ``None`` leaves it to the engine."""
+    if e.settings.max_width is None and jax.default_backend() == "cpu":
+        return max(1, min(CPU_WIDTH, 2**27 // tree.num_bytes(e.params)))
+    return e.settings.max_width
+
+
 def _plan(members: Sequence[Experiment]) -> Plan:
-    s = members[0].settings
-    width = s.max_width
-    if width is None and jax.default_backend() == "cpu":
-        width = max(1, min(CPU_WIDTH, 2**27 // tree.num_bytes(members[0].params)))
-    return plan_stack([member_of(e) for e in members], max_width=width, batching=s.batching)
+    width, batching = _max_width(members[0]), members[0].settings.batching
+    return plan_stack([member_of(e) for e in members], max_width=width, batching=batching)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment]) -> Keeper:

@@ -140,5 +140,5 @@ def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> s
     chosen = [points[int(place)] for place in members.split(",")]
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
     work = plan_sweep(chosen, folder=home, **limits)
-    train_into(home, work, lanes=limits["lanes"], progress=False)
+    train_into(home, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"

@@ -119,7 +119,6 @@ def train(
     *,
     on_finished: Callable[[int, Run], None],
     folder: Path | None = None,
-    lanes: int | None = None,
     progress: bool | None = None,
 ) -> None:
     """Train what is left, group after group; ``on_finished(place among the points, run)`` for each new run."""
@@ -140,34 +139,32 @@ def train(
     try:
         with precision(work.points):
             for group in work.groups:
-                sweeping.execute_group(settings, group, on_finished=finish, progress=report, lanes=lanes, folder=kept)
+                sweeping.execute_group(settings, group, on_finished=finish, progress=report, folder=kept)
                 before += group.updates
     finally:
         meter.close()
 
 
-def run_work(
-    work: Work, *, folder: str | Path | None = None, lanes: int | None = None, progress: bool | None = None
-) -> Sweep:
+def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
     """Train what :func:`plan_sweep` found left, in memory or into ``folder``, which was looked at before."""
     if folder is None:
         finished: dict[int, Run] = {}
-        train(work, on_finished=finished.__setitem__, lanes=lanes, progress=progress)
+        train(work, on_finished=finished.__setitem__, progress=progress)
         return Sweep(work.points, None, tuple(finished[place] for place in range(len(work.points))))
     home = Path(folder)
     sweep_folder.begin(home, work.points)
-    train_into(home, work, lanes=lanes, progress=progress)
+    train_into(home, work, progress=progress)
     shutil.rmtree(home / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, home)
 
 
-def train_into(folder: Path, work: Work, *, lanes: int | None = None, progress: bool | None = None) -> None:
+def train_into(folder: Path, work: Work, *, progress: bool | None = None) -> None:
     """Train what is left, and write each run into the sweep's folder at once."""
 
     def save(place: int, run: Run) -> None:
         sweep_folder.save_run(run, folder, work.points[place])
 
-    train(work, on_finished=save, folder=folder, lanes=lanes, progress=progress)
+    train(work, on_finished=save, folder=folder, progress=progress)
 
 
 def sweep(
@@ -208,7 +205,7 @@ def sweep(
     if folder is not None:
         sweep_folder.require_room(folder, expanded, overwrite=overwrite)
     work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes)
-    return run_work(work, folder=folder, lanes=lanes, progress=progress)
+    return run_work(work, folder=folder, progress=progress)
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:

@@ -46,8 +46,8 @@ def rule(
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
 
-    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser, and there
-    ``Delta_i`` is the way from the server's to the client's, however stale it is: what is averaged is where clients stand.
+    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser, and
+    their ``Delta_i`` is the way from the server's to the client's: averaged is where clients stand, however stale.
     A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
     none accepted changes nothing. ``info["weight"]`` is ``w_i`` times the scalar factors of the
     transforms, before the aggregation.

@@ -152,7 +152,7 @@ def test_killed_it_goes_on_where_it_was(file, tmp_path):
     points = sweep.read(file).points
     assert len(finished.points) + len(missing) == len(points)
     for folder in (out, tmp_path / "whole"):
-        run_work(plan_sweep(points, folder=folder, lanes=1), folder=folder, lanes=1, progress=False)
+        run_work(plan_sweep(points, folder=folder, lanes=1), folder=folder, progress=False)
     assert not collect(out)[1]
     assert tree(tmp_path / "whole" / "runs") == tree(out / "runs")
 

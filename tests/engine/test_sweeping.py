@@ -27,7 +27,7 @@ def swept(settings, **options):
     found = {}
     groups = plan_groups(settings, **options)
     for group in groups:
-        execute_group(settings, group, on_finished=found.__setitem__, lanes=options.get("lanes"))
+        execute_group(settings, group, on_finished=found.__setitem__)
     return groups, [found[i] for i in range(len(settings))]
 
 
@@ -116,6 +116,19 @@ def test_memory_decides_how_many_run_side_by_side():
         plan_groups(settings, memory_limit=1000)
 
 
+def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
+    """Unless their number is given: then it is an error."""
+    monkeypatch.setattr("fedjax_async.engine.sweeping.default_lanes", lambda: 4)
+    settings = varied(seed=range(4))
+    assert plan_groups(settings)[0].lanes == 4
+    one, two = (plan_groups(settings[:n], lanes=n)[0].num_bytes for n in (1, 2))
+    limit = int(one + 2.5 * (two - one))
+    tight = plan_groups(settings, memory_limit=limit)[0]
+    assert tight.lanes == 3 and tight.num_bytes <= limit
+    with pytest.raises(ValueError, match=f"memory_limit = {limit}: must be at least"):
+        plan_groups(settings, memory_limit=limit, lanes=4)
+
+
 def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_async.engine.sweeping.CHECKPOINT_UPDATES", 20)
     settings = varied(seed=[0, 1, 2])
@@ -131,7 +144,7 @@ def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
 
     def run(progress=None):
         found = {}
-        execute_group(settings, group, on_finished=found.__setitem__, progress=progress, lanes=1, folder=tmp_path)
+        execute_group(settings, group, on_finished=found.__setitem__, progress=progress, folder=tmp_path)
         return [found[i] for i in range(3)]
 
     with pytest.raises(Killed):

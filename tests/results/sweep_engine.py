@@ -41,6 +41,7 @@ def plan_groups(
         Group(
             tuple(members),
             tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK)),
+            lanes or 1,
             2_500_000_000,
             UPDATES * len(members),
             f"{method}, made up",
@@ -65,7 +66,6 @@ class Engine:
         *,
         on_finished: Callable[[int, Run], None],
         progress: Any = None,
-        lanes: int | None = None,
         folder: Path | None = None,
     ) -> None:
         self.folders.add(folder)

@@ -44,7 +44,9 @@ def run_of(name, **options):
 
 def after_steps(name, start, change, staleness=None, **options):
     staleness = np.zeros(np.shape(start)) if staleness is None else staleness
-    found = run_of(name, **options)(np.asarray(start, float), np.asarray(change, float), np.asarray(staleness, np.int32))
+    found = run_of(name, **options)(
+        np.asarray(start, float), np.asarray(change, float), np.asarray(staleness, np.int32)
+    )
     return [np.asarray(each) for each in found]
 
 
