@@ -41,6 +41,7 @@ class Group(NamedTuple):
     members: tuple[int, ...]  # indices into the list of settings
     stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time
     lanes: int  # stacks trained at the same time
+    batches: int  # of a stack, trained at the same time: where there are fewer stacks than lanes
     num_bytes: int  # estimated device memory in use at a time
     updates: int  # of all members together
     about: str  # what the runs share
@@ -62,8 +63,8 @@ def plan_groups(
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
     ``memory_limit``: bytes of device memory for everything that runs at a time. ``lanes``: stacks at a time, by
-    default one a CPU core, or as many as fit. ``ValueError`` where one run alone needs more memory, or one a lane
-    with ``lanes`` given. Nothing is compiled.
+    default one a CPU core, or as many as fit; a group of fewer stacks trains several batches of each at a time.
+    Nothing is compiled. ``ValueError`` where one run alone needs more memory, or one a lane where ``lanes`` is given.
     """
     if lanes is not None:
         check.whole("lanes", lanes)
@@ -105,10 +106,12 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
     length = -(-len(members) // count)
     longest_first = sorted(members, key=lambda i: -len(experiments[i].schedule.job))
     stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))
+    together = min(lanes, len(stacks))
     s = first.settings
     about = f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
     updates = sum(len(experiments[i].schedule.job) for i in members)
-    return Group(members, stacks, lanes, data + lanes * length * largest, updates, about)
+    num_bytes = data + lanes * length * largest
+    return Group(members, stacks, together, lanes // together, num_bytes, updates, about)
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -147,7 +150,7 @@ def execute_group(
         for i in group.members:
             on_finished(i, execute(experiments[i], progress=progress))
         return
-    plans = [_plan([experiments[i] for i in stack]) for stack in group.stacks]
+    plans = [_plan([experiments[i] for i in stack], group.batches) for stack in group.stacks]
     shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(plan) for plan in plans))))
     report = _Together(progress, group.updates)
     first = experiments[group.members[0]].settings
@@ -174,9 +177,9 @@ def _max_width(e: Experiment) -> int | None:
     return e.settings.max_width
 
 
-def _plan(members: Sequence[Experiment]) -> Plan:
+def _plan(members: Sequence[Experiment], lanes: int) -> Plan:
     width, batching = _max_width(members[0]), members[0].settings.batching
-    return plan_stack([member_of(e) for e in members], max_width=width, batching=batching)
+    return plan_stack([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment]) -> Keeper:

@@ -42,6 +42,7 @@ def plan_groups(
             tuple(members),
             tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK)),
             lanes or 1,
+            1,
             2_500_000_000,
             UPDATES * len(members),
             f"{method}, made up",
