@@ -155,7 +155,10 @@ def execute_group(
     report = _Together(progress, group.updates)
     first = experiments[group.members[0]].settings
 
-    keepers = [None if folder is None else _keeper(folder, [experiments[i] for i in stack]) for stack in group.stacks]
+    keepers = [
+        None if folder is None else _keeper(folder, [experiments[i] for i in stack], group.batches)
+        for stack in group.stacks
+    ]
 
     def stack(k: int) -> Callable[[], list[Outcome]]:
         members = [member_of(experiments[i]) for i in group.stacks[k]]
@@ -182,9 +185,10 @@ def _plan(members: Sequence[Experiment], lanes: int) -> Plan:
     return plan_stack([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
 
 
-def _keeper(folder: Path, members: Sequence[Experiment]) -> Keeper:
+def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     identity = {"settings": [e.described for e in members]}
-    name = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+    # by itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere
+    name = hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
     return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
 
 
