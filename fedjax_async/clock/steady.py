@@ -87,7 +87,8 @@ def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> S
 
 def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
     """The arrivals when a client drawn by ``rule`` leaves in the stead of each that returns."""
-    candidates, *_, places, _ = rule(world.num_clients, concurrency, world.seed)
+    clientele = rule(world.num_clients, concurrency, world.seed)
+    candidates = clientele.candidates
     most, horizon = budget(world, size)
     first, idle = sorted(candidates[:concurrency]), array("i", candidates[concurrency:])
     count = len(idle)
@@ -104,7 +105,7 @@ def sampled(world: World, size: int, concurrency: int, rule: Rule) -> Arrivals:
     heapq.heapify(heap)
     clients, arrived = array("q", first), array("q")
     take, replace, next_job = stock.take, heapq.heapreplace, concurrency
-    events = _foreseen(np.frombuffer(idle, np.int32), places(count), stock.take_each)
+    events = _foreseen(np.frombuffer(idle, np.int32), clientele.places(count), stock.take_each)
     for place, foreseen, ready in islice(events, None if most == math.inf else int(most)):
         now, client, job = heap[0]
         if now > horizon:
