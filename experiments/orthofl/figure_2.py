@@ -5,11 +5,12 @@
 FedAsync (mixing 0.6, exponent 0.5), LeNet-5; the fast client takes 10 s, the slow one 30, 60 or 100 s. Accuracy after
 every update (``figure_2.png``): it jumps when the slow client arrives and falls back with the fast client's next
 updates. OrthoFL in the same world beside it. And how each update changes the global weights into the neurons of the
-last hidden layer, with the slowest client (``figure_2_weights_METHOD.png``).
+last hidden layer, with the slowest client (``figure_2_weights_METHOD.png``). Finished runs are kept under ``OUT/runs``.
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,22 @@ from typing import Any
 import numpy as np
 from study import METHODS, TASKS, missing, options, parse, report, setting_of
 
-from fedjax_async import Method, simulate
+from fedjax_async import Method, results, simulate
 from fedjax_async.engine.methods import method as method_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.results.figure import new, save_figure
+from fedjax_async.results.store import MANIFEST
 from fedjax_async.types import Run
 
 FAST = 10.0
 SLOW = (30.0, 60.0, 100.0)
 UPDATES = {"smoke": 12, "laptop": 44, "paper": 110}
+NEURON = "neuron "  # the columns of what is watched
 WATCHED = {"smoke": "output", "mnist": "fc2"}  # the dense layer into the last hidden one; logistic regression has none
 
 
 def watched(spec: str, layer: str) -> Method:
-    """The method, recording too how each update changes the neurons of ``layer``: column ``neurons`` [E, neurons]."""
+    """The method, recording too how each update changes the weights into each neuron of ``layer``, on average."""
     usual = method_of(spec)
 
     def server(hyper: Any) -> Any:
@@ -39,21 +42,26 @@ def watched(spec: str, layer: str) -> Method:
         def receive(state: Any, row: Any, arrival: Any) -> Any:
             after, row, info = rule.receive(state, row, arrival)
             old, new = (rule.params(each)[layer]["kernel"] for each in (state, after))
-            return after, row, {**info, "neurons": (new - old).mean(axis=0)}
+            change = (new - old).mean(axis=0)
+            return after, row, info | {f"{NEURON}{i}": change[i] for i in range(len(change))}
 
         return rule._replace(receive=receive)
 
     return usual._replace(server=server)
 
 
-def two_clients(task: str, scale: str, method: str, slow: float, updates: int) -> Run:
-    """One run, evaluated after every update."""
-    setting, _ = setting_of(TASKS[task], scale)
-    setting |= {"clients": 2, "partition": "halves", "method": watched(METHODS[method], WATCHED[task])}
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "delays.csv"
-        table.write_text(f"client,mean,std\n0,{FAST},0\n1,{slow},0\n", encoding="utf-8")
-        return simulate(**setting | {"delay": f"csv:path={table}"}, updates=updates, eval_updates=1)
+def two_clients(task: str, given: argparse.Namespace, method: str, slow: float) -> Run:
+    """One run, evaluated after every update, or what is kept of it."""
+    folder = given.out / "runs" / f"scale={given.scale},method={method},slow={slow:g}"
+    if not (folder / MANIFEST).exists():
+        setting, _ = setting_of(TASKS[task], given.scale)
+        setting |= {"clients": 2, "partition": "halves", "method": watched(METHODS[method], WATCHED[task])}
+        with tempfile.TemporaryDirectory() as place:
+            table = Path(place) / "delays.csv"
+            table.write_text(f"client,mean,std\n0,{FAST},0\n1,{slow},0\n", encoding="utf-8")
+            run = simulate(**setting | {"delay": f"csv:path={table}"}, updates=UPDATES[given.scale], eval_updates=1)
+        results.save(run, folder, overwrite=True)
+    return results.load(folder)
 
 
 def swing(run: Run, slow: int = 1) -> tuple[float, float]:
@@ -79,7 +87,7 @@ def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
 def draw_weights(run: Run, title: str, path: Path) -> None:
     """A neuron a row, an update a column: red where its weights grow, blue where they shrink."""
     figure, axes = new(8.0, 4.0)
-    change = run.updates["neurons"].T
+    change = np.stack([column for name, column in run.updates.items() if name.startswith(NEURON)])
     neurons, updates = change.shape
     most = float(np.abs(change).max())
     place: dict[str, Any] = {
@@ -106,7 +114,7 @@ def main() -> None:
     reason = missing(task, given.scale)
     for slow in SLOW if reason is None else ():
         for method in ("fedasync", "orthofl"):
-            run = two_clients(task, given.scale, method, slow, UPDATES[given.scale])
+            run = two_clients(task, given, method, slow)
             runs[method, slow] = run
             after, before = swing(run)
             rows.append({
