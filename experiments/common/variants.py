@@ -72,6 +72,8 @@ def run_variants(
 ) -> dict[str, list[Run]]:
     """Every variant of a setting with every seed, in one sweep; variant -> its runs.
 
+    Finished runs of the same settings are kept whatever else is asked for now, such as more seeds.
+
     ``numbers``: further settings of one run, from its own setting and its seed.
     """
     changed = {key for variant in variants for key in variant.changes}
@@ -82,7 +84,7 @@ def run_variants(
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
     folder = given.out / "runs" / task
-    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None)
+    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None, overwrite=True)
     runs = iter(done.runs)
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 
