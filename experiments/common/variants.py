@@ -32,6 +32,7 @@ class Variant(NamedTuple):
 
     name: str
     changes: dict[str, Any]
+    picture: str = ""  # rows of one picture have the same; where there are several, it is the picture's title
 
 
 def options(about: str | None, paper: str, name: str) -> argparse.ArgumentParser:

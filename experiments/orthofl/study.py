@@ -113,9 +113,9 @@ SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
-    """Every method under every change of the setting, named ``METHOD, TITLE`` by the change's title."""
+    """Every method under every change of the setting, named ``METHOD, TITLE`` by the change's title; a picture each."""
     return [
-        Variant(f"{method}, {title}", {"method": METHODS[method], **change})
+        Variant(f"{method}, {title}", {"method": METHODS[method], **change}, title)
         for title, change in changes.items()
         for method in methods
     ]
@@ -187,15 +187,16 @@ def study(
     budget_of: Sequence[str] = (),
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
 ) -> None:
-    """A whole experiment: parse, run every task, write the table and one picture of accuracy curves a task."""
+    """A whole experiment: parse, run every task, write the table and pictures of accuracy curves."""
     given = shared.parse_tasks(options(about, name), TASKS, tasks, SEEDS)
 
     def rows(task: str) -> shared.Rows:
         chosen = variants(task) if callable(variants) else variants
         runs = run_task(task, chosen, given, budget_of=budget_of)
-        figure = accuracy_curve(runs)
-        figure.axes[0].set_title(TASKS[task].title)
-        save_figure(figure, given.out / f"{name}_{task}.png")
+        for picture in dict.fromkeys(variant.picture for variant in chosen):
+            figure = accuracy_curve({v.name: runs[v.name] for v in chosen if v.picture == picture})
+            figure.axes[0].set_title(", ".join(filter(None, (TASKS[task].title, picture))))
+            save_figure(figure, given.out / f"{'_'.join(filter(None, (name, task, *picture.split())))}.png")
         return rows_of(task, runs, baseline)
 
     found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
