@@ -14,10 +14,12 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from study import HERE, common, options, parse, report
 
 from fedjax_async import tree
@@ -25,6 +27,7 @@ from fedjax_async.geometry import project_out
 from fedjax_async.models import make
 from fedjax_async.models.checkpoint import EncoderConfig
 from fedjax_async.models.encoder import Classifier
+from fedjax_async.results.figure import PALETTE, label, new, save_figure
 from fedjax_async.types import Params
 
 # The paper's models: spec, shape of an input, classes.
@@ -61,6 +64,26 @@ def in_turn(function: Callable[[Params, Params], Params]) -> Callable[[Params, P
     return jax.jit(lambda one, other: jax.lax.fori_loop(0, ARRIVALS, lambda _, last: function(one, last), other))
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Milliseconds of ours and of the paper's, a task a group of bars, on a logarithmic axis."""
+    figure, axes = new(7.0, 3.6)
+    place = np.arange(len(rows))
+    bars = ("projection (ms)", "addition (ms)", "a call (ms)", "paper (ms)")
+    for index, column in enumerate(bars):
+        axes.bar(
+            place + 0.2 * index,
+            [row[column] for row in rows],
+            0.18,
+            label=column.removesuffix(" (ms)"),
+            color=PALETTE[index],
+        )
+    axes.set_yscale("log")
+    axes.set_xticks(place + 0.3, [f"{row['task']}\n{row['parameters']:,}" for row in rows])
+    figure.legend(loc="outside upper center", frameon=False, ncols=len(bars))
+    label(axes, "task and number of parameters", "milliseconds")
+    save_figure(figure, path)
+
+
 def main() -> None:
     """Time every model's tree, in one process."""
     given = parse(options(__doc__, "table_7"))
@@ -93,6 +116,7 @@ def main() -> None:
             "ours / paper": projected / float(paper[name]["seconds"]),
             "a call / paper": seconds["alone"] / float(paper[name]["seconds"]),
         })  # fmt: skip
+    draw(rows, given.out / "table_7.png")
     report(rows, given)
 
 
