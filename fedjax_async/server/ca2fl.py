@@ -11,8 +11,8 @@ from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails
-from fedjax_async.server.statistics import rebased, weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, scaled
+from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform, scaled, take
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
 
@@ -60,11 +60,9 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
         return state, Cached(zero, zero, begun - 1)
 
     def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, dict[str, Array]]:
-        arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
-        arrival = rebased(arrival, state.params)
-        delta, guards_state, factor = guards.update(arrival.upload, state.guards, state.params, arrival)
-        accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
-        share = accepted.astype(jnp.result_type(float))
+        taken = take(guards, state.guards, state.params, arrival)
+        delta, accepted = taken.direction, taken.accepted
+        share = accepted.astype(taken.arrival.weight.dtype)
         before = tree.where(memory.step == state.step, memory.before, memory.newest)
         difference = jax.tree.map(jnp.subtract, delta, before)
         latest = with_statistics(delta, jax.tree.map(jnp.zeros_like, delta))
@@ -81,10 +79,10 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
             changes=tree.where(closes, jax.tree.map(jnp.zeros_like, changes), changes),
             gathered=gathered,
             step=state.step + closes.astype(jnp.int32),
-            guards=tree.where(accepted, guards_state, state.guards),
+            guards=tree.where(accepted, taken.state, state.guards),
         )
         row = Cached(before, latest, state.step)
-        return new, tree.where(accepted, row, memory), {"weight": share * factor.astype(share.dtype)}
+        return new, tree.where(accepted, row, memory), {"weight": share * taken.factor.astype(share.dtype)}
 
     def dispatch(state: Ca2flState, memory: Cached) -> tuple[Message, Cached]:
         return Message(state.params), memory

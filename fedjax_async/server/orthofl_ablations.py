@@ -15,7 +15,7 @@ from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.orthofl import moving_average, orthogonal
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import on_weights
-from fedjax_async.server.transforms import Transform, scale_by_staleness
+from fedjax_async.server.transforms import Transform, scale_by_staleness, take
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
 
@@ -38,16 +38,10 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
         return Latest(params, guards.init(params)), marker()
 
     def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, dict[str, Array]]:
-        weight = jnp.asarray(arrival.weight, jnp.result_type(float))
-        guarded = guards.update(arrival.upload, state.guards, state.params, arrival._replace(weight=weight))
-        change, guards_state, factor = guarded
-        accepted = jnp.logical_and(weight > 0, factor != 0)
-        new = Latest(handed_on(state.params, arrival.start, change, combine), guards_state)
-        return (
-            tree.where(accepted, new, state),
-            memory,
-            {"weight": jnp.where(accepted, factor, 0.0).astype(weight.dtype)},
-        )
+        taken = take(guards, state.guards, state.params, arrival)
+        after = Latest(handed_on(state.params, taken.arrival.start, taken.direction, combine), taken.state)
+        weight = jnp.where(taken.accepted, taken.factor, 0.0).astype(taken.arrival.weight.dtype)
+        return tree.where(taken.accepted, after, state), memory, {"weight": weight}
 
     def dispatch(state: Latest, memory: Array) -> tuple[Message, Array]:
         return Message(state.params), memory

@@ -11,8 +11,8 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
-from fedjax_async.server.statistics import rebased, weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, chain, scaled
+from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform, chain, scaled, take
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
 WEIGHTING = ("uniform", "examples")
@@ -63,27 +63,23 @@ def rule(
         return state, ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
-        # by hand, numbers of examples come as integers; factors are fractions
-        arrival = arrival._replace(weight=jnp.asarray(arrival.weight, jnp.result_type(float)))
-        arrival = rebased(arrival, state.params)
-        direction, transforms_state, factor = transform.update(arrival.upload, state.transforms, state.params, arrival)
-        accepted = jnp.logical_and(arrival.weight > 0, factor != 0)
-        share = jnp.where(accepted, arrival.weight if weighting == "examples" else jnp.ones_like(arrival.weight), 0.0)
-        share = share.astype(jnp.result_type(float))
+        taken = take(transform, state.transforms, state.params, arrival)
+        arrival, counted = taken.arrival, taken.arrival.weight
+        share = jnp.where(taken.accepted, counted if weighting == "examples" else jnp.ones_like(counted), 0.0)
         single = arrival.closes is True  # each arrival is a server step: nothing is carried from one to the next
         before = gathering.init(state.params) if single else state.gathered
-        aggregated, weight, gathered = gathering.close(gathering.add(before, direction, share), arrival.closes)
-        oldest, slowness = _slowed(rate, state.oldest, arrival, accepted)
+        aggregated, weight, gathered = gathering.close(gathering.add(before, taken.direction, share), arrival.closes)
+        oldest, slowness = _slowed(rate, state.oldest, arrival, taken.accepted)
         params, optimizer_state = _moved(optimizer, state, aggregated, slowness)
         applies = jnp.logical_and(arrival.closes, weight > 0)
         new = RuleState(
             params=tree.where(applies, params, state.params),
-            transforms=tree.where(accepted, transforms_state, state.transforms),
+            transforms=tree.where(taken.accepted, taken.state, state.transforms),
             gathered=state.gathered if single else gathered,
             optimizer=tree.where(applies, optimizer_state, state.optimizer),
             oldest=oldest,
         )
-        return new, memory, {"weight": share * factor.astype(share.dtype)}
+        return new, memory, {"weight": share * taken.factor.astype(share.dtype)}
 
     def dispatch(state: RuleState, memory: State) -> tuple[Message, State]:
         return Message(state.params), memory

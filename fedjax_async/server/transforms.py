@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.server.staleness import Weight
-from fedjax_async.server.statistics import weights_of
+from fedjax_async.server.statistics import rebased, weights_of
 from fedjax_async.types import Array, Arrival, Params, State
 
 
@@ -25,6 +25,28 @@ class Transform(NamedTuple):
 
     init: Callable[[Params], State]
     update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
+
+
+class Taken(NamedTuple):
+    """What a transform makes of an arrival."""
+
+    arrival: Arrival  # as the transform saw it
+    direction: Params
+    state: State
+    factor: Array  # float[], the transform's weight
+    accepted: Array  # bool[], whether neither weight is 0
+
+
+def take(transform: Transform, state: State, params: Params, arrival: Arrival) -> Taken:
+    """Pass an arrival through ``transform``, as every rule does first.
+
+    Its running statistics are counted from those of ``params``. By hand, numbers of examples come as integers; weights
+    of transforms are fractions.
+    """
+    weight = jnp.asarray(arrival.weight, jnp.result_type(float))
+    arrival = rebased(arrival._replace(weight=weight), params)
+    direction, after, factor = transform.update(arrival.upload, state, params, arrival)
+    return Taken(arrival, direction, after, factor, jnp.logical_and(weight > 0, factor != 0))
 
 
 def stateless(function: Callable[[Params, Params, Arrival], Params]) -> Transform:
