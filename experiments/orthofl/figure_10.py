@@ -25,7 +25,7 @@ def variants(task: str) -> list[Variant]:
     return [
         Variant("fedavg", {"method": METHODS["fedavg"]}),
         *[Variant(f"mixing {rate:g}", {"method": f"orthofl:mixing={rate:g}"}) for rate in RATES],
-        *[Variant(f"{e:g} epochs", {"method": METHODS["orthofl"], "epochs": e, "delay": delay}) for e in EPOCHS],
+        *[Variant(f"local epochs {e:g}", {"method": METHODS["orthofl"], "epochs": e, "delay": delay}) for e in EPOCHS],
     ]
 
 
