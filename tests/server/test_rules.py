@@ -413,11 +413,15 @@ def test_recorded_weights_times_deltas_rebuild_the_run():
         assert set(np.round(1 / weights[weights > 0])) == set(range(2, 9))
 
 
-def test_an_integer_number_of_examples_is_as_good_as_a_float():
-    rule = SERVERS["fedasync"]()
+@pytest.mark.parametrize("name", SERVERS)
+def test_an_integer_number_of_examples_is_as_good_as_a_float(name):
+    rule = SERVERS[name]()
     state, memory = rule.init(jnp.zeros(3))
-    for weight in (jnp.int32(7), jnp.float32(7), 7):
-        arrival = Arrival(jnp.ones(3), jnp.zeros(3), jnp.int32(2), weight, jnp.int32(0), jnp.float32(1), True)
-        after, _, info = rule.receive(state, memory, arrival)
-        np.testing.assert_allclose(rule.params(after), 0.6 / np.sqrt(3), rtol=1e-6)
-        assert info["weight"] > 0.3
+    each = [
+        rule.receive(state, memory, Arrival(jnp.ones(3), jnp.zeros(3), jnp.int32(2), weight, jnp.int32(0), 1.0, True))
+        for weight in (jnp.float32(7), jnp.int32(7), 7)
+    ]
+    assert each[0][2]["weight"] > 0.3
+    for other in each[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, each[0])
+        assert [leaf.dtype for leaf in jax.tree.leaves(other)] == [leaf.dtype for leaf in jax.tree.leaves(each[0])]
