@@ -31,17 +31,22 @@ class Taken(NamedTuple):
     """What a transform makes of an arrival."""
 
     arrival: Arrival  # as the transform saw it
-    direction: Params
-    state: State
+    direction: Params  # what is left of the upload, shaped like it
+    state: State  # the transform's, after this arrival
     factor: Array  # float[], the transform's weight
     accepted: Array  # bool[], whether neither weight is 0
 
 
 def take(transform: Transform, state: State, params: Params, arrival: Arrival) -> Taken:
-    """Pass an arrival through ``transform``, as every rule does first.
+    """Pass one arrival through ``transform``, as every rule does first.
 
-    Its running statistics are counted from those of ``params``. By hand, numbers of examples come as integers; weights
-    of transforms are fractions.
+    The transform sees a float weight (by hand, numbers of examples come as integers, while weights of transforms are
+    fractions) and running statistics counted from the server's, see :func:`rebased`. The rule decides, by
+    ``accepted``, whether the new state is kept.
+
+    Args:
+      state: the transform's, before this arrival.
+      params: the server's, shaped like the upload.
     """
     weight = jnp.asarray(arrival.weight, jnp.result_type(float))
     arrival = rebased(arrival._replace(weight=weight), params)
