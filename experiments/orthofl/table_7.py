@@ -3,8 +3,9 @@
     python experiments/orthofl/table_7.py
 
 The projection of one model's shift on the complement of another change, layer by layer, and for comparison the
-addition of two vectors of the same size, interleaved in one process. Median of the rounds. Both are measured as a run
-pays them, among the arrivals of one compiled call; ``a call (ms)`` is a projection by itself, called by hand. Of
+addition of two vectors of the same size, interleaved in one process. Median of the rounds. Both are repeated within one
+compiled call, by themselves, so that the vectors stay in the caches; a whole server step goes through more memory and
+pays more for them. ``a call (ms)`` is one projection by itself, with a fresh result. Of
 DistilBERT the shapes are enough: those of its adapters and its head, which are what is projected; no pretrained weights
 are needed.
 """
