@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
 
-# ``combine(change, shift)``: how a client moves from its start, given its own change and the others'.
-Combine = Callable[[Params, Params], Params]
+# ``combine(change, now, before)``: how a client moves from its start, given its own change and the others', which
+# is the way from ``before`` to ``now``.
+Combine = Callable[[Params, Params, Params], Params]
 
 
 class Sent(NamedTuple):
@@ -40,14 +41,14 @@ def plus(one: Params, other: Params) -> Params:
 
 
 def handed_on(last: Params, start: Params, change: Params, combine: Combine) -> Params:
-    """``start + combine(change, last - start)``."""
-    return plus(start, combine(change, jax.tree.map(jnp.subtract, last, start)))
+    """``start + combine(change, last, start)``."""
+    return plus(start, combine(change, last, start))
 
 
 def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     """``average``, a rule without memory, whose clients start from calibrated weights of their own.
 
-    A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W - W_seen)``: ``W`` is
+    A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W, W_seen)``: ``W`` is
     the global model before this arrival is mixed in, ``W_seen`` the one right after its arrival before. A
     client whose upload the rule rejects is sent what it was sent before.
     """
@@ -56,8 +57,7 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
         return average.init(params)[0], Sent(params, params)
 
     def receive(state: State, memory: Sent, arrival: Arrival) -> tuple[State, Sent, dict[str, Array]]:
-        shift = jax.tree.map(jnp.subtract, average.params(state), memory.seen)
-        weights = plus(arrival.start, combine(arrival.upload, shift))
+        weights = plus(arrival.start, combine(arrival.upload, average.params(state), memory.seen))
         state, _, info = average.receive(state, (), arrival)
         return state, tree.where(info["weight"] > 0, Sent(weights, average.params(state)), memory), info
 
@@ -70,7 +70,7 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
 def by_last(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     """Like :func:`by_average`, but the shift is counted from the weights ``S`` that were calibrated last, for anyone.
 
-    ``S <- start + combine(Delta, S - start)``, and ``S`` is what the next client to leave is sent, while
+    ``S <- start + combine(Delta, S, start)``, and ``S`` is what the next client to leave is sent, while
     the model of ``average`` is only evaluated.
     """
 

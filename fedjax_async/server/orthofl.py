@@ -27,7 +27,7 @@ def orthogonal(per: str) -> Combine:
     """
     registry.find("per", GROUPINGS, per)
 
-    return on_weights(lambda change, shift: plus(change, project_out(shift, change, per=per)))
+    return on_weights(lambda change, now, before: plus(change, project_out(now, change, minus=before, per=per)))
 
 
 def after_the_first(transform: Transform) -> Transform:

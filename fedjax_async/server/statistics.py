@@ -38,6 +38,6 @@ def rebased(arrival: Arrival, params: Params) -> Arrival:
     return arrival._replace(start=with_statistics(start, params), upload=with_statistics(upload, way))
 
 
-def on_weights(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:
-    """``function(one, other)`` of the weights alone; statistics are those of ``one``."""
-    return lambda one, other: with_statistics(function(weights_of(one), weights_of(other)), one)
+def on_weights(function: Callable[..., Params]) -> Callable[..., Params]:
+    """``function(one, *others)`` of the weights alone; statistics are those of ``one``."""
+    return lambda one, *others: with_statistics(function(weights_of(one), *map(weights_of, others)), one)

@@ -76,8 +76,8 @@ def test_zero_directions_change_nothing_and_zero_vectors_stay_zero(per):
 
 @pytest.mark.parametrize("per", GROUPINGS)
 @pytest.mark.parametrize("sizes", [(1e-30, 1.0), (1.0, 1e-18), (1e-12, 1e-8), (1e18, 1.0), (1e30, 1e-30), (1.0, 1e30)])
-def test_products_near_the_limits_are_taken_again_in_float32(per, sizes):
-    """A direction's length does not matter, a vector's is that of its projection, whichever way they are taken."""
+def test_products_near_the_limits_keep_their_digits_in_float32(per, sizes):
+    """A direction's length does not matter, a vector's is that of its projection, however the direction is scaled."""
     rng = np.random.default_rng(1)
     v, d = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_tree(rng)) for _ in range(2))
     usual = project_out(v, d, per=per)
@@ -88,6 +88,23 @@ def test_products_near_the_limits_are_taken_again_in_float32(per, sizes):
         scaled,
         usual,
     )
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=25)
+@given(seed=seeds, size=st.sampled_from([1e-160, 1e-3, 1.0, 1e150]))
+def test_what_is_subtracted_on_the_way_is_as_if_subtracted_first(per, seed, size):
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(seed)
+        now, before, d = random_tree(rng), random_tree(rng), random_tree(rng)
+        d = jax.tree.map(lambda leaf: leaf * size, d)
+        have = project_out(now, d, minus=before, per=per)
+        want = project_out(jax.tree.map(jnp.subtract, now, before), d, per=per)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
+        nothing = jax.tree.map(jnp.zeros_like, d)
+        shift = jax.tree.map(jnp.subtract, now, before)
+        jax.tree.map(np.testing.assert_array_equal, project_out(now, nothing, minus=before, per=per), shift)
+        jax.tree.map(np.testing.assert_array_equal, project_out(now, d, minus=now, per=per), nothing)
 
 
 def test_a_tree_without_leaves_is_its_own_projection():
