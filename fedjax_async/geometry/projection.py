@@ -49,7 +49,7 @@ def project_out(vector: Params, direction: Params, *, minus: Params | None = Non
     Args:
       vector, direction: pytrees of the same structure and shapes.
       minus: if given, also of that structure, and v is ``vector - minus``. The same as to subtract first,
-        at half the time for large trees that are not in a cache: the difference is never written to memory.
+        but the difference is never written to memory, which large trees feel.
       per: one of :data:`GROUPINGS`.
 
     Returns: a pytree like ``vector``, in its dtypes. Source: OrthoFL (2025), eq. 4 and Lemma 3.1.
