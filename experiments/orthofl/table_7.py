@@ -37,7 +37,7 @@ from fedjax_async.models import make
 from fedjax_async.models.checkpoint import EncoderConfig
 from fedjax_async.models.encoder import Classifier
 from fedjax_async.results.figure import PALETTE, label, new, save_figure
-from fedjax_async.server.calibration import Combine, by_average
+from fedjax_async.server.calibration import Combine, by_average, plus
 from fedjax_async.server.orthofl import moving_average, orthogonal
 from fedjax_async.server.staleness import staleness_weight
 from fedjax_async.server.transforms import chain, scale_by_staleness
@@ -66,11 +66,6 @@ def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
     net = Classifier(DISTILBERT, classes, 8, 2.0, "cls", True)
     shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, *shape), jnp.int32))["params"]
     return jax.tree.map(lambda leaf: jax.random.normal(jax.random.key(1), leaf.shape, leaf.dtype), shapes)
-
-
-def added(one: Params, other: Params) -> Params:
-    """Leafwise sum."""
-    return jax.tree.map(jnp.add, one, other)
 
 
 def in_turn(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:
@@ -142,7 +137,7 @@ def main() -> None:
         paper = {row["dataset"]: row for row in csv.DictReader(file)}
     chosen = ["mnist"] if given.scale == "smoke" else list(MODELS)
     rows: list[dict[str, Any]] = []
-    alone, project, add = jax.jit(project_out), in_turn(project_out), in_turn(added)
+    alone, project, add = jax.jit(project_out), in_turn(project_out), in_turn(plus)
     for name in chosen:
         spec, shape, classes = MODELS[name]
         params = trained(spec, shape, classes)
