@@ -26,11 +26,14 @@ def hardware() -> str:
     return host if device.platform == "cpu" else f"{device.device_kind}; {host}"
 
 
-def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict[str, list[float]]:
+def interleave(
+    calls: Mapping[str, Callable[[], Any]], rounds: int = 10, *, before: Callable[[], Any] | None = None
+) -> dict[str, list[float]]:
     """Seconds of each call in each round; every round calls all of them, in an order that rotates.
 
     Compare medians, or the same round of two calls: a disturbance of the machine then hits all alike. The first call of
-    each compiles and is not timed. Results are waited for (``jax.block_until_ready``).
+    each compiles and is not timed. Results are waited for (``jax.block_until_ready``), that of ``before`` too, which is
+    called ahead of every timed call and not timed.
     """
     names = list(calls)
     for name in names:
@@ -39,6 +42,8 @@ def interleave(calls: Mapping[str, Callable[[], Any]], rounds: int = 10) -> dict
     for turn in range(rounds):
         shift = turn % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
+            if before is not None:
+                jax.block_until_ready(before())
             start = time.perf_counter()
             jax.block_until_ready(calls[name]())
             seconds[name].append(time.perf_counter() - start)
