@@ -12,6 +12,7 @@ Four measures of one projection, layer by layer, medians of rounds:
   batches are large: many clients, an accelerator, sweeps;
 - ``in a lone step (ms)``: the same where each arrival is a call of its own, after something else has emptied the
   caches, as where a batch is one or two clients' (few clients or a large model, on a CPU) and training comes between;
+  beside it one addition in the same circumstances, with a fresh result;
 - ``a call (ms)``: one projection as a call of its own, with a fresh result.
 
 The steps with and without it take turns, and so do the other calls, before: a step leaves nothing of use in the caches.
@@ -146,7 +147,8 @@ def main() -> None:
         paper = {row["dataset"]: row for row in csv.DictReader(file)}
     chosen = ["mnist"] if given.scale == "smoke" else list(MODELS)
     rows: list[dict[str, Any]] = []
-    alone, project, add = jax.jit(project_out), in_turn(project_out), in_turn(plus)
+    alone, project = jax.jit(project_out), in_turn(project_out)
+    lone_addition, add = jax.jit(plus), in_turn(plus)
     filler = jnp.ones(FILLER // 4)
     empty_caches = jax.jit(jnp.negative)
     for name in chosen:
@@ -160,7 +162,8 @@ def main() -> None:
         }
         served = {"step": serving(params, orthogonal("layer")), "step without": serving(params, shifted)}
         steps = {key: partial(call, ARRIVALS) for key, call in served.items()}
-        lone = {f"lone {key}": partial(call, 1) for key, call in served.items()}
+        lone: dict[str, Callable[[], Any]] = {f"lone {key}": partial(call, 1) for key, call in served.items()}
+        lone["lone add"] = lambda p=params, o=other: lone_addition(p, o)
         turns = ROUNDS[given.scale]
         rounds = common.interleave(calls, turns) | common.interleave(steps, turns)
         rounds |= common.interleave(lone, turns, before=lambda: empty_caches(filler))
@@ -181,6 +184,8 @@ def main() -> None:
             "such a step (ms)": 1e3 * step,
             "in a lone step (ms)": 1e3 * lone_adds,
             "such a lone step (ms)": 1e3 * seconds["lone step"],
+            "a lone addition (ms)": 1e3 * seconds["lone add"],
+            "in a lone step / lone addition": lone_adds / seconds["lone add"],
             "a call (ms)": 1e3 * seconds["alone"],
             "paper's parameters": int(paper[name]["trained_parameters"]),
             "paper (ms)": 1e3 * theirs,
