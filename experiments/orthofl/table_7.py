@@ -63,7 +63,7 @@ ROUNDS = {"smoke": 3, "laptop": 50, "paper": 200}
 ARRIVALS = 20  # of one compiled call
 CLIENTS = 4  # whose rows the server keeps
 BARS = ("addition", "projection", "in a server step", "in a lone step", "a call", "paper")
-FILLER = 2**28  # bytes; more than the caches hold
+FILLER = 2**28  # bytes to read, and as many to write: together more than the caches hold
 
 
 def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
@@ -108,14 +108,13 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
     rows = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 + 0.01 * m) for m in range(CLIENTS)]), row)
     changes = jax.tree.map(lambda leaf: jnp.stack([0.01 * jnp.cos(leaf + 1), 0.01 * jnp.sin(leaf + 1)]), params)
     starts = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.99 * leaf]), params)
-    served = [(state, rows)]
-    taken = [0]
+    now, taken = (state, rows), 0
 
     def call(arrivals: int) -> State:
-        span = np.array([taken[0], taken[0] + arrivals], np.int32)
-        taken[0] += arrivals
-        served[0] = compiled(served[0], changes, starts, span)
-        return served[0]
+        nonlocal now, taken
+        now = compiled(now, changes, starts, np.array([taken, taken + arrivals], np.int32))
+        taken += arrivals
+        return now
 
     return call
 
