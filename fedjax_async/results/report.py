@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_async import disk
 from fedjax_async.results import store, tables
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.plots import accuracy_curve, loss_curve, staleness_histogram
@@ -52,4 +53,5 @@ def write_comparison(
         tables.write(rows, folder / name, decimals=tables.COMPARISON_DECIMALS)
     if plots:
         _draw_curve(runs, folder)
+    disk.sweep_up(folder)
     return tables.table(rows, decimals=tables.COMPARISON_DECIMALS)

@@ -87,11 +87,12 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
     """``ValueError`` unless a run of ``settings`` may be saved in ``folder``: better asked before a run than after.
 
     That is: unless it is missing, empty, or holds a run, finished or not, of the same settings (or ``overwrite``).
+    What a killed process left behind is no obstacle.
     """
     folder = Path(folder)
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
-    if not overwrite and folder.exists() and any(folder.iterdir()):
+    if not overwrite and not _is_bare(folder):
         places = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
         saved = [place for place in places if place.is_file()]
         if not saved or any(place.read_bytes() != files.json_bytes(settings) for place in saved):
@@ -99,6 +100,14 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
                 f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
             )
     return folder
+
+
+def _is_bare(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what a process leaves that is killed before its first file is whole."""
+    if not folder.exists():
+        return True
+    left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
+    return not left or (left == [folder / CHECKPOINTS] and left[0].is_dir() and _is_bare(left[0]))
 
 
 def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -109,7 +118,8 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     and ``schedule.npz``, all readable by ``numpy.load``; ``manifest.json`` with column types and check sums,
     written last. The same run gives the same bytes: no file holds a wall-clock time or a host name.
 
-    ``ValueError`` as in ``require_room``. Other files in the folder are left alone.
+    ``ValueError`` as in ``require_room``. Temporary files of processes that were killed while they wrote are
+    removed, other files in the folder left alone.
     """
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
@@ -124,6 +134,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
     disk.write(folder / MANIFEST, files.json_bytes(manifest))
+    disk.sweep_up(folder)
     return folder
 
 

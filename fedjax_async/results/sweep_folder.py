@@ -85,8 +85,7 @@ def begin(folder: Path, points: Sequence[Point]) -> None:
 
 def save_run(run: Run, folder: Path, point: Point) -> None:
     """Write one finished run, its manifest last."""
-    place = write_run(run, run_folder(folder, point), plots=False, overwrite=True)
-    disk.sweep_up(place)
+    write_run(run, run_folder(folder, point), plots=False, overwrite=True)
 
 
 def saved_updates(folder: Path, point: Point) -> int:

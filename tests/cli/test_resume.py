@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
+from fedjax_async.engine import Settings, prepare
+from fedjax_async.results.resume import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async.cli"]
 RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "1200", "--eval-updates", "100",
@@ -99,6 +102,41 @@ def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills):
         again = [*command, str(folder)]
         total += kill_until(again, again, folder, kills - total, moments)
         assert files(folder) == want
+
+
+class Killed(BaseException):
+    """Nothing that the package would catch."""
+
+
+def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
+    """Each time one write later; a killed process leaves half a temporary file, and nobody of its number cleans up."""
+    experiment = prepare(Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff", checkpoint=4))
+    run_into(experiment, tmp_path / "whole")
+    want, replace, deaths = files(tmp_path / "whole"), os.replace, 0
+    for last in count():
+        folder = tmp_path / f"cut_{last}"
+        left = iter(range(last, -1, -1))
+
+        def dying(temporary, path, left=left):
+            if next(left) == 0:
+                content = Path(temporary).read_bytes()
+                Path(path).with_name(f".{Path(path).name}.1234.tmp").write_bytes(content[: len(content) // 2])
+                raise Killed
+            replace(temporary, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", dying)
+            try:
+                run_into(experiment, folder)
+            except Killed:
+                deaths += 1
+        ended = deaths == last  # this time it was not killed
+        if not ended:
+            run_into(experiment, folder)
+        assert files(folder) == want, last
+        if ended:
+            break
+    assert deaths > 12
 
 
 def test_nothing_to_resume(capsys, tmp_path):

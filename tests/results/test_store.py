@@ -124,6 +124,23 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "mine"
 
 
+def test_what_a_killed_process_left_is_no_obstacle(tmp_path):
+    (tmp_path / ".settings.json.1234.tmp").write_text("half")
+    assert store.require_room(tmp_path, {}) == tmp_path
+    (tmp_path / store.CHECKPOINTS).mkdir()
+    (tmp_path / store.CHECKPOINTS / ".settings.json.1234.tmp").write_text("half")
+    assert store.require_room(tmp_path, {}) == tmp_path
+    (tmp_path / store.CHECKPOINTS / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match="must be empty"):
+        store.require_room(tmp_path, {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / store.CHECKPOINTS).write_text("a file")
+    with pytest.raises(ValueError, match="must be empty"):
+        store.require_room(tmp_path / "other", {})
+    save(make_run(), tmp_path, overwrite=True)
+    assert not any(disk.is_leftover(path) for path in tmp_path.iterdir())
+
+
 def test_parameter_trees_of_other_shapes():
     bare = np.arange(3.0)
     assert store.unflatten(store.flatten(bare)) is bare
