@@ -9,8 +9,11 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from fedjax_async.types import TRACED
 
 Made = TypeVar("Made")
 
@@ -50,9 +53,19 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a factory: what a spec may set."""
-    parameters = inspect.signature(factory).parameters
-    return {k: p for k, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    """The keyword-only parameters of a factory, what a spec may set; their annotations are types, not text."""
+    types = typing.get_type_hints(getattr(factory, "func", factory), include_extras=True)
+    return {
+        name: parameter.replace(annotation=types.get(name, parameter.annotation))
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def is_traced(parameter: inspect.Parameter) -> bool:
+    """Whether an option is a number that sweeps may trace: annotated ``Traced`` or ``Traced | None``."""
+    choices = (parameter.annotation, *typing.get_args(parameter.annotation))
+    return any(TRACED in getattr(choice, "__metadata__", ()) for choice in choices)
 
 
 def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:

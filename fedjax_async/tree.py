@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async.types import Array, Params
+from fedjax_async.types import Array, Params, Path
 
 
 def take(tree: Any, index: Any) -> Any:
@@ -35,11 +36,49 @@ def where(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+def path_of(path: Any) -> Path:
+    """The names on the way to a leaf, from JAX's keys: ``("layer", "0", "kernel")``."""
+    names = (
+        next(value for field in ("key", "name", "idx") if (value := getattr(k, field, None)) is not None) for k in path
+    )
+    return tuple(map(str, names))
+
+
+def split(tree: Any, chosen: Callable[[Path], bool]) -> tuple[Any, Any]:
+    """``(the others, the chosen leaves)``: the tree twice, with ``None``, which has no leaves, in place of the rest."""
+    others = jax.tree_util.tree_map_with_path(lambda path, leaf: None if chosen(path_of(path)) else leaf, tree)
+    picked = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if chosen(path_of(path)) else None, tree)
+    return others, picked
+
+
+def join(one: Any, other: Any) -> Any:
+    """The inverse of :func:`split`: the leaves of ``one``, and where it has ``None`` those of ``other``."""
+    return jax.tree.map(lambda a, b: b if a is None else a, one, other, is_leaf=lambda leaf: leaf is None)
+
+
+def shared(tree: Any, params: Any, private: Callable[[Path], bool] | None) -> Any:
+    """``tree`` without the private leaves of the parts that are built like ``params``; ``None`` in their place."""
+    if private is None:
+        return tree
+    structure: Any = jax.tree.structure(params)
+
+    def is_model(part: Any) -> bool:
+        return bool(jax.tree.structure(part) == structure)
+
+    return jax.tree.map(lambda part: split(part, private)[0] if is_model(part) else part, tree, is_leaf=is_model)
+
+
 def norm(tree: Any) -> Array:
     """Euclidean norm over all leaves, in JAX's default float type; float[]."""
     real = jnp.result_type(float)
     squares = [jnp.sum(jnp.square(leaf.astype(real))) for leaf in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, jnp.zeros((), real)))
+
+
+def is_finite(tree: Any) -> Array:
+    """Whether all floats of all leaves are finite; bool[]. Leaves of other types count as finite."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in floats], jnp.bool_))
 
 
 def stack_zeros(tree: Any, rows: int) -> Any:

@@ -6,8 +6,8 @@ training examples. Times are virtual seconds. No JAX here, so that the clock, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,8 @@ class ClientData(NamedTuple):
 
 # --- models -----------------------------------------------------------------------------------
 
+Path = tuple[str, ...]  # where a leaf stands in the params: the names on the way to it, as ("head", "kernel")
+
 
 class Model(NamedTuple):
     """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
@@ -108,55 +110,93 @@ class Model(NamedTuple):
     ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches dropout on. ``loss`` is per example, so that a
     partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its params, and
     ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows whose mask is 1 and moves them.
-    ``private`` names a top-level entry of the params that stays with its client: it is never uploaded.
+    ``private(path)`` says which leaves of the params stay with their client: they are never sent or uploaded.
     """
 
     init: Callable[[Key], Params]
     apply: Callable[..., Array]
     loss: Callable[[Array, Array], Array]
     train: Callable[..., tuple[Array, Params]] | None = None
-    private: str | None = None
+    private: Callable[[Path], bool] | None = None
 
 
 # --- learning: kernels that see ONE client; only engine/ stacks, gathers, scatters and vmaps ------
 
+TRACED = "a number that may be traced"
+# The annotation of a factory's number that sweeps may vary within one compiled program: a float, or a tracer.
+Traced = Annotated[Any, TRACED]
+
+
+class Facts(NamedTuple):
+    """What is known of a run before it starts."""
+
+    num_clients: int = 1  # N
+    every_closes: bool = False  # whether every arrival completes its server step
+    updates: Any = 0  # int32[], arrivals in all
+    server_steps: Any = 0  # int32[], server steps that will be closed
+
+
+class Request(NamedTuple):
+    """What a message is asked for. Rules without memory send one message a version: they may use ``version`` only."""
+
+    client: Any = 0  # int32[]
+    time: Any = 0.0  # float[], virtual seconds, in JAX's default float type (float32 resolves 0.06 s at 1e6 s)
+    version: Any = 0  # int32[], server steps closed so far
+    local_steps: Any = 1  # int32[], K of the job
+    weight: Any = 1.0  # float[], the client's example count
+
 
 class Message(NamedTuple):
-    """Server -> client. ``version``: server steps closed when it was sent, int32[]."""
+    """Server -> client. ``version``: server steps closed when it was sent, int32[]; the engine fills it in."""
 
     params: Params
-    extra: State = ()
+    extra: State = ()  # any pytree: control variates, moments ...
     version: Any = 0
 
 
 class Arrival(NamedTuple):
     """Client -> server, one applied upload.
 
-    ``weight`` is the client's example count. A rejected upload (non-finite) comes with ``weight`` 0 and an all-zero
-    ``upload``; it must add nothing, but ``closes`` still holds.
+    A rejected upload (not finite, or too large) comes with ``weight`` 0 and an all-zero ``upload``. It must add
+    nothing, and ``receive`` decides what of the client's memory it changes; ``closes`` still holds.
     """
 
-    upload: Params  # model delta, trained - start, unless the client algorithm says otherwise
+    upload: Any  # any pytree; by default the model delta, trained - start
     start: Params  # the params of the message it started from
     staleness: Array  # int32[]
-    weight: Array  # float[]
+    weight: Array  # float[]  the client's example count
     client: Array  # int32[]
-    time: Array  # float[]  virtual seconds
-    closes: Any  # bool[], or the constant True in a run whose every arrival closes its step
+    time: Array  # float[]  virtual seconds, as in Request
+    closes: Array  # bool[]  whether it completes its server step
+    local_steps: Any = 1  # int32[]  K of its job
+    extra: State = ()  # the extra of the message it started from
+
+
+class Info(NamedTuple):
+    """What a server records of an arrival."""
+
+    weight: Array  # float[]  with which it counted; 0: the rule rejected it
+    columns: Mapping[str, Array] = {}  # scalars under further names
 
 
 class ServerAlgorithm(NamedTuple):
-    """``init(params) -> (state, memory)``; ``memory`` is the server's row about ONE client, or ``()``.
+    """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
-    ``receive(state, memory, arrival) -> (state, memory, info)``, ``info`` a dict of scalars; ``dispatch(state, memory)
-    -> (message, memory)``; ``params(state)`` is the model that is evaluated. Without memory, all jobs sent from one
-    version share a message: it must then depend only on what changes when a step closes. Others declare memory.
+    ``init(params) -> (state, memory)``;
+    ``receive(state, memory, arrival) -> (state, memory, info)`` gathers an arrival;
+    ``close(state, memory) -> (state, memory)`` completes a server step, right after ``receive`` of the arrival that
+    closes it and with that client's memory. ``None``: ``receive`` does all there is to do.
+    ``dispatch(state, memory, request) -> (message, memory)``. Without memory, all jobs sent from one version share a
+    message: it must then depend only on what changes when a step closes. Others declare memory.
+    ``given(facts) -> rule``, optional: the same rule for a run of which these facts hold, asked for once.
     """
 
     init: Callable[[Params], tuple[State, State]]
-    receive: Callable[[State, State, Arrival], tuple[State, State, dict[str, Array]]]
-    dispatch: Callable[[State, State], tuple[Message, State]]
+    receive: Callable[[State, State, Arrival], tuple[State, State, Info]]
+    dispatch: Callable[[State, State, Request], tuple[Message, State]]
     params: Callable[[State], Params]
+    close: Callable[[State, State], tuple[State, State]] | None = None
+    given: Callable[[Facts], ServerAlgorithm] | None = None
 
 
 class ClientAlgorithm(NamedTuple):
@@ -166,14 +206,37 @@ class ClientAlgorithm(NamedTuple):
     ``begin(key, message, client_state, data) -> work``, ``step(work, k, message, data) -> work``, k = 0, 1, ...
     ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called repeatedly.
     ``info(client_state)``, optional: scalars to record of an upload, accepted or not, from the state its job left.
+    ``unsent(before, after)``, optional: the state after a job whose upload the server never applies; else ``after``.
+    ``own(message, client_state) -> params``, optional: the model that the client itself would use; else the message's.
     ``local.run_job`` is the composition of begin, step and finish.
     """
 
     init: Callable[[Params], State]
     begin: Callable[[Key, Message, State, ClientData], State]
     step: Callable[[State, Array, Message, ClientData], State]
-    finish: Callable[[State, Message, State], tuple[Params, State]]
+    finish: Callable[[State, Message, State], tuple[Any, State]]
     info: Callable[[State], dict[str, Array]] | None = None
+    unsent: Callable[[State, State], State] | None = None
+    own: Callable[[Message, State], Params] | None = None
+
+
+class Parts(NamedTuple):
+    """The examples of one client, as a probe sees them; a part that the data do not have is empty (size 0)."""
+
+    train: ClientData
+    validation: ClientData
+    test: ClientData
+
+
+class Probe(NamedTuple):
+    """``function(state, memory, arrival, parts) -> {column: scalar}``, evaluated before chosen arrivals are received.
+
+    Chosen are every ``every``-th arrival, counted from the first, or those numbered ``at``. A probe changes nothing.
+    """
+
+    function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
+    every: int = 1
+    at: Sequence[int] | None = None
 
 
 # --- results ----------------------------------------------------------------------------------
@@ -184,10 +247,11 @@ class Run(NamedTuple):
 
     ``evaluations``, a row each: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, one an arrival:
     client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight, upload_norm,
-    accepted, closes. Compressed uploads add values_bytes_up to the one, upload_bytes and upload_values_bytes to the
-    other. ``per_client``: accuracy and loss [rows, N], or empty. ``counters``: updates, server_steps, rejected (not
-    finite, too large or too stale), lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave engine
-    batches, widths, slots, useful_steps, executed_steps, programs.
+    accepted, closes, step_changed. Compressed uploads add values_bytes_up to the one, upload_bytes and
+    upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], or empty.
+    ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
+    (``clock.fault_counts``), waves, mean_width, and of the wave engine batches, widths, slots, useful_steps,
+    executed_steps, programs.
     """
 
     settings: dict[str, Any]

@@ -10,7 +10,7 @@ from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
-from fedjax_async.clock.fates import Fate, fault_counts
+from fedjax_async.clock.fates import TRAINED_IN_VAIN, Fate, fault_counts
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
@@ -24,7 +24,7 @@ from fedjax_async.clock.statistics import (
 )
 from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.timing import TIMINGS, Timing
-from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
+from fedjax_async.clock.trace import check_schedule, load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
 from fedjax_async.clock.waves import WaveStatistics, longest_chain, wave_statistics, waves
 from fedjax_async.clock.world import Until, World
 
@@ -36,6 +36,7 @@ __all__ = [
     "NETWORKS",
     "SUCCESSORS",
     "TIMINGS",
+    "TRAINED_IN_VAIN",
     "Availability",
     "AvailabilityModel",
     "Conditions",
@@ -57,6 +58,7 @@ __all__ = [
     "allocate",
     "bind_conditions",
     "bind_delays",
+    "check_schedule",
     "client_counts",
     "concurrency",
     "delay_statistics",

@@ -28,6 +28,8 @@ class Fate(enum.IntEnum):
 APPLIED = (Fate.APPLIED, Fate.LATE)
 DROPPED = (Fate.DROPPED_LATE, Fate.DROPPED_STALE)
 RECEIVED = APPLIED + DROPPED
+# The client trains these to the end although the server never applies them.
+TRAINED_IN_VAIN = (Fate.LOST, Fate.DROPPED_LATE, Fate.DROPPED_STALE, Fate.GIVEN_UP)
 NEVER_CAME = (Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED)
 
 

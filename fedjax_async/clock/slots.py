@@ -30,6 +30,7 @@ class Slots(NamedTuple):
     write_bounds: np.ndarray  # int64[E + 2]
     write_slot: np.ndarray  # int32[messages]
     write_client: np.ndarray  # int32[messages]: whom the message is for (the first of them, if shared)
+    write_job: np.ndarray  # int64[messages]: the job that it is for (the first of them, if shared)
 
 
 def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
@@ -61,6 +62,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
         write_bounds=np.searchsorted(written, np.arange(arrivals + 2)),
         write_slot=slot,
         write_client=schedule.client[first],
+        write_job=first,
     )
 
 

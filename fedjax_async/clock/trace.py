@@ -137,3 +137,7 @@ def _check(path: str | Path, schedule: Schedule) -> None:
 
 def _within(values: np.ndarray, end: int) -> bool:
     return not len(values) or (values.min() >= 0 and values.max() < end)
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Temporary."""

@@ -14,7 +14,7 @@ from fedjax_async.compress.payload import Compressor, Dense, Payload, Sparse, sp
 from fedjax_async.compress.quantise import qsgd
 from fedjax_async.compress.sizes import bits
 from fedjax_async.compress.sparse import topk
-from fedjax_async.types import Array, Key, Params
+from fedjax_async.types import Array, Key, Params, Traced
 
 
 def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
@@ -36,7 +36,7 @@ def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
     return Compressor(compress, decompress, bits)
 
 
-def topk_qsgd(*, ratio: float = 0.1, levels: Any = 7, scaled: bool = True) -> Compressor:
+def topk_qsgd(*, ratio: float = 0.1, levels: Traced = 7, scaled: bool = True) -> Compressor:
     """The k = ceil(`ratio` D) largest entries in `levels` steps of their norm, `scaled` by 1/(1 + beta).
 
     ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``k / (D (1 + beta))``: the

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from fedjax_async import check
 from fedjax_async.compress.chance import uniform
 from fedjax_async.compress.payload import MOST_STEPS, Compressor, Dense, Levels, real_of, require_vector
 from fedjax_async.compress.sizes import bits
-from fedjax_async.types import Array, Key
+from fedjax_async.types import Array, Key, Traced
 
 
 def levels_of(width: int) -> int:
@@ -19,7 +17,7 @@ def levels_of(width: int) -> int:
     return 2 ** (width - 1) - 1
 
 
-def qsgd(*, levels: Any = 7, scaled: bool = False) -> Compressor:
+def qsgd(*, levels: Traced = 7, scaled: bool = False) -> Compressor:
     """Stochastic rounding to `levels` steps of the norm: ``||x|| sign(x_j) l_j / s``, E l_j = s |x_j| / ||x||.
 
     b bits an entry are levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8; any number from 1 to 32767, which may be traced.

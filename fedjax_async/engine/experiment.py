@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +20,29 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.methods import Method, method, preset_of
-from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, split_options
+from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, rule_of, split_options
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Progress, run_waves
 from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.engine.storage import client_restoring, server_storing
 from fedjax_async.engine.uploads import compressing, traffic_of, with_uploads
-from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps, sgd
+from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps
 from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.server import check_capacity
-from fedjax_async.types import ClientAlgorithm, FederatedData, Key, Model, Params, Run, Schedule
+from fedjax_async.types import (
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    FederatedData,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    Run,
+    Schedule,
+)
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
@@ -102,27 +115,46 @@ def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
 
 @lru_cache(maxsize=64)
 def _family(
-    model: Model, optimizer: str, static: tuple[tuple[str, Any], ...], decay: str, batch_size: int
+    model: Model,
+    client: Callable[..., ClientAlgorithm],
+    options: tuple[tuple[str, Any], ...],
+    optimizer: str,
+    static: tuple[tuple[str, Any], ...],
+    decay: str,
+    batch_size: int,
 ) -> ClientFamily:
-    """Local training as a function of the learning rate, the optimiser's numbers and the proximal weight."""
+    """Local training by the factory ``client`` as a function of all that is traced: the learning rate and more."""
     scale = registry.bind("decay", DECAYS, decay)()
+    takes = registry.options_of(client)
 
-    def client(hyper: Hyper) -> ClientAlgorithm:
-        prefix = "optimizer."
-        numbers = {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
-        transformation = OPTIMIZERS[optimizer](hyper["lr"], **dict(static), **numbers)
-        proximal = hyper.get("proximal", 0.0)
-        return sgd(model, optimizer=transformation, batch_size=batch_size, proximal=proximal, scale=scale)
+    def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
 
-    return client
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        given = {
+            "optimizer": OPTIMIZERS[optimizer](hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
+            "lr": hyper["lr"],
+            "batch_size": batch_size,
+            "proximal": hyper.get("proximal", 0.0),
+            "scale": scale,
+        }
+        own = dict(options) | numbers(hyper, "client.")
+        return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
+
+    return family
 
 
-def _client(model: Model, s: Settings, batch_size: int, proximal: float) -> tuple[ClientFamily, dict[str, float]]:
-    """The family of the settings' local training, and which member of it."""
+def _client(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
+    """The family of the settings' and the method's local training, and which member of it."""
     registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
     name, options = registry.parse_spec("optimizer", s.optimizer)
     static, traced = split_options(OPTIMIZERS[name], options)
-    family = _family(model, name, static, s.decay, batch_size)
+    plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
+    check.require(
+        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+    )
+    family = _family(model, chosen.client, chosen.client_options, name, static, s.decay, batch_size)
+    proximal = float(chosen.proximal)
     hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
@@ -188,15 +220,19 @@ def prepare(
     if client is None:
         # no client fills a longer batch, so a shorter one does the same
         batch_size = min(s.batch_size, int(data.size.max()))
-        trainer, hyper = _client(model, s, batch_size, float(chosen.proximal))
+        trainer, hyper = _client(model, s, batch_size, chosen)
     else:
         trainer, hyper = client, {}
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
 
-    trainer, numbers = compressing(trainer, s, model.private)
-    sent = {k: leaf for k, leaf in shapes.items() if k != model.private} if model.private else shapes
-    traffic = traffic_of(tree.num_bytes(sent), sent, s)
+    message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
+    trainer, numbers = compressing(trainer, s, model.private, upload)
+    traffic = traffic_of(
+        tree.shared((message.params, message.extra), shapes, model.private),
+        tree.shared(upload, shapes, model.private),
+        s,
+    )
     schedule, points = _planned(s, timing, data, steps, traffic)
     if s.per_client:
         owners(data)
@@ -208,6 +244,30 @@ def prepare(
     pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
     limit = math.inf if s.norm_limit is None else s.norm_limit
     return Experiment(s, described, pieces, schedule, params, key, points, traffic, limit)
+
+
+def _sent(
+    chosen: Method,
+    trainer: ClientAlgorithm | ClientFamily,
+    hyper: Hyper,
+    model: Model,
+    params: Params,
+    data: FederatedData,
+) -> tuple[Message, Any]:
+    """Shapes of a message and of an (uncompressed) upload; ``params``: shapes too."""
+    rule = rule_of(chosen.server, chosen.hyper, Facts(len(data.size)))
+
+    def both(params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
+        message, _ = rule.dispatch(*rule.init(params), Request())
+        message = message._replace(version=jnp.int32(0))
+        client = bound(trainer, {**chosen.hyper, **hyper})
+        state, zero = client.init(params), jnp.int32(0)
+        own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
+        return message, client.finish(client.begin(key, message, state, own), message, state)[0]
+
+    pool = tuple(jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.x, data.y))
+    found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)
+    return found
 
 
 def _planned(
@@ -249,9 +309,13 @@ def _moments(text: str | None) -> list[float] | None:
 
 
 def _check_model(model: Model, params: Params, data: FederatedData) -> None:
-    """The model must have one output a class, and what it calls private."""
+    """The model must have one output a class, and keep some but not all of its leaves private."""
     if model.private is not None:
-        check.one_of("model.private", model.private, params)
+        paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        kept = [path for path in paths if model.private(path)]
+        check.require(
+            0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
+        )
     row = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
     outputs = jax.eval_shape(model.apply, params, row)
     if data.num_classes is not None:

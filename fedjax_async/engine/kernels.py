@@ -17,7 +17,8 @@ from fedjax_async.engine.devices import JOBS
 from fedjax_async.engine.pieces import ClientFamily, bound
 from fedjax_async.engine.world import World, client_data
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, Params, State
+from fedjax_async.server.statistics import statistics_in, weights_in
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
 
 
 class Live(NamedTuple):
@@ -37,7 +38,7 @@ class Rows(NamedTuple):
     message: Message
     before: State  # the clients' rows as they were before the job; () where jobs are looped over
     work: State  # of unfinished jobs; () where jobs are looped over
-    upload: Params
+    upload: Any
     after: State  # the clients' rows as the job leaves them
     norm: Array  # float[C]
     accepted: Array  # bool[C]
@@ -74,20 +75,30 @@ def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
 
 
 def finished(
-    client: ClientAlgorithm, work: State, message: Message, state: State, limit: Array, corrupt: Array
-) -> tuple[Params, State, Array, Array, dict[str, Array]]:
+    client: ClientAlgorithm,
+    work: State,
+    message: Message,
+    state: State,
+    limit: Array,
+    corrupt: Array,
+    applied: Array,
+) -> tuple[Any, State, Array, Array, dict[str, Array]]:
     """End one job: ``(upload, client state, norm of the upload, accepted, info)``.
 
-    An upload whose Euclidean norm is not finite, or above ``limit``, is rejected: replaced by zeros,
-    and the client keeps the state that it had before the job. Its norm is recorded if finite, else 0.
-    ``corrupt``: the upload is lost to non-finite values on its way. ``info`` is of the upload as it was sent.
+    An upload is rejected if it, or the state that its client keeps, is not finite, or if its norm is above ``limit``:
+    it is replaced by zeros, and the client keeps the state that it had before the job. The norm is Euclidean, over all
+    that is uploaded but running statistics, as that of ``server.clip_by_norm``; it is recorded if finite, else 0.
+    ``corrupt``: the upload is lost to non-finite values on its way. Where ``applied`` is false the server never
+    applies it, and the client's state is what the client makes of that. ``info`` is of the upload as it was sent.
     """
     upload, after = client.finish(work, message, state)
-    norm = jnp.where(corrupt, jnp.nan, tree.norm(upload))
-    accepted = jnp.isfinite(norm) & (norm <= limit)
+    norm = tree.norm(weights_in(upload))
+    finite = jnp.isfinite(norm) & tree.is_finite((statistics_in(upload), after)) & jnp.logical_not(corrupt)
+    accepted = finite & (norm <= limit)
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
-    norm = jnp.where(jnp.isfinite(norm), norm, 0.0)
-    return upload, tree.where(accepted, after, state), norm, accepted, info_of(client, after)
+    norm = jnp.where(finite, norm, 0.0)
+    kept = after if client.unsent is None else tree.where(applied, after, client.unsent(state, after))
+    return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
 def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
@@ -148,9 +159,8 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         work = jax.lax.fori_loop(
             first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
         )
-        limit, corrupt = world.norm_limit[run], world.corrupt[position]
-        upload, after, norm, accepted, info = jax.vmap(end, in_axes=(each, 0, 0, 0, 0, 0))(
-            hyper, work, message, before, limit, corrupt
+        upload, after, norm, accepted, info = jax.vmap(end, in_axes=(each, *[0] * 6))(
+            hyper, work, message, before, world.norm_limit[run], world.corrupt[position], world.applied[position]
         )
         done = Rows(message, before, work, upload, after, norm, accepted, info)
         return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), rows, done)
@@ -172,8 +182,8 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
             before = tree.take(clients, world.owner[position])
             key = job_key(world.key[run], world.client[position], world.number[position])
             work = run_steps(who, key, message, before, client_data(world, position), world.steps[position])
-            limit, corrupt = world.norm_limit[run], world.corrupt[position]
-            done = finished(who, work, message, before, limit, corrupt)
+            fate = (world.norm_limit[run], world.corrupt[position], world.applied[position])
+            done = finished(who, work, message, before, *fate)
             return tree.put(rows, i, Rows(message, (), (), *done))
 
         mine = (count - _device(devices) + devices - 1) // devices

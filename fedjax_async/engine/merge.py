@@ -33,6 +33,7 @@ class MergedSlots(NamedTuple):
     write_slot: np.ndarray  # int32[messages]
     write_client: np.ndarray  # int32[messages]
     write_run: np.ndarray  # int32[messages]
+    write_job: np.ndarray  # int64[messages], of its run
 
 
 def merge(schedules: Sequence[Schedule], by_round: bool) -> Merged:
@@ -74,7 +75,7 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
     """Slots of every run, each run's its own, for the batches ``bounds`` (positions)."""
     base, total = 0, len(merged.run)
     start = np.zeros(total, np.int32)
-    slot, client, run, position = [], [], [], []
+    slot, client, run, job, position = [], [], [], [], []
     for r, (s, place) in enumerate(zip(schedules, merged.place)):
         batch = np.searchsorted(bounds, place, side="right")
         own = np.flatnonzero(np.diff(batch, prepend=-1))
@@ -82,6 +83,7 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
         start[place] = base + slots.start_slot[s.job]
         slot.append(base + slots.write_slot)
         client.append(slots.write_client)
+        job.append(slots.write_job)
         run.append(np.full(len(slots.write_slot), r, np.int32))
         after = np.searchsorted(slots.write_bounds, np.arange(len(slots.write_slot)), side="right") - 1
         position.append(np.concatenate([[0], place + 1])[after])
@@ -95,4 +97,5 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
         write_slot=np.concatenate(slot)[order].astype(np.int32),
         write_client=np.concatenate(client)[order].astype(np.int32),
         write_run=np.concatenate(run)[order],
+        write_job=np.concatenate(job)[order],
     )

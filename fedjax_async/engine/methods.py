@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.engine.pieces import Hyper, ServerFamily, split_options
-from fedjax_async.server import SERVERS
-from fedjax_async.types import ServerAlgorithm
-
-
-class Preset(NamedTuple):
-    """An entry of ``METHODS``: a rule of ``SERVERS``, a timing spec, a proximal weight, what happens to uploads."""
-
-    server: str
-    timing: str
-    about: str
-    proximal: float = 0.0
-    compress: str | None = None
-    feedback: str | None = None
+from fedjax_async.engine.settings import Settings
+from fedjax_async.local import sgd
+from fedjax_async.server import METHODS, Preset
+from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 
 class Method(NamedTuple):
@@ -28,7 +20,9 @@ class Method(NamedTuple):
 
     ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
-    ``feedback`` hold where the settings of those names are left open.
+    ``feedback`` hold where the settings of those names are left open. ``client`` is a factory of local training that
+    takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
+    name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -37,41 +31,26 @@ class Method(NamedTuple):
     hyper: Mapping[str, float] = {}
     compress: str | None = None
     feedback: str | None = None
+    client: Callable[..., ClientAlgorithm] = sgd
+    client_options: tuple[tuple[str, Any], ...] = ()
+    plain_sgd: bool = False
 
 
-METHODS: dict[str, Preset] = {
-    "fedavg": Preset("fedavg", "cohort", "Synchronous rounds, mean of the deltas (McMahan et al. 2017)."),
-    "fedprox": Preset("fedavg", "cohort", "FedAvg with a proximal local objective (Li et al. 2020).", 0.01),
-    "fedavgm": Preset("fedavgm", "cohort", "FedAvg with server momentum (Hsu et al. 2019)."),
-    "fedadagrad": Preset("fedadagrad", "cohort", "FedAvg with Adagrad at the server (Reddi et al. 2021)."),
-    "fedadam": Preset("fedadam", "cohort", "FedAvg with Adam at the server (Reddi et al. 2021)."),
-    "fedyogi": Preset("fedyogi", "cohort", "FedAvg with Yogi at the server (Reddi et al. 2021)."),
-    "fedasync": Preset("fedasync", "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
-    "asgd": Preset("asgd", "every", "Each arriving delta is added, however stale."),
-    "fedbuff": Preset("fedbuff", "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
-    "asynfl": Preset("asynfl", "window:length=300", "Sum of who finished in a window, over all clients (AsynFL 2025)."),
-    "asynflc": Preset(
-        "asynfl", "window:length=300", "AsynFL with compressed uploads, by default signs.", 0.0, "sign", "off"
-    ),
-    "asynflc_ef": Preset(
-        "asynfl", "window:length=300", "AsynFLC with error feedback, by default top 10 %.", 0.0, "topk:ratio=0.1", "ef"
-    ),
-    "ca2fl": Preset("ca2fl", "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
-    "fadas": Preset("fadas", "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
-    "orthofl": Preset("orthofl", "every", "Clients keep their weights and take orthogonal shifts over (OrthoFL 2025)."),
-    "orthofl_no_average": Preset("orthofl_no_average", "every", "OrthoFL without its moving average."),
-    "orthofl_pairwise": Preset("orthofl_pairwise", "every", "OrthoFL with changes projected pairwise."),
-    "fedmedian": Preset("fedmedian", "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
-    "trimmed_mean": Preset("trimmed_mean", "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
-    "krum": Preset("krum", "buffer:size=5", "The deltas with the nearest neighbours (Blanchard et al. 2017)."),
-}
+# What the settings of a run say about local training.
+LOCAL = ("optimizer", "batch_size", "proximal", "scale", "lr", "correct")
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Option -> default of a method: those of its server rule, and ``proximal``."""
+    """Option -> default of a method: those of its server rule and of its local training, and ``proximal``."""
     preset = registry.find("method", METHODS, name)
-    rule = {key: parameter.default for key, parameter in registry.options_of(SERVERS[preset.server]).items()}
-    return rule | {"proximal": preset.proximal}
+    defaults = {key: parameter.default for key, parameter in registry.options_of(preset.server).items()}
+    own = {key: parameter.default for key, parameter in client_options(preset.client).items()}
+    return own | defaults | {"proximal": preset.proximal}
+
+
+def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.Parameter]:
+    """The options of local training that are a method's own; the others follow from the run's settings."""
+    return {key: parameter for key, parameter in registry.options_of(client).items() if key not in LOCAL}
 
 
 def preset_of(spec: str) -> Preset:
@@ -82,11 +61,13 @@ def preset_of(spec: str) -> Preset:
 
 
 @lru_cache(maxsize=64)
-def _family(name: str, static: tuple[tuple[str, Any], ...], traced: tuple[str, ...]) -> ServerFamily:
-    """The rule of ``SERVERS`` as a function of its traced options."""
+def _family(
+    factory: Callable[..., ServerAlgorithm], static: tuple[tuple[str, Any], ...], traced: tuple[str, ...]
+) -> ServerFamily:
+    """A rule as a function of its traced options."""
 
     def server(hyper: Hyper) -> ServerAlgorithm:
-        return SERVERS[name](**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
+        return factory(**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
 
     return server
 
@@ -110,12 +91,28 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     check.require("@" not in spec or bool(timing), "method", spec, "METHOD or METHOD@TIMING")
     known = method_options(name)
     for key in options:
+        setting = key in Settings.__dataclass_fields__ and key not in known
+        check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
         registry.find(f"option of {name}", known, key)
     if num_clients is not None and "num_clients" in known:
         given = options.setdefault("num_clients", num_clients)
         check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
-    SERVERS[preset.server](**options)  # checks their ranges
-    static, traced = split_options(SERVERS[preset.server], options)
+    of_server = registry.options_of(preset.server)
+    rule_options = {key: value for key, value in options.items() if key in of_server}
+    preset.server(**rule_options)  # checks their ranges
+    static, traced = split_options(preset.server, rule_options)
     server = _family(preset.server, static, tuple(traced))
+    local, local_traced = split_options(preset.client, options, without=LOCAL)
     hyper = {f"server.{option}": value for option, value in traced.items()}
-    return Method(server, timing or preset.timing, proximal, hyper, preset.compress, preset.feedback)
+    hyper |= {f"client.{option}": value for option, value in local_traced.items()}
+    return Method(
+        server,
+        timing or preset.timing,
+        proximal,
+        hyper,
+        preset.compress,
+        preset.feedback,
+        preset.client,
+        local,
+        preset.plain_sgd,
+    )

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_async import registry
-from fedjax_async.types import ClientAlgorithm, FederatedData, Model, ServerAlgorithm
+from fedjax_async.server import known
+from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Schedule, ServerAlgorithm
 
 Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program
 ServerFamily = Callable[[Hyper], ServerAlgorithm]
 ClientFamily = Callable[[Hyper], ClientAlgorithm]
+
+
+Server = ServerAlgorithm | ServerFamily
+Client = ClientAlgorithm | ClientFamily
 
 
 class Pieces(NamedTuple):
@@ -21,8 +28,8 @@ class Pieces(NamedTuple):
     pieces differ in ``hyper`` and data only share compiled programs, and may run side by side.
     """
 
-    server: ServerAlgorithm | ServerFamily
-    client: ClientAlgorithm | ClientFamily
+    server: Server
+    client: Client
     model: Model
     data: FederatedData
     hyper: Mapping[str, float] = {}
@@ -33,19 +40,32 @@ def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:
     return algorithm(hyper) if callable(algorithm) else algorithm
 
 
-def split_options(
-    factory: Callable[..., Any], options: Mapping[str, Any]
-) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
-    """Options as ``(static ones, traced numbers)``, defaults included.
+def rule_of(server: Server, hyper: Mapping[str, Any], facts: Facts) -> ServerAlgorithm:
+    """The server rule with these hyperparameters, for a run of which ``facts`` hold."""
+    return known(bound(server, hyper), facts)
 
-    Traced is what the factory annotates ``Any`` and what is a number; 0 stays static, since it may
+
+def facts_of(schedule: Schedule) -> Facts:
+    """What a schedule says of its run before it starts."""
+    steps = int(schedule.closes.sum())
+    return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
+
+
+def split_options(
+    factory: Callable[..., Any], options: Mapping[str, Any], without: Collection[str] = ()
+) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
+    """Options as ``(static ones, traced numbers)``, defaults included, but for those ``without``.
+
+    Traced is what the factory annotates ``Traced`` and what is a number; 0 stays static, since it may
     switch a term off.
     """
     static, traced = [], {}
     for name, parameter in registry.options_of(factory).items():
+        if name in without:
+            continue
         value = options.get(name, parameter.default)
         number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if number and value != 0 and parameter.annotation in (Any, "Any"):
+        if number and value != 0 and registry.is_traced(parameter):
             traced[name] = float(value)  # type: ignore[arg-type]
         else:
             static.append((name, value))

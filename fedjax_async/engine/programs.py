@@ -15,21 +15,19 @@ from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.devices import everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.engine.memory import bytes_of
-from fedjax_async.engine.pieces import ClientFamily, ServerFamily, bound
+from fedjax_async.engine.pieces import Client, Server
 from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.serving import Known, rule_at
 from fedjax_async.engine.world import Shape, World
-from fedjax_async.types import Array, ClientAlgorithm, Model, Params, ServerAlgorithm, State
+from fedjax_async.types import Array, Model, Params, State
 
 MOST_MAPS = 25_000
 
-Server = ServerAlgorithm | ServerFamily
-Client = ClientAlgorithm | ClientFamily
-
 
 @lru_cache(maxsize=64)
-def start(server: Server, client: Client, num_clients: int, slots: int, mesh: Mesh | None) -> Any:
+def start(server: Server, client: Client, known: Known, slots: int, mesh: Mesh | None) -> Any:
     """Jitted :func:`serving.make_start`."""
-    return jax.jit(serving.make_start(server, client, num_clients, slots), out_shardings=everywhere(mesh))
+    return jax.jit(serving.make_start(server, client, known, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -54,9 +52,9 @@ def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def receive(server: Server, always_closes: bool, rounds: bool, mesh: Mesh | None) -> Any:
+def receive(server: Server, known: Known, rounds: bool, mesh: Mesh | None) -> Any:
     """Jitted :func:`serving.make_receive` or ``..._rounds``; donates what the server changes."""
-    made = (serving.make_receive_rounds if rounds else serving.make_receive)(server, always_closes)
+    made = (serving.make_receive_rounds if rounds else serving.make_receive)(server, known)
 
     def gathered(world: World, live: kernels.Live, rows: kernels.Rows, span: Array) -> Any:
         """Every device applies all uploads: the server's state is the same everywhere."""
@@ -67,12 +65,13 @@ def receive(server: Server, always_closes: bool, rounds: bool, mesh: Mesh | None
 
 
 @lru_cache(maxsize=64)
-def evaluate(model: Model, server: Server, total: int, labels: bool, num_clients: int | None) -> Any:
+def evaluate(model: Model, server: Server, known: Known, total: int, labels: bool, per_client: bool) -> Any:
     """Jitted ``evaluate(world, states, run, test_x, test_y, owner)``."""
-    score = make_evaluate(model, total=total, labels=labels, num_clients=num_clients)
+    clients = known.num_clients if per_client else None
+    score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
     def evaluate(world: World, states: State, run: Array, *tests: Any) -> dict[str, Array]:
-        rule = bound(server, kernels.hyper_of(world, run))
+        rule = rule_at(server, world, known, run)
         return score(rule.params(serving.state_of(world, states, run)), *tests)
 
     return jax.jit(evaluate)
@@ -114,20 +113,20 @@ def compile_programs(
     *,
     labels: bool,
     per_client: bool,
+    known: Known,
     mesh: Mesh | None = None,
 ) -> Programs:
     """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
     shed()
-    closes = all(bool(np.all(s.closes)) for s in plan.schedules)
     by_rounds = shape.runs > 1 and plan.batching == "vmap"
     span = np.zeros(4, np.int32)
-    begin = start(server, client, shape.num_clients, shape.slots, mesh)
+    begin = start(server, client, known, shape.slots, mesh)
     live = jax.eval_shape(begin, world, params)
     make_rows = rows(client, shape.capacity, plan.batching, mesh)
     buffers = jax.eval_shape(make_rows, world, live)
     if mesh is not None:
         live, buffers = _placed(live, everywhere(mesh)), _placed(buffers, spread(mesh))
-    score = evaluate(model, server, len(tests[1]), labels, shape.num_clients if per_client else None)
+    score = evaluate(model, server, known, len(tests[1]), labels, per_client)
     return Programs(
         start=begin.lower(world, params).compile(),
         rows=make_rows.lower(world, live).compile(),
@@ -135,7 +134,7 @@ def compile_programs(
             w: train(client, w, plan.batching, mesh).lower(world, live.slots, live.clients, buffers, span).compile()
             for w in plan.widths
         },
-        receive=receive(server, closes, by_rounds, mesh).lower(world, live, buffers, span[:2]).compile(),
+        receive=receive(server, known, by_rounds, mesh).lower(world, live, buffers, span[:2]).compile(),
         evaluate=score.lower(world, live.server, span[0], *tests).compile(),
         by_rounds=by_rounds,
         live_bytes=bytes_of(live),

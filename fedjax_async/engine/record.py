@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +23,8 @@ class Outcome(NamedTuple):
     scores: dict[str, np.ndarray]  # one row an evaluation
     records: dict[str, np.ndarray]  # one row an arrival
     counters: dict[str, Any]
+    in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
+    in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
 
 
 class Traffic(NamedTuple):
@@ -36,10 +40,15 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
 
     ``bytes_up`` counts what has reached the server by an evaluation: further copies too, uploads that were refused, and
     uploads that are never applied (too late, or after the last step). Where uploads are compressed it is the sum of
-    the recorded sizes; one that is never applied is never trained either, and counts as the longest.
+    the recorded sizes; one that was not trained (nothing depends on it) counts as the longest.
+
+    ``accepted`` is false where the rule gave the upload no weight, too. ``step_changed`` says of an arrival whether its
+    server step, as far as it came, changed anything: whether one of its uploads was accepted.
     """
     sent = np.sort(schedule.dispatch_time)
-    records, up, values_up = _uploads(schedule, outcome.records, traffic)
+    records, up, values_up = _uploads(schedule, outcome, traffic)
+    accepted = records["accepted"] & (records["weight"] != 0)
+    counted = np.bincount(schedule.step, weights=accepted) > 0
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
     scores = {name: values for name, values in outcome.scores.items() if not name.startswith("client_")}
     clients = {name.removeprefix("client_"): v for name, v in outcome.scores.items() if name.startswith("client_")}
@@ -63,22 +72,25 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         "local_steps": schedule.local_steps[job],
         "closes": schedule.closes,
         **records,
+        "accepted": accepted,
+        "step_changed": counted[schedule.step],
     }
     faults = fault_counts(schedule)
     counters = {
         "updates": len(job),
         "server_steps": int(closed[-1]),
-        "rejected": int(np.sum(~outcome.records["accepted"])) + faults["dropped_stale"],
+        "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
+        "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
+        "trained_in_vain": len(outcome.in_vain),
         **{name: faults[name] for name in FAULTS},
         **outcome.counters,
     }
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule)
 
 
-def _uploads(
-    schedule: Schedule, records: dict[str, np.ndarray], traffic: Traffic
-) -> tuple[dict[str, np.ndarray], Any, Any]:
+def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
     """Columns of the arrivals, and the bytes of each job's upload: on the wire, and of its values (None: the same)."""
+    records = outcome.records
     if traffic.values is None:
         return records, traffic.up, None
     count, job = len(schedule.client), schedule.job
@@ -86,6 +98,8 @@ def _uploads(
     jobs = {name: np.full(count, size, np.int64) for name, size in sizes.items()}
     for name, column in jobs.items():
         column[job] = -(-records[name].astype(np.int64) // 8)
+        if len(outcome.in_vain):
+            column[outcome.in_vain] = -(-outcome.in_vain_records[name].astype(np.int64) // 8)
     kept = {name: column for name, column in records.items() if name not in sizes}
     columns = {"upload_bytes": jobs["bits"][job], "upload_values_bytes": jobs["values_bits"][job]}
     return kept | columns, jobs["bits"], jobs["values_bits"]

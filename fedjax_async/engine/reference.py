@@ -6,6 +6,7 @@ agree with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,16 +14,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.clock import TRAINED_IN_VAIN, check_schedule
 from fedjax_async.engine.evaluation import Points, make_evaluate, owners
 from fedjax_async.engine.kernels import finished
-from fedjax_async.engine.pieces import Pieces, bound
-from fedjax_async.engine.programs import Client, Server
+from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.run import Progress, refuse
 from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.world import corrupt
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.types import Arrival, ClientAlgorithm, ClientData, Key, Message, Model, Params, Schedule, State
+from fedjax_async.server import closed
+from fedjax_async.types import (
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    Schedule,
+    ServerAlgorithm,
+    State,
+)
 
 
 def _poisoned(client: ClientAlgorithm, spoiled: Any) -> ClientAlgorithm:
@@ -39,22 +54,28 @@ def _poisoned(client: ClientAlgorithm, spoiled: Any) -> ClientAlgorithm:
 def _job(client: Client) -> Any:
     def job(
         hyper: Any, root: Key, number: Any, version: Any, message: Any, state: Any, data: ClientData, who: Any,
-        steps: Any, limit: Any, spoiled: Any,
+        steps: Any, limit: Any, spoiled: Any, applied: Any,
     ):  # fmt: skip
         one = _poisoned(bound(client, hyper), spoiled)
         message = message._replace(version=version)
         work = run_steps(one, job_key(root, who, number), message, state, data, steps)
-        return finished(one, work, message, state, limit, jnp.bool_(False))
+        return finished(one, work, message, state, limit, jnp.bool_(False), applied)
 
     return jax.jit(job)
 
 
 @lru_cache(maxsize=64)
-def _server(server: Server) -> tuple[Any, Any, Any, Any]:
-    init = jax.jit(lambda hyper, params: bound(server, hyper).init(params))
-    receive = jax.jit(lambda hyper, *given: bound(server, hyper).receive(*given))
-    dispatch = jax.jit(lambda hyper, *given: bound(server, hyper).dispatch(*given))
-    return init, receive, dispatch, jax.jit(lambda hyper, state: bound(server, hyper).params(state))
+def _server(server: Server, num_clients: int, every_closes: bool) -> tuple[Any, ...]:
+    """The rule's ``(init, receive, close, dispatch, params)``, compiled; ``known``: hyperparameters and facts."""
+
+    def of(use: Callable[..., Any]) -> Any:
+        def function(known: tuple[Any, Any], *given: Any) -> Any:
+            return use(rule_of(server, known[0], Facts(num_clients, every_closes, *known[1])), *given)
+
+        return jax.jit(function)
+
+    named = {name: of(lambda rule, *given, name=name: getattr(rule, name)(*given)) for name in ServerAlgorithm._fields}
+    return named["init"], named["receive"], of(closed), named["dispatch"], named["params"]
 
 
 @lru_cache(maxsize=64)
@@ -62,7 +83,11 @@ def _evaluate(model: Model, total: int, labels: bool, num_clients: int | None) -
     return jax.jit(make_evaluate(model, total=total, labels=labels, num_clients=num_clients))
 
 
-def run_reference(
+def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+
+
+def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
     pieces: Pieces,
     schedule: Schedule,
     params: Params,
@@ -76,44 +101,61 @@ def run_reference(
 ) -> Outcome:
     """Walk through the schedule, arrival by arrival."""
     server, client, model, data, numbers = pieces
-    init, receive, dispatch, params_of = _server(server)
-    job_of = _job(client)
+    check_schedule(schedule)
+    facts = facts_of(schedule)
+    init, receive, close, dispatch, params_of = _server(server, facts.num_clients, facts.every_closes)
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
     score = _evaluate(model, len(data.test_y), labels, len(data.size) if per_client else None)
-    x, y, order = jax.device_put((data.x, data.y, data.order))
+    pool = jax.device_put((data.x, data.y, data.order))
     tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))
     real = jnp.result_type(float)
     hyper = {name: jnp.asarray(value, real) for name, value in numbers.items()}
+    known = (hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
     spoiled = corrupt(schedule)
 
-    state, row = init(hyper, params)
+    state, row = init(known, params)
     memory = [row] * len(data.size)
     client_state = [bound(client, hyper).init(params)] * len(data.size)
     messages: dict[int, Any] = {}
+    latest: dict[int, int] = {}  # the last job sent to each client
     sent = 0
     records: list[dict[str, Any]] = []
+    in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
     scores = Scores([points], [np.arange(len(schedule.job))])
+
+    def train(job: int, applied: bool, spoiled: bool = False) -> tuple[Any, Message, Any, Any, dict[str, Any]]:
+        who, message = schedule.client[job], messages.pop(job)
+        own = ClientData(*pool, data.offset[who], data.size[who])
+        upload, client_state[who], norm, accepted, noted = _job(client)(
+            hyper, key, schedule.number[job], np.int32(schedule.version[job]), message, client_state[who], own, who,
+            schedule.local_steps[job], jnp.asarray(norm_limit, real), spoiled, applied,
+        )  # fmt: skip
+        return upload, message, norm, accepted, noted
 
     def send(position: int) -> None:
         nonlocal sent
         while sent < len(schedule.client) and schedule.dispatched_after[sent] == position:
             who = schedule.client[sent]
-            messages[sent], memory[who] = dispatch(hyper, state, memory[who])
+            before = latest.get(who)
+            if before is not None and schedule.fate[before] in TRAINED_IN_VAIN and jax.tree.leaves(client_state[who]):
+                in_vain[before] = train(before, applied=False)[-1]  # what the client keeps goes on from there
+            request = Request(
+                who, jnp.asarray(schedule.dispatch_time[sent], real), np.int32(schedule.version[sent]),
+                schedule.local_steps[sent], jnp.asarray(data.size[who], real),
+            )  # fmt: skip
+            messages[sent], memory[who] = dispatch(known, state, memory[who], request)
+            latest[who] = sent
             sent += 1
 
     def evaluate(run: int) -> Any:
         del run
-        return score(params_of(hyper, state), *tests)
+        return score(params_of(known, state), *tests)
 
     send(0)
     scores.take(0, evaluate)
     for e, j in enumerate(schedule.job):
-        who, message = schedule.client[j], messages.pop(int(j))
-        own = ClientData(x, y, order, data.offset[who], data.size[who])
-        upload, client_state[who], norm, accepted, noted = job_of(
-            hyper, key, schedule.number[j], np.int32(schedule.version[j]), message, client_state[who], own, who,
-            schedule.local_steps[j], jnp.asarray(norm_limit, real), spoiled[e],
-        )  # fmt: skip
+        who = schedule.client[j]
+        upload, message, norm, accepted, noted = train(int(j), applied=True, spoiled=bool(spoiled[e]))
         arrival = Arrival(
             upload=upload,
             start=message.params,
@@ -122,20 +164,26 @@ def run_reference(
             client=who,
             time=jnp.asarray(schedule.time[e], real),
             closes=schedule.closes[e],
+            local_steps=schedule.local_steps[j],
+            extra=message.extra,
         )
-        state, after, info = receive(hyper, state, memory[who], arrival)
-        memory[who] = after if accepted else memory[who]
-        records.append(info | noted | {"upload_norm": norm, "accepted": accepted})
+        state, memory[who], info = receive(known, state, memory[who], arrival)
+        if schedule.closes[e]:
+            state, memory[who] = close(known, state, memory[who])
+        records.append(
+            {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
+        )
         refuse(int(not accepted), on_bad)
         send(e + 1)
         scores.take(e + 1, evaluate)
         if progress is not None:
-            status = {"time": float(schedule.time[e]), "staleness": float(schedule.staleness[e])}
-            progress(e + 1, len(schedule.job), **status, accuracy=scores.latest())
-    names = records[0] if records else {}
+            now, staleness = float(schedule.time[e]), float(schedule.staleness[e])
+            progress(e + 1, len(schedule.job), time=now, staleness=staleness, accuracy=scores.latest())
     return Outcome(
-        params=jax.device_get(params_of(hyper, state)),
+        params=jax.device_get(params_of(known, state)),
         scores=scores.columns(0),
-        records={name: np.array([np.asarray(record[name]) for record in records]) for name in names},
+        records=_table(records),
+        in_vain=np.array(list(in_vain), np.int64),
+        in_vain_records=_table(list(in_vain.values())),
         counters={"waves": len(records), "mean_width": 1.0},
     )

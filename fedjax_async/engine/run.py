@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_async import check, tree
+from fedjax_async.clock import check_schedule
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import everywhere, make_mesh, place
 from fedjax_async.engine.evaluation import Points, owners
@@ -23,8 +24,10 @@ from fedjax_async.engine.plan import Plan, digest, make_plan
 from fedjax_async.engine.programs import Programs, compile_programs
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.scores import Scores
+from fedjax_async.engine.serving import Known
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.unsent import all_training
 from fedjax_async.engine.widths import ladder
 from fedjax_async.engine.world import Shape, World, make_world, padded_length
 from fedjax_async.types import Key, Params, Schedule
@@ -42,14 +45,35 @@ Progress = Callable[..., None]
 
 
 class Member(NamedTuple):
-    """One run of a stack: everything that is decided before it starts."""
+    """One run of a stack: everything that is decided before it starts; :func:`make_member` makes one."""
 
     pieces: Pieces
-    schedule: Schedule
+    schedule: Schedule  # of all that is trained
+    applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
     params: Params
     key: Key
-    points: Points
+    points: Points  # in arrivals of ``schedule``
     norm_limit: float = float("inf")
+
+
+def make_member(
+    pieces: Pieces, schedule: Schedule, params: Params, key: Key, points: Points, norm_limit: float = float("inf")
+) -> Member:
+    """The run of a schedule, which is checked, with the jobs that are trained in vain."""
+    check_schedule(schedule)
+    kept = jax.eval_shape(lambda p: bound(pieces.client, pieces.hyper).init(p), params)
+    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
+    points = points._replace(position=training.position[points.position])
+    return Member(pieces, training.schedule, training.applied, params, key, points, norm_limit)
+
+
+def known_of(members: Sequence[Member]) -> Known:
+    """What the compiled programs of a stack are told."""
+    return Known(
+        members[0].schedule.num_clients,
+        all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
+        all(bool(np.all(m.applied)) for m in members),
+    )
 
 
 class Stack(NamedTuple):
@@ -150,6 +174,7 @@ def make_stack(
         [m.key for m in members],
         [m.pieces.hyper for m in members],
         [m.norm_limit for m in members],
+        [m.applied for m in members],
         feed=feed,
         sharding=everywhere(mesh),
     )
@@ -171,6 +196,7 @@ def make_stack(
         tests[0],
         labels=labels,
         per_client=per_client,
+        known=known_of(members),
         mesh=mesh,
     )
     return Stack(members, plan, shape, world, params, tests, programs, feed, everywhere(mesh))
@@ -242,7 +268,7 @@ def run_waves(
     keeper: Keeper | None = None,
 ) -> Outcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
-    members = [Member(pieces, schedule, params, key, points, norm_limit)]
+    members = [make_member(pieces, schedule, params, key, points, norm_limit)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
     shared = 1 if mesh is None else mesh.size
@@ -294,10 +320,13 @@ def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
     rule = bound(member.pieces.server, member.pieces.hyper)
     place = plan.place[run]
     own = np.unique(np.searchsorted(plan.waves, place, side="right"))
+    columns = {name: np.asarray(column)[place] for name, column in jax.device_get(live.records).items()}
     return Outcome(
         params=jax.device_get(rule.params(state)),
         scores=scores.columns(run),
-        records={name: np.asarray(column)[place] for name, column in jax.device_get(live.records).items()},
+        records={name: column[member.applied] for name, column in columns.items()},
+        in_vain=member.schedule.job[~member.applied],
+        in_vain_records={name: column[~member.applied] for name, column in columns.items()},
         counters={
             "waves": len(own),
             "mean_width": len(place) / len(own) if len(own) else 0.0,

@@ -9,14 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.engine.pieces import ClientFamily, Hyper, ServerFamily, bound
+from fedjax_async.server import known
 from fedjax_async.types import (
     Array,
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Facts,
+    Info,
     Key,
     Message,
     Params,
+    Request,
     ServerAlgorithm,
     State,
 )
@@ -31,22 +35,28 @@ def _cast(params: Params, dtype: Any) -> Params:
 
 @lru_cache(maxsize=64)
 def server_storing(server: ServerAlgorithm | ServerFamily, dtype: str) -> ServerFamily:
-    """The rule, whose messages leave in ``dtype``: clients start from the rounded model."""
+    """The rule, whose messages leave in ``dtype``: clients start from the rounded model and extras."""
 
     def family(hyper: Hyper) -> ServerAlgorithm:
-        rule: ServerAlgorithm = bound(server, hyper)
-
-        def dispatch(state: State, memory: State) -> tuple[Message, State]:
-            message, memory = rule.dispatch(state, memory)
-            return message._replace(params=_cast(message.params, dtype)), memory
-
-        def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, dict[str, Array]]:
-            start = jax.tree.map(lambda s, w: s.astype(w.dtype), arrival.start, rule.params(state))
-            return rule.receive(state, memory, arrival._replace(start=start))
-
-        return rule._replace(dispatch=dispatch, receive=receive)
+        return _storing(bound(server, hyper), dtype)
 
     return family
+
+
+def _storing(rule: ServerAlgorithm, dtype: str) -> ServerAlgorithm:
+    def dispatch(state: State, memory: State, request: Request) -> tuple[Message, State]:
+        message, memory = rule.dispatch(state, memory, request)
+        return message._replace(params=_cast(message.params, dtype), extra=_cast(message.extra, dtype)), memory
+
+    def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
+        start = jax.tree.map(lambda s, w: s.astype(w.dtype), arrival.start, rule.params(state))
+        extra = _cast(arrival.extra, jax.tree.leaves(rule.params(state))[0].dtype)
+        return rule.receive(state, memory, arrival._replace(start=start, extra=extra))
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _storing(known(rule, facts), dtype)
+
+    return rule._replace(dispatch=dispatch, receive=receive, given=given)
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +67,7 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
         one: ClientAlgorithm = bound(client, hyper)
 
         def full(message: Message) -> Message:
-            return message._replace(params=_cast(message.params, dtype))
+            return message._replace(params=_cast(message.params, dtype), extra=_cast(message.extra, dtype))
 
         def begin(key: Key, message: Message, state: State, data: ClientData) -> State:
             return one.begin(key, full(message), state, data)
@@ -68,6 +78,9 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
         def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
             return one.finish(work, full(message), state)
 
-        return one._replace(begin=begin, step=step, finish=finish)
+        def own(message: Message, state: State) -> Params:
+            return full(message).params if one.own is None else one.own(full(message), state)
+
+        return one._replace(begin=begin, step=step, finish=finish, own=own)
 
     return family

@@ -19,7 +19,16 @@ from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.record import Outcome, make_run
-from fedjax_async.engine.run import Member, Progress, default_lanes, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.run import (
+    Member,
+    Progress,
+    default_lanes,
+    make_member,
+    make_stack,
+    plan_stack,
+    run_stack,
+    shape_of,
+)
 from fedjax_async.engine.settings import Settings
 from fedjax_async.engine.world import Shape
 from fedjax_async.types import Run
@@ -115,21 +124,21 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
 
 
 def _num_bytes(e: Experiment) -> int:
-    """Device memory of one run, roughly: messages, rows, tables, what is remembered, and four models to train with."""
+    """Device memory of one run, roughly: slots, rows, tables, what is remembered, and four models to train with."""
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.pieces.data
     state, row = jax.eval_shape(lambda p: bound(e.pieces.server, e.pieces.hyper).init(p), e.params)
     own = jax.eval_shape(lambda p: bound(e.pieces.client, e.pieces.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
-    in_flight = len(schedule.client) - len(schedule.job) + 1
+    slots = plan_stack([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
     rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)
     tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
-    return model * (in_flight + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
+    return model * (slots + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
 
 
 def member_of(e: Experiment) -> Member:
     """The run of a prepared experiment."""
-    return Member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit)
+    return make_member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit)
 
 
 def execute_group(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry
+from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, most_bits, on_tree, values_bits
-from fedjax_async.engine.pieces import ClientFamily, Hyper, bound, split_options
+from fedjax_async.engine.pieces import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.settings import Settings
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.local import FEEDBACKS
-from fedjax_async.types import ClientAlgorithm, Params
+from fedjax_async.types import ClientAlgorithm, Params, Path
 
 
 class Usual(Protocol):
@@ -45,61 +46,75 @@ def with_uploads(settings: Settings, usual: Usual) -> Settings:
     return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
 
 
-def compressing(
-    client: ClientAlgorithm | ClientFamily, s: Settings, private: str | None
-) -> tuple[ClientAlgorithm | ClientFamily, dict[str, float]]:
-    """``client``, compressing as resolved settings say, and the compressor's traced numbers; itself without."""
+Private = Callable[[Path], bool] | None
+
+
+def compressing(client: Client, s: Settings, private: Private, upload: Any) -> tuple[Client, dict[str, float]]:
+    """``client``, compressing as resolved settings say, and the compressor's traced numbers; itself without.
+
+    ``upload``: shapes of what it uploads.
+    """
     if s.compress is None:
         return client, {}
     name, options = registry.parse_spec("compress", s.compress)
     static, traced = split_options(COMPRESSORS[name], options)
-    family = _family(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private)
+    like = _hashable(upload)
+    family = _family(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private, like)
     return family, {f"compress.{option}": value for option, value in traced.items()}
 
 
 @lru_cache(maxsize=64)
 def _family(
-    client: ClientAlgorithm | ClientFamily,
+    client: Client,
     name: str,
     static: tuple[tuple[str, Any], ...],
     traced: tuple[str, ...],
     how: str,
     per: str,
-    private: str | None,
+    private: Private,
+    like: tuple[Any, Any],
 ) -> ClientFamily:
     def family(hyper: Hyper) -> ClientAlgorithm:
         given = {option: hyper[f"compress.{option}"] for option in traced}
         # hyperparameters are floats; whole ones on the host are what a factory checks
         numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
         compressor = COMPRESSORS[name](**dict(static), **numbers)
-        return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private)
+        return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private, like=_shapes(*like))
 
     return family
 
 
-def traffic_of(size: int, upload: Params, s: Settings) -> Traffic:
-    """Bytes of a message either way; ``size``: of a whole model, ``upload``: shapes of what a client sends.
+def _hashable(tree: Any) -> tuple[Any, Any]:
+    """The structure and the leaves' shapes and dtypes of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+
+
+def _shapes(structure: Any, leaves: Any) -> Any:
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+
+
+def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
+    """Bytes of a message either way; shapes of what the server and a client really send, without private leaves.
 
     A compressed upload counts as the longest that its compressor may make of these shapes. ``ValueError`` where that
     is more than 256 MiB.
     """
     if s.compress is None:
-        return Traffic(size, size)
-    leaves, structure = jax.tree.flatten(upload)
-    shapes = tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
-    most, values = _message_bytes(s.compress, str(s.compress_per), structure, shapes)
-    return Traffic(size, most, values)
+        return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
+    most, values = _message_bytes(s.compress, str(s.compress_per), *_hashable(upload))
+    return Traffic(tree.num_bytes(message), most, values)
 
 
 @lru_cache(maxsize=64)
 def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes of the longest message and of its values alone, from shapes."""
     compressor = registry.bind("compress", COMPRESSORS, spec)()
-    like = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    like = _shapes(structure, shapes)
     wire = on_tree(compressor, like, group=GROUPINGS[per])
 
-    def payload_of(tree: Params) -> Any:
-        payload = wire.compress(jax.random.key(0), tree)
+    def payload_of(upload: Params) -> Any:
+        payload = wire.compress(jax.random.key(0), upload)
         wire.bits(payload)  # refuses what is too long to count
         return payload
 

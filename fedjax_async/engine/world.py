@@ -20,6 +20,8 @@ class World(NamedTuple):
     key: Key  # [R]
     hyper: dict[str, Array]  # float[R] each
     norm_limit: Array  # float[R], uploads with a larger norm are rejected
+    updates: Array  # int32[R], arrivals in all
+    server_steps: Array  # int32[R], server steps that will be closed
     x: Array  # [M, ...]
     y: Array  # [M, ...]
     order: Array  # int32[M], of several runs one after the other
@@ -37,6 +39,7 @@ class World(NamedTuple):
     time: Array  # float[E']
     closes: Array  # bool[E']
     corrupt: Array  # bool[E']
+    applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
     train_order: Array  # int32[E']
     row: Array  # int32[E']
     rounds: Array  # int32[E' + 2]: rounds[k] .. rounds[k+1]-1 are arrivals of different runs
@@ -45,6 +48,10 @@ class World(NamedTuple):
     write_slot: Array  # int32[E'']
     write_owner: Array  # int32[E'']
     write_run: Array  # int32[E'']
+    write_time: Array  # float[E'']
+    write_version: Array  # int32[E'']
+    write_steps: Array  # int32[E'']
+    write_weight: Array  # float[E'']
 
 
 class Shape(NamedTuple):
@@ -90,12 +97,13 @@ def make_world(
     keys: Sequence[Key],
     hyper: Sequence[Mapping[str, float]],
     norm_limit: Sequence[float],
+    applied: Sequence[np.ndarray],
     feed: Feed | None = None,
     sharding: Any = None,
 ) -> World:
     """Move data and schedules to the device; one transfer each.
 
-    ``feed``: of data that are shipped batch by batch.
+    ``applied``: per run, which arrivals are; bool[E_r]. ``feed``: of data that are shipped batch by batch.
     """
     slots, real = plan.slots, jnp.result_type(float)
     order, begins = pooled(data)
@@ -108,8 +116,12 @@ def make_world(
     def of_jobs(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in plan.schedules]
 
-    def per_run(values: Sequence[float]) -> np.ndarray:
-        return _padded(np.asarray(values), shape.runs, real, fill=1)
+    def per_run(values: Sequence[float], dtype: Any = real) -> np.ndarray:
+        return _padded(np.asarray(values), shape.runs, dtype, fill=1)
+
+    def of_writes(values: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+        first_job = np.cumsum([0, *(len(one) for one in values[:-1])])
+        return _padded(np.concatenate(values)[first_job[slots.write_run] + slots.write_job], shape.writes, dtype)
 
     client = of_jobs("client")
     offset = column([d.offset[c] for d, c in zip(data, client)]).astype(np.int64)
@@ -120,6 +132,8 @@ def make_world(
     tables = {
         "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
         "norm_limit": per_run(norm_limit),
+        "updates": per_run([int(one.sum()) for one in applied], np.int32),
+        "server_steps": per_run([int(s.closes.sum()) for s in plan.schedules], np.int32),
         "run": _padded(plan.run, shape.positions, np.int32),
         "client": column(client),
         "owner": column(owner),
@@ -133,6 +147,7 @@ def make_world(
         "time": column([s.time for s in plan.schedules], real),
         "closes": column([s.closes for s in plan.schedules], np.bool_),
         "corrupt": column([corrupt(s) for s in plan.schedules], np.bool_),
+        "applied": _padded(np.concatenate(applied)[plan.source], shape.positions, np.bool_, fill=True),
         "train_order": _padded(plan.train_order, shape.positions, np.int32),
         "row": _padded(plan.row, shape.positions, np.int32),
         "rounds": _padded(plan.rounds, shape.positions + 2, np.int32, fill=plan.rounds[-1]),
@@ -140,6 +155,10 @@ def make_world(
         "write_slot": _padded(slots.write_slot, shape.writes, np.int32),
         "write_owner": _padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),
         "write_run": _padded(slots.write_run, shape.writes, np.int32),
+        "write_time": of_writes([s.dispatch_time for s in plan.schedules], real),
+        "write_version": of_writes([s.version for s in plan.schedules], np.int32),
+        "write_steps": of_writes([s.local_steps for s in plan.schedules], np.int32),
+        "write_weight": of_writes([d.size[s.client] for d, s in zip(data, plan.schedules)], real),
     }
     spare = [keys[0]] * (shape.runs - len(keys))
     return World(**place(tables | pool | {"key": jnp.stack([*keys, *spare])}, sharding))

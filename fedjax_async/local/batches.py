@@ -33,11 +33,14 @@ def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
     base = mix(seed[0] ^ mix(seed[1] + epoch.astype(jnp.uint32) * jnp.uint32(GOLDEN)))
     words = mix(base + jnp.arange(3 * ROUNDS, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
     a, b, pivots = words[:ROUNDS], words[ROUNDS : 2 * ROUNDS], words[2 * ROUNDS :] % size
-    for r in range(ROUNDS):
+
+    def one_round(r: Array, x: Array) -> Array:
         partner = jnp.where(pivots[r] >= x, pivots[r] - x, pivots[r] + size - x)
         swap = (a[r] * jnp.maximum(x, partner) + b[r]) >> 31
-        x = jnp.where(swap == 1, partner, x)
-    return x.astype(jnp.int32)
+        return jnp.where(swap == 1, partner, x)
+
+    # A loop, not unrolled: XLA would fuse all rounds into one expression, which doubles with every use of x.
+    return jax.lax.fori_loop(0, ROUNDS, one_round, x).astype(jnp.int32)
 
 
 def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:

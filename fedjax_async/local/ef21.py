@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_async.compress import Compressor
 from fedjax_async.local.feedback import Exchanged, Send, sending
-from fedjax_async.types import ClientAlgorithm, Params
+from fedjax_async.types import ClientAlgorithm, Params, Path
 
 
 def ef21(
-    client: ClientAlgorithm, compressor: Compressor, *, per: str = "whole", private: str | None = None
+    client: ClientAlgorithm,
+    compressor: Compressor,
+    *,
+    per: str = "whole",
+    private: Callable[[Path], bool] | None = None,
+    like: Any = None,
 ) -> ClientAlgorithm:
     """``client``, whose upload is an estimate g of its true one, moved by compressed differences.
 
@@ -33,4 +41,4 @@ def ef21(
         estimate = jax.tree.map(jnp.add, kept, change)
         return estimate, estimate, sizes
 
-    return sending(client, compressor, exchange, per=per, private=private, keeps=True)
+    return sending(client, compressor, exchange, per=per, private=private, like=like, keeps=True, returned=True)

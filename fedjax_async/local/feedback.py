@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, registry
+from fedjax_async import check, registry, tree
 from fedjax_async.compress import Compressor, on_tree, values_bits
 from fedjax_async.geometry import GROUPINGS
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State
 
 _SENDING = 2**31  # no local step has this number
 
@@ -35,7 +35,8 @@ def feedback(
     compressor: Compressor,
     *,
     per: str = "whole",
-    private: str | None = None,
+    private: Callable[[Path], bool] | None = None,
+    like: Any = None,
     error_feedback: bool = True,
 ) -> ClientAlgorithm:
     """``client``, whose upload passes through ``compressor``; what is lost is added to its next upload.
@@ -43,17 +44,17 @@ def feedback(
     ``Delta_hat = C(Delta + e)``, ``e <- e + Delta - Delta_hat``; the upload is the Delta_hat that the server decodes.
 
     Args:
-      client: any client algorithm whose upload is a pytree like the params. Wrappers that change what is uploaded
-        (``keeping``) go inside of this one.
+      client: any client algorithm. Wrappers that change what is uploaded (``keeping``) go inside of this one.
       per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Running
         statistics (BatchNorm) are compressed with the rest: mind what unscaled signs or top-k make of them.
-      private: a top-level entry of the params that is not sent (``keeping`` uploads it as zeros): it passes by.
+      private: the leaves of the params that are not sent (``keeping`` uploads them as zeros): they pass by.
+      like: an upload, or its shapes, where it is not a pytree like the params.
       error_feedback: without it ``Delta_hat = C(Delta)``, and nothing is kept.
 
     Returns: a ``ClientAlgorithm`` whose state is :class:`Sending`. The residual stays as it is while the client is
     away, and while its uploads are refused: one that is not finite is not finite decoded either. Sums telescope:
     decoded uploads + residual = true uploads, to rounding. Source: Seide et al. (2014); Karimireddy et al. (2019);
-    AsynFLC-EF, algorithm 1 with eq. 8.
+    AsynFLC-EF, algorithm 1 with eq. 8. An upload that is lost takes what it held with it: the client does not know.
     """
     check.one_of("error_feedback", error_feedback, [True, False])
 
@@ -67,7 +68,7 @@ def feedback(
         return decoded, jax.tree.map(jnp.subtract, total, decoded), sizes
 
     exchange = corrected if error_feedback else plain
-    return sending(client, compressor, exchange, per=per, private=private, keeps=error_feedback)
+    return sending(client, compressor, exchange, per=per, private=private, like=like, keeps=error_feedback)
 
 
 def sending(
@@ -76,24 +77,21 @@ def sending(
     exchange: Callable[[Params, Params, Send], Exchanged],
     *,
     per: str,
-    private: str | None,
+    private: Callable[[Path], bool] | None,
+    like: Any,
     keeps: bool,
+    returned: bool = False,
 ) -> ClientAlgorithm:
     """``client`` with ``exchange(upload, kept, send) -> (upload, kept, sizes)`` between it and the server.
 
     ``send(tree) -> (decoded tree, (bits, values_bits))`` is one message through the compressor, once a job. ``kept``
-    starts at zeros like the params, or is ``()``.
+    starts at zeros like an upload, or is ``()``; ``returned``: it does not change by an upload that is never applied.
     """
     group = registry.find("per", GROUPINGS, per)
 
-    def split(upload: Params) -> tuple[Params, Params]:
-        """What is sent, and what is not."""
-        if private is None:
-            return upload, {}
-        return {name: entry for name, entry in upload.items() if name != private}, {private: upload[private]}
-
     def init(params: Params) -> Sending:
-        kept = jax.tree.map(jnp.zeros_like, split(params)[0]) if keeps else ()
+        upload = tree.shared(params if like is None else like, params, private)
+        kept = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload) if keeps else ()
         return Sending(client.init(params), kept, jnp.int32(0), jnp.int32(0))
 
     def begin(key: Key, message: Message, client_state: Sending, data: ClientData) -> State:
@@ -106,21 +104,28 @@ def sending(
 
     def finish(work: State, message: Message, client_state: Sending) -> tuple[Params, Sending]:
         whole, inner = client.finish(work[0], message, client_state.inner)
-        upload, own = split(whole)
+        upload = tree.shared(whole, message.params, private)
         wire = on_tree(compressor, upload, group=group)
 
-        def send(tree: Params) -> tuple[Params, Sizes]:
+        def send(what: Params) -> tuple[Params, Sizes]:
             # without the barrier XLA compresses again for each of the uses of a payload
-            payload = jax.lax.optimization_barrier(wire.compress(work[1], tree))
+            payload = jax.lax.optimization_barrier(wire.compress(work[1], what))
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
 
         decoded, kept, sizes = exchange(upload, client_state.kept, send)
-        return decoded if private is None else {**decoded, **own}, Sending(inner, kept, *sizes)
+        return tree.join(decoded, whole), Sending(inner, kept, *sizes)
 
     def info(client_state: Sending) -> dict[str, Array]:
         return ({} if client.info is None else client.info(client_state.inner)) | sent(client_state)
 
-    return ClientAlgorithm(init, begin, step, finish, info)
+    def unsent(before: Sending, after: Sending) -> Sending:
+        inner = after.inner if client.unsent is None else client.unsent(before.inner, after.inner)
+        return after._replace(inner=inner, kept=before.kept if returned else after.kept)
+
+    def own(message: Message, client_state: Sending) -> Params:
+        return message.params if client.own is None else client.own(message, client_state.inner)
+
+    return ClientAlgorithm(init, begin, step, finish, info, unsent, None if client.own is None else own)
 
 
 def sent(client_state: Sending) -> dict[str, Array]:

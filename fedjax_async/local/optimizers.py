@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check
-from fedjax_async.types import Array
+from fedjax_async.types import Array, Traced
 
 
 def sgd(
-    lr: Any, *, momentum: Any = 0.0, nesterov: bool = False, weight_decay: Any = 0.0
+    lr: Any, *, momentum: Traced = 0.0, nesterov: bool = False, weight_decay: Traced = 0.0
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent, with optional momentum and L2 weight decay."""
     check.positive("lr", lr)
@@ -35,14 +35,14 @@ def _moments(lr: Any, b1: Any, b2: Any, eps: Any) -> None:
     check.positive("eps", eps)
 
 
-def adam(lr: Any, *, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> optax.GradientTransformation:
+def adam(lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8) -> optax.GradientTransformation:
     """Adam; its moments start afresh with every job."""
     _moments(lr, b1, b2, eps)
     return optax.adam(lr, b1=b1, b2=b2, eps=eps)
 
 
 def adamw(
-    lr: Any, *, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, weight_decay: Any = 1e-4
+    lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8, weight_decay: Traced = 1e-4
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay."""
     _moments(lr, b1, b2, eps)

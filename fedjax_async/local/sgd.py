@@ -31,6 +31,7 @@ def sgd(
     batch_size: int = 32,
     proximal: Any = 0.0,
     scale: Callable[[Array], Array] | None = None,
+    correct: Callable[[Params, Params, Message], Params] | None = None,
 ) -> ClientAlgorithm:
     """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
 
@@ -45,8 +46,10 @@ def sgd(
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates as a function of the message's version ``v``
         (server steps closed at dispatch), e.g. an optax schedule that decays over the run.
+      correct: optional ``correct(gradient, weights, message) -> gradient`` in every step, after the proximal term:
+        control variates and the like. A wrapper hands its client's state over in ``message.extra``.
 
-    Returns: a ``ClientAlgorithm`` without state between jobs, but for the entry of the params that the model calls
+    Returns: a ``ClientAlgorithm`` without state between jobs, but for the leaves of the params that the model calls
     ``private`` (see :func:`keeping`).
     """
     check.whole("batch_size", batch_size)
@@ -55,12 +58,12 @@ def sgd(
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data
-        return Work(message.params, optimizer.init(_trained(model, message.params)), key, seed_of(key))
+        return Work(message.params, optimizer.init(trained(model, message.params)), key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         position, mask = batch(work.seed, k, data.size, batch_size)
         index = data.order[data.offset + position]
-        old = _trained(model, work.params)
+        old = trained(model, work.params)
 
         def objective(weights: Params) -> tuple[Array, Params]:
             key = jax.random.fold_in(work.key, k)
@@ -71,9 +74,11 @@ def sgd(
 
         gradient, moved = jax.grad(objective, has_aux=True)(old)
         if has_proximal:
-            start = _trained(model, message.params)
+            start = trained(model, message.params)
             pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), old, start)
             gradient = jax.tree.map(jnp.add, gradient, pull)
+        if correct is not None:
+            gradient = correct(gradient, old, message)
         factor = None if scale is None else scale(jnp.asarray(message.version))
         weights, state = tree.optimize(optimizer, gradient, work.optimizer, old, factor)
         return work._replace(params=weights if model.train is None else {**moved, "params": weights}, optimizer=state)
@@ -85,8 +90,8 @@ def sgd(
     return plain if model.private is None else keeping(plain, model.private)
 
 
-def _trained(model: Model, params: Params) -> Params:
-    """The params that the optimiser sees."""
+def trained(model: Model, params: Params) -> Params:
+    """The part of the params, or of a change of them, that the optimiser sees: no running statistics."""
     return params if model.train is None else params["params"]
 
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.types import Array
+from fedjax_async.types import Array, Path
 
 STATISTICS = "batch_stats"
 
@@ -164,12 +164,16 @@ class Norm(NamedTuple):
     """How a model normalises: ``layer(name=...)`` makes one layer; ``private``: see ``Model``."""
 
     layer: Callable[..., nn.Module]
-    private: str | None = None
+    private: Callable[[Path], bool] | None = None
 
 
 def batch(*, momentum: float = 0.9) -> Norm:
     """BatchNorm; its statistics are part of the params: sent, uploaded and aggregated like everything else."""
     return Norm(partial(BatchNorm, momentum=momentum))
+
+
+def _is_statistic(path: Path) -> bool:
+    return path[0] == STATISTICS
 
 
 def local() -> Norm:
@@ -181,7 +185,7 @@ def local() -> Norm:
 
     Source: Andreux et al. (2020), SiloBN: scale and bias are shared, statistics are not.
     """
-    return Norm(partial(BatchNorm, running=False), STATISTICS)
+    return Norm(partial(BatchNorm, running=False), _is_statistic)
 
 
 def group(*, groups: int = 32) -> Norm:

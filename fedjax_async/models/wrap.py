@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_async import check
 from fedjax_async.models.norm import STATISTICS
-from fedjax_async.types import Array, Key, Model, Params
+from fedjax_async.types import Array, Key, Model, Params, Path
 
 
 def cross_entropy(outputs: Array, y: Array) -> Array:
@@ -34,7 +34,7 @@ def from_flax(
     *,
     input_shape: tuple[int, ...],
     loss: Callable[[Array, Array], Array] = cross_entropy,
-    private: str | None = None,
+    private: Callable[[Path], bool] | None = None,
 ) -> Model:
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 

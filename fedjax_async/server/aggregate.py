@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,20 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.server.transforms import scaled
-from fedjax_async.types import Array, Params, Schedule, State
+from fedjax_async.types import Array, Arrival, Params, Schedule, State, Traced
 
 
 class Aggregate(NamedTuple):
-    """``init(params) -> gathered`` (nothing yet), ``add(gathered, direction, share) -> gathered`` and
-    ``close(gathered, closes) -> (direction, weight, gathered)``.
+    """How directions are gathered over a server step.
 
-    A ``share`` of 0 means that the arrival is not to be counted. ``close`` is called after every ``add``;
-    its direction is used only if the step closes and ``weight > 0``, and then ``gathered`` is empty again.
+    ``init(params) -> gathered``, nothing yet; ``add(gathered, direction, share, arrival) -> gathered``, where a
+    ``share`` of 0 means that the arrival does not count; ``close(gathered) -> (direction, weight, gathered)`` when the
+    step closes: the direction is used only if ``weight > 0``, and ``gathered`` is empty again.
     """
 
     init: Callable[[Params], State]
-    add: Callable[[State, Params, Array], State]
-    close: Callable[[State, Any], tuple[Params, Array, State]]
+    add: Callable[[State, Params, Array, Arrival], State]
+    close: Callable[[State], tuple[Params, Array, State]]
 
 
 class Sum(NamedTuple):
@@ -34,7 +34,7 @@ class Sum(NamedTuple):
     weight: Array  # float[], sum of their weights
 
 
-def mean(*, divisor: Any = None) -> Aggregate:
+def mean(*, divisor: Traced | None = None) -> Aggregate:
     """``sum w_i d_i / sum w_i``, or the sum divided by the number ``divisor`` (AsynFL divides by n)."""
     if divisor is not None:
         check.positive("divisor", divisor)
@@ -42,15 +42,14 @@ def mean(*, divisor: Any = None) -> Aggregate:
     def init(params: Params) -> Sum:
         return Sum(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.result_type(float)))
 
-    def add(gathered: Sum, direction: Params, share: Array) -> Sum:
+    def add(gathered: Sum, direction: Params, share: Array, arrival: Arrival) -> Sum:
         total = jax.tree.map(jnp.add, gathered.total, scaled(direction, share))
         return Sum(total, gathered.weight + share)
 
-    def close(gathered: Sum, closes: Any) -> tuple[Params, Array, Sum]:
+    def close(gathered: Sum) -> tuple[Params, Array, Sum]:
         total, weight = gathered
         below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
-        emptied = jax.tree.map(lambda leaf: jnp.where(closes, jnp.zeros_like(leaf), leaf), gathered)
-        return scaled(total, 1.0 / below), weight, emptied
+        return scaled(total, 1.0 / below), weight, jax.tree.map(jnp.zeros_like, gathered)
 
     return Aggregate(init, add, close)
 
@@ -74,23 +73,17 @@ def buffered(size: int, combine: Callable[[Params, Array], Params]) -> Aggregate
     def init(params: Params) -> Buffer:
         return Buffer(tree.stack_zeros(params, size), jnp.int32(0))
 
-    def add(gathered: Buffer, direction: Params, share: Array) -> Buffer:
+    def add(gathered: Buffer, direction: Params, share: Array, arrival: Arrival) -> Buffer:
         def written(rows: Array, row: Array) -> Array:
             return rows.at[gathered.filled].set(row, mode="drop")
 
         return Buffer(jax.tree.map(written, gathered.rows, direction), gathered.filled + (share > 0).astype(jnp.int32))
 
-    def close(gathered: Buffer, closes: Any) -> tuple[Params, Array, Buffer]:
+    def close(gathered: Buffer) -> tuple[Params, Array, Buffer]:
         rows, count = gathered
-
-        def nothing() -> Params:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), rows)
-
-        direction = jax.lax.cond(closes, lambda: combine(rows, count), nothing)
         fits = count <= size
-        direction = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.full_like(leaf, jnp.nan)), direction)
-        weight = count.astype(jnp.result_type(float))
-        return direction, weight, Buffer(rows, jnp.where(closes, jnp.zeros_like(count), count))
+        direction = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.full_like(leaf, jnp.nan)), combine(rows, count))
+        return direction, count.astype(jnp.result_type(float)), Buffer(rows, jnp.zeros_like(count))
 
     return Aggregate(init, add, close)
 

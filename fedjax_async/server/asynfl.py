@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
 from fedjax_async import check
@@ -12,11 +10,11 @@ from fedjax_async.server.aggregate import mean
 from fedjax_async.server.options import guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import ServerAlgorithm
+from fedjax_async.types import ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
-def asynfl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
+def asynfl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
     """Sum of the deltas of whoever finished, divided by the number of all clients (AsynFL 2025).
 
     ``x <- x + (eta_g / n) sum_{i in S_t} Delta_i``, where ``S_t`` are the clients of the server step, however many;

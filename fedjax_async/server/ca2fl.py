@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails
 from fedjax_async.server.statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled, take
-from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+from fedjax_async.types import Array, Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class Cached(NamedTuple):
@@ -36,7 +36,7 @@ class Ca2flState(NamedTuple):
 
 
 @takes(guards=guard_rails)
-def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
+def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
     """Mean of K deltas, corrected by the cached deltas of all clients (Wang et al. 2024).
 
     ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``, and then ``h_i <- Delta_i``:
@@ -59,7 +59,7 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
         state = Ca2flState(params, zero, zero, gathering.init(params), begun, guards.init(params))
         return state, Cached(zero, zero, begun - 1)
 
-    def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, dict[str, Array]]:
+    def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, Info]:
         taken = take(guards, state.guards, state.params, arrival)
         delta, accepted = taken.direction, taken.accepted
         share = accepted.astype(taken.arrival.weight.dtype)
@@ -67,24 +67,25 @@ def ca2fl(*, server_lr: Any = 1.0, num_clients: int = 10, guards: Transform) -> 
         difference = jax.tree.map(jnp.subtract, delta, before)
         latest = with_statistics(delta, jax.tree.map(jnp.zeros_like, delta))
         changed = jax.tree.map(lambda s, d, old: s + d - old, state.changes, latest, memory.newest)
-        changes = tree.where(accepted, changed, state.changes)
-        correction, count, gathered = gathering.close(gathering.add(state.gathered, difference, share), arrival.closes)
-        direction = jax.tree.map(jnp.add, state.mean, correction)
-        moved = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        now = jax.tree.map(jnp.add, state.mean, scaled(changes, 1.0 / num_clients))
-        closes = jnp.logical_and(arrival.closes, count > 0)
-        new = Ca2flState(
-            params=tree.where(closes, jax.tree.map(jnp.add, state.params, moved), state.params),
-            mean=tree.where(closes, now, state.mean),
-            changes=tree.where(closes, jax.tree.map(jnp.zeros_like, changes), changes),
-            gathered=gathered,
-            step=state.step + closes.astype(jnp.int32),
+        new = state._replace(
+            changes=tree.where(accepted, changed, state.changes),
+            gathered=gathering.add(state.gathered, difference, share, arrival),
             guards=tree.where(accepted, taken.state, state.guards),
         )
         row = Cached(before, latest, state.step)
-        return new, tree.where(accepted, row, memory), {"weight": share * taken.factor.astype(share.dtype)}
+        return new, tree.where(accepted, row, memory), Info(share * taken.factor.astype(share.dtype))
 
-    def dispatch(state: Ca2flState, memory: Cached) -> tuple[Message, Cached]:
+    def close(state: Ca2flState, memory: Cached) -> tuple[Ca2flState, Cached]:
+        correction, count, emptied = gathering.close(state.gathered)
+        direction = jax.tree.map(jnp.add, state.mean, correction)
+        moved = with_statistics(weights_of(scaled(direction, server_lr)), direction)
+        now = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / num_clients))
+        changes = jax.tree.map(jnp.zeros_like, state.changes)
+        after = jax.tree.map(jnp.add, state.params, moved)
+        stepped = Ca2flState(after, now, changes, emptied, state.step + 1, state.guards)
+        return tree.where(count > 0, stepped, state), memory
+
+    def dispatch(state: Ca2flState, memory: Cached, request: Request) -> tuple[Message, Cached]:
         return Message(state.params), memory
 
-    return ServerAlgorithm(init, receive, dispatch, params=lambda state: state.params)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
-from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+from fedjax_async.server.rule import closed, known
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
 # ``combine(change, now, before)``: how a client moves from its start, given its own change and the others', which
 # is the way from ``before`` to ``now``.
@@ -21,6 +22,13 @@ class Sent(NamedTuple):
 
     weights: Params  # what it is sent next: its own weights, calibrated
     seen: Params  # the global model right after its last upload
+
+
+class Averaged(NamedTuple):
+    """State of :func:`by_average`."""
+
+    average: State
+    accepted: Array  # bool[], whether the rule counted the last arrival
 
 
 class Shared(NamedTuple):
@@ -53,18 +61,33 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     client whose upload the rule rejects is sent what it was sent before.
     """
 
-    def init(params: Params) -> tuple[State, Sent]:
-        return average.init(params)[0], Sent(params, params)
+    def init(params: Params) -> tuple[Averaged, Sent]:
+        return Averaged(average.init(params)[0], jnp.bool_(False)), Sent(params, params)
 
-    def receive(state: State, memory: Sent, arrival: Arrival) -> tuple[State, Sent, dict[str, Array]]:
-        weights = plus(arrival.start, combine(arrival.upload, average.params(state), memory.seen))
-        state, _, info = average.receive(state, (), arrival)
-        return state, tree.where(info["weight"] > 0, Sent(weights, average.params(state)), memory), info
+    def receive(state: Averaged, memory: Sent, arrival: Arrival) -> tuple[Averaged, Sent, Info]:
+        now = average.params(state.average)
+        weights = plus(arrival.start, combine(arrival.upload, now, memory.seen))
+        after, _, info = average.receive(state.average, (), arrival)
+        accepted = info.weight > 0
+        return Averaged(after, accepted), tree.where(accepted, Sent(weights, now), memory), info
 
-    def dispatch(state: State, memory: Sent) -> tuple[Message, Sent]:
+    def close(state: Averaged, memory: Sent) -> tuple[Averaged, Sent]:
+        after, seen = seen_after(average, state.average, state.accepted, memory.seen)
+        return state._replace(average=after), memory._replace(seen=seen)
+
+    def dispatch(state: Averaged, memory: Sent, request: Request) -> tuple[Message, Sent]:
         return Message(memory.weights), memory
 
-    return ServerAlgorithm(init, receive, dispatch, average.params)
+    def given(facts: Facts) -> ServerAlgorithm:
+        return by_average(known(average, facts), combine)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+
+
+def seen_after(average: ServerAlgorithm, state: State, accepted: Array, seen: Params) -> tuple[State, Params]:
+    """Close a step of ``average``: its state, and what the client whose arrival closed it has now seen."""
+    after, _ = closed(average, state, ())
+    return after, tree.where(accepted, average.params(after), seen)
 
 
 def by_last(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
@@ -77,12 +100,18 @@ def by_last(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     def init(params: Params) -> tuple[Shared, Array]:
         return Shared(average.init(params)[0], params), marker()
 
-    def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, dict[str, Array]]:
+    def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, Info]:
         weights = handed_on(state.weights, arrival.start, arrival.upload, combine)
         after, _, info = average.receive(state.average, (), arrival)
-        return Shared(after, tree.where(info["weight"] > 0, weights, state.weights)), memory, info
+        return Shared(after, tree.where(info.weight > 0, weights, state.weights)), memory, info
 
-    def dispatch(state: Shared, memory: Array) -> tuple[Message, Array]:
+    def close(state: Shared, memory: Array) -> tuple[Shared, Array]:
+        return state._replace(average=closed(average, state.average, ())[0]), memory
+
+    def dispatch(state: Shared, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.weights), memory
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average))
+    def given(facts: Facts) -> ServerAlgorithm:
+        return by_last(known(average, facts), combine)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)

@@ -15,7 +15,7 @@ from fedjax_async.registry import takes
 from fedjax_async.server.options import Adaptive, adaptive, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import Array, Params, ServerAlgorithm
+from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 class Moments(NamedTuple):
@@ -73,7 +73,7 @@ ADAPTATIONS = {"off": _unadapted, "inverse": _inverse, "scaled": _scaled}
 
 @takes(options=partial(adaptive, eps=1e-8), guards=guard_rails)
 def fadas(
-    *, options: Adaptive, adaptation: str = "inverse", tolerated: Any = 1.0, guards: Transform
+    *, options: Adaptive, adaptation: str = "inverse", tolerated: Traced = 1.0, guards: Transform
 ) -> ServerAlgorithm:
     """AMSGrad on the mean of K deltas, with a rate that yields to staleness (Wang et al. 2024).
 

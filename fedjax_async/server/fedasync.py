@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
 from fedjax_async import check
@@ -12,11 +10,11 @@ from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client
-from fedjax_async.types import ServerAlgorithm
+from fedjax_async.types import ServerAlgorithm, Traced
 
 
 @takes(discounted=discount, guards=guard_rails)
-def fedasync(*, mixing: Any = 0.6, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+def fedasync(*, mixing: Traced = 0.6, discounted: Weight, guards: Transform) -> ServerAlgorithm:
     """Mix each arriving model in, less the staler it is (Xie et al. 2019).
 
     ``x <- (1 - a_t) x + a_t x_i``, ``a_t = mixing * s(tau)``: Algorithm 1 of the paper. Under a

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
 from fedjax_async import check
@@ -12,11 +10,11 @@ from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness
-from fedjax_async.types import ServerAlgorithm
+from fedjax_async.types import ServerAlgorithm, Traced
 
 
 @takes(discounted=discount, guards=guard_rails)
-def fedbuff(*, server_lr: Any = 1.0, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+def fedbuff(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) -> ServerAlgorithm:
     """Mean of K staleness-weighted deltas (Nguyen et al. 2022).
 
     ``x <- x + eta_g (1/K) sum_{i in buffer} s(tau_i) Delta_i``, ``s = (1 + tau)^-0.5`` by default:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import optax
 
@@ -15,7 +13,7 @@ from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness
 from fedjax_async.server.trimmed_mean import middle_mean
-from fedjax_async.types import Array, Params, ServerAlgorithm
+from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 def median(rows: Params, count: Array) -> Params:
@@ -24,7 +22,7 @@ def median(rows: Params, count: Array) -> Params:
 
 
 @takes(discounted=discount, guards=guard_rails)
-def fedmedian(*, server_lr: Any = 1.0, size: int = 10, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+def fedmedian(*, server_lr: Traced = 1.0, size: int = 10, discounted: Weight, guards: Transform) -> ServerAlgorithm:
     """Coordinate-wise median of the deltas, against bad uploads (Yin et al. 2018).
 
     ``x <- x + eta_g median_i(s(tau_i) Delta_i)`` over the accepted deltas of a server step: Definition 1

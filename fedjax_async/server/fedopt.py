@@ -7,8 +7,6 @@ moments, which the paper's algorithm leaves out.
 
 from __future__ import annotations
 
-from typing import Any
-
 import optax
 
 from fedjax_async import check
@@ -16,12 +14,12 @@ from fedjax_async.registry import takes
 from fedjax_async.server.options import Adaptive, adaptive, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import ServerAlgorithm
+from fedjax_async.types import ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
 def fedavgm(
-    *, server_lr: Any = 1.0, momentum: Any = 0.9, weighting: str = "examples", guards: Transform
+    *, server_lr: Traced = 1.0, momentum: Traced = 0.9, weighting: str = "examples", guards: Transform
 ) -> ServerAlgorithm:
     """FedAvg with heavy-ball momentum at the server (Hsu et al. 2019).
 
@@ -34,7 +32,12 @@ def fedavgm(
 
 @takes(guards=guard_rails)
 def fedadagrad(
-    *, server_lr: Any = 0.03, eps: Any = 1e-3, initial: Any = 1e-6, weighting: str = "examples", guards: Transform
+    *,
+    server_lr: Traced = 0.03,
+    eps: Traced = 1e-3,
+    initial: Traced = 1e-6,
+    weighting: str = "examples",
+    guards: Transform,
 ) -> ServerAlgorithm:
     """Adagrad on the mean delta (Reddi et al. 2021).
 

@@ -16,7 +16,7 @@ from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness
-from fedjax_async.types import Array, Params, ServerAlgorithm
+from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 def squared_distances(rows: Params, count: Array) -> Array:
@@ -58,9 +58,9 @@ def _whole(field: str, value: Any, low: int) -> None:
 @takes(discounted=discount, guards=guard_rails)
 def krum(
     *,
-    byzantine: Any = 1,
-    select: Any = 1,
-    server_lr: Any = 1.0,
+    byzantine: Traced = 1,
+    select: Traced = 1,
+    server_lr: Traced = 1.0,
     size: int = 10,
     discounted: Weight,
     guards: Transform,

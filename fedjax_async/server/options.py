@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async import check
 from fedjax_async.server.staleness import Weight, staleness_weight
-from fedjax_async.server.transforms import Transform, chain, clip_by_norm, limit_staleness
+from fedjax_async.server.transforms import Transform, chain, clip_by_norm, scale_overstale
+from fedjax_async.types import Traced
 
 
-def guard_rails(*, clip: Any = None, max_staleness: Any = None, overstale: Any = None) -> Transform:
+def guard_rails(
+    *, clip: Traced | None = None, overstale_after: Traced | None = None, overstale: Traced | None = None
+) -> Transform:
     """What every rule does to an arriving direction before it discounts it; nothing by default.
 
     Args:
       clip: scale it down to at most this Euclidean norm (:func:`clip_by_norm`).
-      max_staleness: an upload staler than this is rejected, or
-      overstale: multiplied by this factor in [0, 1] (:func:`limit_staleness`).
+      overstale_after: an upload staler than this is multiplied by
+      overstale: a factor in (0, 1] (:func:`scale_overstale`). To reject it, set the run's ``max_staleness``.
     """
     if clip is not None:
         check.positive("clip", clip)
-    needs = "left out: it needs max_staleness"
-    check.require(max_staleness is not None or overstale is None, "overstale", overstale, needs)
-    limits = [] if max_staleness is None else [limit_staleness(max_staleness, 0.0 if overstale is None else overstale)]
+    for name, given, other in (
+        ("overstale", overstale, overstale_after),
+        ("overstale_after", overstale_after, overstale),
+    ):
+        allowed = "left out: overstale and overstale_after go together"
+        check.require(given is None or other is not None, name, given, allowed)
+    limits = [] if overstale_after is None else [scale_overstale(overstale_after, overstale)]
     return chain(*([] if clip is None else [clip_by_norm(clip)]), *limits)
 
 
 def discount(
-    *, staleness: str = "polynomial", exponent: Any = None, slope: Any = None, threshold: Any = None
+    *,
+    staleness: str = "polynomial",
+    exponent: Traced | None = None,
+    slope: Traced | None = None,
+    threshold: Traced | None = None,
 ) -> Weight:
     """The staleness weight of a rule; options left ``None`` keep the weight's own default.
 
@@ -40,13 +51,13 @@ def discount(
 class Adaptive(NamedTuple):
     """What an optimiser with two moments is told, in optax's order."""
 
-    server_lr: Any
-    b1: Any
-    b2: Any
-    eps: Any
+    server_lr: Traced
+    b1: Traced
+    b2: Traced
+    eps: Traced
 
 
-def adaptive(*, server_lr: Any = 0.01, b1: Any = 0.9, b2: Any = 0.99, eps: Any = 1e-3) -> Adaptive:
+def adaptive(*, server_lr: Traced = 0.01, b1: Traced = 0.9, b2: Traced = 0.99, eps: Traced = 1e-3) -> Adaptive:
     """Rate, decay of the first and of the second moment in [0, 1), and what is added to the latter's root."""
     check.positive("server_lr", server_lr)
     check.below_one("b1", b1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -17,7 +16,7 @@ from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import on_weights
 from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client
-from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
+from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State, Traced
 
 
 def orthogonal(per: str) -> Combine:
@@ -66,7 +65,7 @@ REFERENCES: dict[str, Callable[[Transform, Transform, Combine], ServerAlgorithm]
 
 @takes(discounted=discount, guards=guard_rails)
 def orthofl(
-    *, mixing: Any = 0.6, per: str = "layer", reference: str = "average", discounted: Weight, guards: Transform
+    *, mixing: Traced = 0.6, per: str = "layer", reference: str = "average", discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
     """Clients keep their own weights and take over what is orthogonal to their own change (OrthoFL, 2025).
 

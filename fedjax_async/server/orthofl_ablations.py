@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,25 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out_span
 from fedjax_async.registry import takes
-from fedjax_async.server.calibration import Sent, handed_on, marker, plus
+from fedjax_async.server.calibration import Sent, handed_on, marker, plus, seen_after
 from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.orthofl import moving_average, orthogonal
+from fedjax_async.server.rule import known
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import on_weights
 from fedjax_async.server.transforms import Transform, scale_by_staleness, take
-from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    Facts,
+    Info,
+    Message,
+    Params,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
 
 
 class Latest(NamedTuple):
@@ -37,13 +49,13 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     def init(params: Params) -> tuple[Latest, Array]:
         return Latest(params, guards.init(params)), marker()
 
-    def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, dict[str, Array]]:
+    def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, Info]:
         taken = take(guards, state.guards, state.params, arrival)
         after = Latest(handed_on(state.params, taken.arrival.start, taken.direction, combine), taken.state)
         weight = jnp.where(taken.accepted, taken.factor, 0.0).astype(taken.arrival.weight.dtype)
-        return tree.where(taken.accepted, after, state), memory, {"weight": weight}
+        return tree.where(taken.accepted, after, state), memory, Info(weight)
 
-    def dispatch(state: Latest, memory: Array) -> tuple[Message, Array]:
+    def dispatch(state: Latest, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.params), memory
 
     return ServerAlgorithm(init, receive, dispatch, lambda state: state.params)
@@ -54,11 +66,12 @@ class Changes(NamedTuple):
 
     average: State
     latest: Params  # every client's latest change, [N, ...]
+    accepted: Array  # bool[], whether the rule counted the last arrival
 
 
 @takes(discounted=discount, guards=guard_rails)
 def orthofl_pairwise(
-    *, mixing: Any = 0.6, per: str = "layer", num_clients: int = 10, discounted: Weight, guards: Transform
+    *, mixing: Traced = 0.6, per: str = "layer", num_clients: int = 10, discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
     """OrthoFL with the client's change, not the others' shift, projected (OrthoFL 2025, 5.4: pairwise projection).
 
@@ -75,23 +88,34 @@ def orthofl_pairwise(
     check.in_range("mixing", mixing, 0.0, 1.0)
     check.whole("num_clients", num_clients)
     registry.find("per", GROUPINGS, per)
-    average = moving_average(guards, scale_by_staleness(discounted, mixing))
+    return _pairwise(moving_average(guards, scale_by_staleness(discounted, mixing)), per, num_clients)
 
+
+def _pairwise(average: ServerAlgorithm, per: str, num_clients: int) -> ServerAlgorithm:
     def init(params: Params) -> tuple[Changes, Sent]:
-        return Changes(average.init(params)[0], tree.stack_zeros(params, num_clients)), Sent(params, params)
+        latest = tree.stack_zeros(params, num_clients)
+        return Changes(average.init(params)[0], latest, jnp.bool_(False)), Sent(params, params)
 
-    def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, dict[str, Array]]:
+    def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, Info]:
         nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
         others = tree.put(state.latest, arrival.client, nothing)
-        shift = jax.tree.map(jnp.subtract, average.params(state.average), memory.seen)
+        now = average.params(state.average)
+        shift = jax.tree.map(jnp.subtract, now, memory.seen)
         projected = on_weights(lambda own, rows: project_out_span(own, rows, per=per))(arrival.upload, others)
         weights = plus(arrival.start, on_weights(plus)(projected, shift))
         after, _, info = average.receive(state.average, (), arrival)
-        accepted = info["weight"] > 0
+        accepted = info.weight > 0
         latest = tree.where(accepted, tree.put(state.latest, arrival.client, arrival.upload), state.latest)
-        return Changes(after, latest), tree.where(accepted, Sent(weights, average.params(after)), memory), info
+        return Changes(after, latest, accepted), tree.where(accepted, Sent(weights, now), memory), info
 
-    def dispatch(state: Changes, memory: Sent) -> tuple[Message, Sent]:
+    def close(state: Changes, memory: Sent) -> tuple[Changes, Sent]:
+        after, seen = seen_after(average, state.average, state.accepted, memory.seen)
+        return state._replace(average=after), memory._replace(seen=seen)
+
+    def dispatch(state: Changes, memory: Sent, request: Request) -> tuple[Message, Sent]:
         return Message(memory.weights), memory
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average))
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _pairwise(known(average, facts), per, num_clients)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)

@@ -13,7 +13,7 @@ from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, chain, scaled, take
-from fedjax_async.types import Array, Arrival, Message, Params, ServerAlgorithm, State
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
 WEIGHTING = ("uniform", "examples")
 
@@ -23,9 +23,19 @@ class RuleState(NamedTuple):
 
     params: Params
     transforms: State
-    gathered: State  # the aggregate's, of the arrivals since the last close
+    gathered: State  # the aggregate's, of the arrivals since the last close; () where every arrival closes
     optimizer: State
     oldest: State = ()  # float[], the largest staleness of these arrivals, where the rate depends on it
+
+
+def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
+    """The rule for a run of which ``facts`` hold; the rule itself if it does not ask."""
+    return algorithm if algorithm.given is None else algorithm.given(facts)
+
+
+def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[State, State]:
+    """State and memory after the step is closed; unchanged by a rule that does everything in ``receive``."""
+    return (state, memory) if algorithm.close is None else algorithm.close(state, memory)
 
 
 def rule(
@@ -34,6 +44,7 @@ def rule(
     weighting: str = "uniform",
     aggregate: Aggregate | None = None,
     rate: Callable[[Array], Array] | None = None,
+    facts: Facts | None = None,
 ) -> ServerAlgorithm:
     """Chain ``transforms`` on each arriving delta, aggregate over the server step, apply ``optimizer``.
 
@@ -45,56 +56,67 @@ def rule(
       weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
+      facts: of the run, if they are known; the engine gives them through ``given``. Where every arrival closes its
+        step, nothing is carried from one to the next.
 
     Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser, and
     their ``Delta_i`` is the way from the server's to the client's: averaged is where clients stand, however stale.
     A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
-    none accepted changes nothing. ``info["weight"]`` is ``w_i`` times the scalar factors of the
+    none accepted changes nothing. ``info.weight`` is ``w_i`` times the scalar factors of the
     transforms, before the aggregation.
     """
     check.one_of("weighting", weighting, WEIGHTING)
     transform = chain(*transforms)
     gathering = mean() if aggregate is None else aggregate
+    carries = facts is None or not facts.every_closes
 
     def init(params: Params) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
         inner = optimizer.init(weights_of(params))
-        state = RuleState(params, transform.init(params), gathering.init(params), inner, oldest)
-        return state, ()
+        gathered = gathering.init(params) if carries else ()
+        return RuleState(params, transform.init(params), gathered, inner, oldest), ()
 
-    def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, dict[str, Array]]:
+    def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, Info]:
         taken = take(transform, state.transforms, state.params, arrival)
         arrival, counted = taken.arrival, taken.arrival.weight
         share = jnp.where(taken.accepted, counted if weighting == "examples" else jnp.ones_like(counted), 0.0)
-        single = arrival.closes is True  # each arrival is a server step: nothing is carried from one to the next
-        before = gathering.init(state.params) if single else state.gathered
-        aggregated, weight, gathered = gathering.close(gathering.add(before, taken.direction, share), arrival.closes)
-        oldest, slowness = _slowed(rate, state.oldest, arrival, taken.accepted)
-        params, optimizer_state = _moved(optimizer, state, aggregated, slowness)
-        applies = jnp.logical_and(arrival.closes, weight > 0)
-        new = RuleState(
-            params=tree.where(applies, params, state.params),
+        before = state.gathered if carries else gathering.init(state.params)
+        new = state._replace(
             transforms=tree.where(taken.accepted, taken.state, state.transforms),
-            gathered=state.gathered if single else gathered,
-            optimizer=tree.where(applies, optimizer_state, state.optimizer),
-            oldest=oldest,
+            gathered=gathering.add(before, taken.direction, share, arrival),
+            oldest=_oldest(state.oldest, arrival, taken.accepted),
         )
-        return new, memory, {"weight": share * taken.factor.astype(share.dtype)}
+        return new, memory, Info(share * taken.factor.astype(share.dtype))
 
-    def dispatch(state: RuleState, memory: State) -> tuple[Message, State]:
+    def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
+        direction, weight, emptied = gathering.close(state.gathered)
+        factor = None if rate is None else rate(state.oldest)
+        params, optimizer_state = _moved(optimizer, state, direction, factor)
+        new = RuleState(
+            params=tree.where(weight > 0, params, state.params),
+            transforms=state.transforms,
+            gathered=emptied if carries else (),
+            optimizer=tree.where(weight > 0, optimizer_state, state.optimizer),
+            oldest=jax.tree.map(jnp.zeros_like, state.oldest),
+        )
+        return new, memory
+
+    def dispatch(state: RuleState, memory: State, request: Request) -> tuple[Message, State]:
         return Message(state.params), memory
 
-    return ServerAlgorithm(init, receive, dispatch, params=lambda state: state.params)
+    def given(facts: Facts) -> ServerAlgorithm:
+        return rule(*transforms, optimizer=optimizer, weighting=weighting, aggregate=aggregate, rate=rate, facts=facts)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given)
 
 
-def _slowed(
-    rate: Callable[[Array], Array] | None, oldest: State, arrival: Arrival, accepted: Array
-) -> tuple[State, Array | None]:
-    """The largest staleness to carry on (0 after a close), and the rate at the largest so far."""
-    if rate is None:
-        return oldest, None
-    oldest = jnp.where(accepted, jnp.maximum(oldest, arrival.staleness.astype(oldest.dtype)), oldest)
-    return jnp.where(arrival.closes, jnp.zeros_like(oldest), oldest), rate(oldest)
+def _oldest(oldest: State, arrival: Arrival, accepted: Array) -> State:
+    """The largest staleness so far, this arrival included if it was accepted."""
+
+    def later(so_far: Array) -> Array:
+        return jnp.where(accepted, jnp.maximum(so_far, arrival.staleness.astype(so_far.dtype)), so_far)
+
+    return jax.tree.map(later, oldest)
 
 
 def _moved(

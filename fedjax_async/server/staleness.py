@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_async import check, registry
-from fedjax_async.types import Array
+from fedjax_async.types import Array, Traced
 
 Weight = Callable[[Array], Array]  # int32[] -> float[]
 
@@ -22,7 +22,7 @@ def constant() -> Weight:
     return lambda tau: jnp.ones_like(tau, dtype=jnp.result_type(float))
 
 
-def hinge(*, slope: Any = 10.0, threshold: Any = 4.0) -> Weight:
+def hinge(*, slope: Traced = 10.0, threshold: Traced = 4.0) -> Weight:
     """``s = 1`` up to ``threshold`` b, then ``1 / (slope (tau - b) + 1)``."""
     check.positive("slope", slope)
     check.non_negative("threshold", threshold)
@@ -35,7 +35,7 @@ def hinge(*, slope: Any = 10.0, threshold: Any = 4.0) -> Weight:
     return weight
 
 
-def polynomial(*, exponent: Any = 0.5) -> Weight:
+def polynomial(*, exponent: Traced = 0.5) -> Weight:
     """``s = (1 + tau)^(-exponent)``."""
     check.non_negative("exponent", exponent)
 

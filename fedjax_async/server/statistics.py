@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
+from fedjax_async import tree
 from fedjax_async.models import STATISTICS
 from fedjax_async.types import Arrival, Params
 
@@ -23,6 +25,16 @@ def weights_of(params: Params) -> Params:
 def with_statistics(weights: Params, source: Params) -> Params:
     """``weights``, with the running statistics of ``source`` where it has any."""
     return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
+
+
+def weights_in(upload: Any) -> Any:
+    """What counts in the norm of an upload, a pytree of any kind: all of its leaves but running statistics."""
+    return tree.split(upload, lambda path: STATISTICS in path)[0]
+
+
+def statistics_in(upload: Any) -> Any:
+    """The rest of it."""
+    return tree.split(upload, lambda path: STATISTICS in path)[1]
 
 
 def rebased(arrival: Arrival, params: Params) -> Arrival:

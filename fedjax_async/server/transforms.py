@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.server.staleness import Weight
-from fedjax_async.server.statistics import rebased, weights_of
-from fedjax_async.types import Array, Arrival, Params, State
+from fedjax_async.server.statistics import rebased, weights_in
+from fedjax_async.types import Array, Arrival, Params, State, Traced
 
 
 class Transform(NamedTuple):
@@ -127,21 +127,26 @@ def clip_by_norm(limit: Any) -> Transform:
     check.positive("limit", limit)
 
     def factor(direction: Params, arrival: Arrival) -> Array:
-        norm = tree.norm(weights_of(direction))
+        norm = tree.norm(weights_in(direction))
         bound = jnp.asarray(limit, norm.dtype)
         return jnp.where(norm > bound, bound / norm, jnp.ones_like(norm))
 
     return _scale(factor)
 
 
-def limit_staleness(max_staleness: Any, overstale: Any = 0.0) -> Transform:
-    """Multiply arrivals of a staleness above ``max_staleness`` >= 0 by ``overstale`` in [0, 1]; 0 rejects them."""
-    check.non_negative("max_staleness", max_staleness)
-    check.in_range("overstale", overstale, 0.0, 1.0)
+def scale_overstale(after: Traced, factor: Traced) -> Transform:
+    """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in (0, 1].
 
-    def factor(arrival: Arrival) -> Array:
+    To reject stale uploads, set the run's ``max_staleness``: the clock then knows of it, so that buffers, steps and
+    everybody's staleness are counted without them.
+    """
+    check.non_negative("overstale_after", after)
+    check.positive("overstale", factor)
+    check.in_range("overstale", factor, 0.0, 1.0)
+
+    def weight(arrival: Arrival) -> Array:
         real = arrival.weight.dtype
-        over = arrival.staleness.astype(real) > jnp.asarray(max_staleness, real)
-        return jnp.where(over, jnp.asarray(overstale, real), jnp.ones((), real))
+        over = arrival.staleness.astype(real) > jnp.asarray(after, real)
+        return jnp.where(over, jnp.asarray(factor, real), jnp.ones((), real))
 
-    return scale_by(factor)
+    return scale_by(weight)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,7 +13,7 @@ from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import rule
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.transforms import Transform, scale_by_staleness
-from fedjax_async.types import Array, Params, ServerAlgorithm
+from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
@@ -47,7 +45,7 @@ def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
 
 @takes(discounted=discount, guards=guard_rails)
 def trimmed_mean(
-    *, trim: Any = 0.2, server_lr: Any = 1.0, size: int = 10, discounted: Weight, guards: Transform
+    *, trim: Traced = 0.2, server_lr: Traced = 1.0, size: int = 10, discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
     """Coordinate-wise trimmed mean of the deltas, against bad uploads (Yin et al. 2018).
 

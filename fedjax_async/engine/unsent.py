@@ -1,0 +1,68 @@
+"""Jobs that are trained although the server never applies their uploads: the state of their clients moves on.
+
+The engines train what is applied. A client that keeps something between jobs (private parameters, residuals,
+control variates) has also trained the jobs whose uploads were lost, dropped or given up, and starts its next job from
+what they left. So they are inserted among the arrivals, as late as possible: right before the next message to their
+client. Clients without state are as if they had not trained, and what was not needed is left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock import TRAINED_IN_VAIN
+from fedjax_async.types import Schedule
+
+
+class Training(NamedTuple):
+    """A schedule with the jobs that are trained in vain among its arrivals (they close nothing)."""
+
+    schedule: Schedule
+    applied: np.ndarray  # bool[E'], which arrivals really are
+    position: np.ndarray  # int64[E + 1]: for each number of applied arrivals, the arrivals up to there
+
+
+def trained_in_vain(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Jobs that are trained in vain, and the next job of each one's client, which needs it; int64 each."""
+    order = np.lexsort((schedule.number, schedule.client))
+    same = schedule.client[order][1:] == schedule.client[order][:-1]
+    job, following = order[:-1][same], order[1:][same]
+    vain = np.isin(schedule.fate[job], TRAINED_IN_VAIN) if len(schedule.fate) else np.zeros(len(job), np.bool_)
+    found = np.argsort(job[vain])
+    return job[vain][found], following[vain][found]
+
+
+def all_training(schedule: Schedule, stateful: bool) -> Training:
+    """What has to be trained; ``stateful``: whether clients keep anything between jobs."""
+    arrivals = len(schedule.job)
+    job, following = trained_in_vain(schedule) if stateful else (np.zeros(0, np.int64),) * 2
+    if not len(job):
+        return Training(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
+    due = schedule.dispatched_after[following]  # each goes in after so many applied arrivals
+    order = np.lexsort((job, due))
+    job, due = job[order], due[order]
+    moved = np.arange(arrivals) + np.searchsorted(due, np.arange(arrivals), side="right")
+    place = np.concatenate([moved, due + np.arange(len(due))])
+    total = arrivals + len(job)
+
+    def merged(of_arrivals: np.ndarray, inserted: np.ndarray) -> np.ndarray:
+        out = np.empty(total, of_arrivals.dtype)
+        out[place] = np.concatenate([of_arrivals, inserted])
+        return out
+
+    closed = np.concatenate([[0], np.cumsum(schedule.closes)])
+    # before a job is sent come those due earlier and, of those due at the same moment, the ones sent before it
+    jobs = len(schedule.client)
+    before = np.searchsorted(due * jobs + job, schedule.dispatched_after * jobs + np.arange(jobs))
+    expanded = schedule._replace(
+        dispatched_after=schedule.dispatched_after + before,
+        job=merged(schedule.job, job),
+        time=merged(schedule.time, schedule.dispatch_time[following[order]]),
+        closes=merged(schedule.closes, np.zeros(len(job), np.bool_)),
+        step=merged(schedule.step, closed[due]),
+    )
+    applied = merged(np.ones(arrivals, np.bool_), np.zeros(len(job), np.bool_))
+    position = np.concatenate([[0], moved + 1])
+    return Training(expanded, applied, position)

@@ -1,0 +1,153 @@
+"""FedDyn: each client's objective is shifted so that the clients' optima agree with the global one.
+
+Source: Acar et al., "Federated learning based on dynamic regularization" (2021), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check, tree
+from fedjax_async.local import sgd
+from fedjax_async.local.sgd import trained
+from fedjax_async.registry import takes
+from fedjax_async.server.aggregate import Sum, mean
+from fedjax_async.server.options import guard_rails
+from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform, chain, scaled, take, towards_client
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    Info,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
+
+
+class FedDynState(NamedTuple):
+    """Server state."""
+
+    params: Params  # x
+    shift: Params  # h, of the weights alone
+    gathered: Sum  # of the ways to the clients' models since the last server step
+    deltas: Params  # sum of Delta since then, of the weights alone
+    guards: State
+
+
+@takes(guards=guard_rails)
+def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
+    """Mean of the clients' models, moved against all drift so far (Acar et al. 2021).
+
+    ``h <- h - (alpha / N) sum_i Delta_i`` and ``x <- mean_i w_i - h / alpha`` over the clients of a server step. The
+    clients are :func:`feddyn_client`'s, with the same alpha. Asynchronously ``Delta_i`` counts from the model that the
+    client started from. ``clip`` bounds ``w_i - x`` in the mean.
+
+    Args:
+      alpha: weight of the dynamic regulariser, > 0.
+    """
+    check.positive("alpha", alpha)
+    return _dynamic(alpha, guards, Facts())
+
+
+def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
+    transform, gathering = chain(towards_client(), guards), mean()
+
+    def init(params: Params) -> tuple[FedDynState, State]:
+        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
+        return FedDynState(params, zero, gathering.init(params), zero, transform.init(params)), ()
+
+    def receive(state: FedDynState, memory: State, arrival: Arrival) -> tuple[FedDynState, State, Info]:
+        taken = take(transform, state.guards, state.params, arrival)
+        share = taken.accepted.astype(taken.arrival.weight.dtype)
+        deltas = jax.tree.map(jnp.add, state.deltas, weights_of(arrival.upload))
+        new = state._replace(
+            gathered=gathering.add(state.gathered, taken.direction, share, taken.arrival),
+            deltas=tree.where(taken.accepted, deltas, state.deltas),
+            guards=tree.where(taken.accepted, taken.state, state.guards),
+        )
+        return new, memory, Info(share * taken.factor.astype(share.dtype))
+
+    def close(state: FedDynState, memory: State) -> tuple[FedDynState, State]:
+        way, weight, emptied = gathering.close(state.gathered)
+        rate = jnp.asarray(alpha, jnp.result_type(float))
+        shift = jax.tree.map(jnp.subtract, state.shift, scaled(state.deltas, rate / facts.num_clients))
+        average = jax.tree.map(jnp.add, state.params, way)
+        params = jax.tree.map(jnp.subtract, weights_of(average), scaled(shift, 1.0 / rate))
+        nothing = jax.tree.map(jnp.zeros_like, state.deltas)
+        new = FedDynState(with_statistics(params, average), shift, emptied, nothing, state.guards)
+        return tree.where(weight > 0, new, state), memory
+
+    def dispatch(state: FedDynState, memory: State, request: Request) -> tuple[Message, State]:
+        return Message(state.params), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _dynamic(alpha, guards, facts)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given)
+
+
+class Work(NamedTuple):
+    """Local variables of one job."""
+
+    inner: State
+    shift: Params  # h_i
+
+
+def feddyn_client(
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 32,
+    proximal: Traced = 0.0,
+    scale: Callable[[Array], Array] | None = None,
+    alpha: Traced = 0.01,
+) -> ClientAlgorithm:
+    """Local training on ``F_i(w) - <h_i, w> + (alpha / 2) ||w - x||^2`` from x; uploads the model delta.
+
+    After K steps ``h_i <- h_i - alpha (w_K - x)``. State: h_i, at first zero. Options as of ``sgd``; ``alpha`` > 0.
+    """
+    check.positive("alpha", alpha)
+
+    def correct(gradient: Params, weights: Params, message: Message) -> Params:
+        start = trained(model, message.params)
+
+        def one(g: Array, w: Array, x: Array, h: Array) -> Array:
+            return g - h + jnp.asarray(alpha, w.dtype) * (w - x)
+
+        return jax.tree.map(one, gradient, weights, start, trained(model, message.extra))
+
+    base = sgd(model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale, correct=correct)
+
+    def init(params: Params) -> State:
+        return base.init(params), jax.tree.map(jnp.zeros_like, weights_of(params))
+
+    def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
+        inner, shift = client_state
+        return Work(base.begin(key, message, inner, data), shift)
+
+    def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
+        return work._replace(inner=base.step(work.inner, k, message._replace(extra=work.shift), data))
+
+    def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
+        delta, inner = base.finish(work.inner, message, client_state[0])
+        shift = jax.tree.map(jnp.subtract, work.shift, scaled(weights_of(delta), alpha))
+        return delta, (inner, shift)
+
+    def own(message: Message, client_state: State) -> Params:
+        return message.params if base.own is None else base.own(message, client_state[0])
+
+    return ClientAlgorithm(init, begin, step, finish, own=None if base.own is None else own)

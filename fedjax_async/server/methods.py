@@ -1,0 +1,82 @@
+"""Methods by name: one line here makes a method known everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedjax_async.local import sgd
+from fedjax_async.server.asgd import asgd
+from fedjax_async.server.asynfl import asynfl
+from fedjax_async.server.ca2fl import ca2fl
+from fedjax_async.server.fadas import fadas
+from fedjax_async.server.fedasync import fedasync
+from fedjax_async.server.fedavg import fedavg
+from fedjax_async.server.fedbuff import fedbuff
+from fedjax_async.server.feddyn import feddyn, feddyn_client
+from fedjax_async.server.fedmedian import fedmedian
+from fedjax_async.server.fednova import fednova
+from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_async.server.krum import krum
+from fedjax_async.server.orthofl import orthofl
+from fedjax_async.server.orthofl_ablations import orthofl_no_average, orthofl_pairwise
+from fedjax_async.server.orthofl_released import orthofl_released
+from fedjax_async.server.scaffold import scaffold, scaffold_client
+from fedjax_async.server.trimmed_mean import trimmed_mean
+from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
+
+
+class Preset(NamedTuple):
+    """A method: a server rule with its usual timing, local training, proximal weight and treatment of uploads."""
+
+    server: Callable[..., ServerAlgorithm]  # a factory of keyword-only options
+    timing: str  # a spec of ``clock.TIMINGS``
+    about: str
+    proximal: float = 0.0
+    compress: str | None = None
+    feedback: str | None = None
+    client: Callable[..., ClientAlgorithm] = sgd  # local training: ``client(model, *, batch_size, ...)``, as ``sgd``
+    plain_sgd: bool = False  # whether its clients must take plain SGD steps
+
+
+METHODS: dict[str, Preset] = {
+    "fedavg": Preset(fedavg, "cohort", "Synchronous rounds, mean of the deltas (McMahan et al. 2017)."),
+    "fedprox": Preset(fedavg, "cohort", "FedAvg with a proximal local objective (Li et al. 2020).", 0.01),
+    "fedavgm": Preset(fedavgm, "cohort", "FedAvg with server momentum (Hsu et al. 2019)."),
+    "fedadagrad": Preset(fedadagrad, "cohort", "FedAvg with Adagrad at the server (Reddi et al. 2021)."),
+    "fedadam": Preset(fedadam, "cohort", "FedAvg with Adam at the server (Reddi et al. 2021)."),
+    "fedyogi": Preset(fedyogi, "cohort", "FedAvg with Yogi at the server (Reddi et al. 2021)."),
+    "fednova": Preset(
+        fednova, "cohort", "Mean of the deltas per local step, rescaled (Wang et al. 2020).", plain_sgd=True
+    ),
+    "feddyn": Preset(feddyn, "cohort", "Clients with dynamic regularisation (Acar et al. 2021).", client=feddyn_client),
+    "scaffold": Preset(
+        scaffold,
+        "cohort",
+        "Control variates at both ends (Karimireddy et al. 2020).",
+        client=scaffold_client,
+        plain_sgd=True,
+    ),
+    "fedasync": Preset(fedasync, "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
+    "asgd": Preset(asgd, "every", "Each arriving delta is added, however stale."),
+    "fedbuff": Preset(fedbuff, "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
+    "asynfl": Preset(asynfl, "window:length=300", "Sum of who finished in a window, over all clients (AsynFL 2025)."),
+    "asynflc": Preset(
+        asynfl, "window:length=300", "AsynFL with compressed uploads, by default signs.", 0.0, "sign", "off"
+    ),
+    "asynflc_ef": Preset(
+        asynfl, "window:length=300", "AsynFLC with error feedback, by default top 10 %.", 0.0, "topk:ratio=0.1", "ef"
+    ),
+    "ca2fl": Preset(ca2fl, "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
+    "fadas": Preset(fadas, "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
+    "orthofl": Preset(orthofl, "every", "Clients keep their weights and take orthogonal shifts over (OrthoFL 2025)."),
+    "orthofl_released": Preset(orthofl_released, "every", "OrthoFL by its authors' released code."),
+    "orthofl_no_average": Preset(orthofl_no_average, "every", "OrthoFL without its moving average."),
+    "orthofl_pairwise": Preset(orthofl_pairwise, "every", "OrthoFL with changes projected pairwise."),
+    "fedmedian": Preset(fedmedian, "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
+    "trimmed_mean": Preset(trimmed_mean, "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
+    "krum": Preset(krum, "buffer:size=5", "The deltas with the nearest neighbours (Blanchard et al. 2017)."),
+}
+
+# Every server rule by its own name.
+SERVERS: dict[str, Callable[..., ServerAlgorithm]] = {p.server.__name__: p.server for p in METHODS.values()}

@@ -1,0 +1,153 @@
+"""SCAFFOLD: control variates at both ends correct the drift of local training.
+
+Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (2020), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check, tree
+from fedjax_async.local import sgd
+from fedjax_async.local.sgd import trained
+from fedjax_async.registry import takes
+from fedjax_async.server.options import guard_rails
+from fedjax_async.server.rule import closed, known, rule
+from fedjax_async.server.statistics import weights_of
+from fedjax_async.server.transforms import Transform, scaled
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    Info,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
+
+
+class Change(NamedTuple):
+    """What a client uploads."""
+
+    params: Params  # Delta = w_K - w_0
+    control: Params  # c_i+ - c_i, of the weights alone
+
+
+class ScaffoldState(NamedTuple):
+    """Server state."""
+
+    inner: State  # of the rule that applies the deltas
+    control: Params  # c
+    gathered: Params  # sum of the changes of the clients' c_i since the last server step
+
+
+@takes(guards=guard_rails)
+def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
+    """Mean of the deltas, and a control variate that follows the clients' (Karimireddy et al. 2020).
+
+    ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the set S of a server step.
+    The message carries x and c, the upload is a :class:`Change`: either is twice as long as FedAvg's. Asynchronously a
+    step is one arrival, ``|S| = 1``. The clients are :func:`scaffold_client`'s. ``clip`` bounds the deltas.
+
+    Args:
+      server_lr: ``eta_g > 0``.
+    """
+    check.positive("server_lr", server_lr)
+    return _controlled(rule(guards, optimizer=optax.sgd(server_lr)), Facts())
+
+
+def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
+    """``inner`` applies the deltas; N is in ``facts``."""
+
+    def init(params: Params) -> tuple[ScaffoldState, State]:
+        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
+        state, memory = inner.init(params)
+        return ScaffoldState(state, zero, zero), memory
+
+    def receive(state: ScaffoldState, memory: State, arrival: Arrival) -> tuple[ScaffoldState, State, Info]:
+        change: Change = arrival.upload
+        after, memory, info = inner.receive(state.inner, memory, arrival._replace(upload=change.params))
+        added = jax.tree.map(jnp.add, state.gathered, change.control)
+        return state._replace(inner=after, gathered=tree.where(info.weight > 0, added, state.gathered)), memory, info
+
+    def close(state: ScaffoldState, memory: State) -> tuple[ScaffoldState, State]:
+        after, memory = closed(inner, state.inner, memory)
+        control = jax.tree.map(jnp.add, state.control, scaled(state.gathered, 1.0 / facts.num_clients))
+        return ScaffoldState(after, control, jax.tree.map(jnp.zeros_like, control)), memory
+
+    def dispatch(state: ScaffoldState, memory: State, request: Request) -> tuple[Message, State]:
+        message, memory = inner.dispatch(state.inner, memory, request)
+        return message._replace(extra=state.control), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _controlled(known(inner, facts), facts)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close, given)
+
+
+class Work(NamedTuple):
+    """Local variables of one job."""
+
+    inner: State
+    control: Params  # c_i
+    steps: Array  # int32[], taken so far
+
+
+def scaffold_client(
+    model: Model,
+    *,
+    lr: Traced,
+    batch_size: int = 32,
+    proximal: Traced = 0.0,
+    scale: Callable[[Array], Array] | None = None,
+) -> ClientAlgorithm:
+    """SGD along ``g - c_i + c``; uploads a :class:`Change`.
+
+    ``w_{k+1} = w_k - eta (g(w_k) - c_i + c)``, and after K steps ``c_i+ = c_i - c + (w_0 - w_K) / (K eta)``: option II
+    of the paper, eq. 4. It holds for plain SGD alone, so there is no choice of an optimiser. State: c_i, at first zero.
+
+    Args:
+      lr: ``eta > 0``; times ``scale(version)`` where that is given.
+      batch_size, proximal, scale: as of ``sgd``.
+    """
+
+    def correct(gradient: Params, weights: Params, message: Message) -> Params:
+        server, own = message.extra
+        return jax.tree.map(lambda g, c, ci: g - ci + c, gradient, trained(model, server), trained(model, own))
+
+    base = sgd(model, optimizer=optax.sgd(lr), batch_size=batch_size, proximal=proximal, scale=scale, correct=correct)
+
+    def init(params: Params) -> State:
+        return base.init(params), jax.tree.map(jnp.zeros_like, weights_of(params))
+
+    def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
+        inner, control = client_state
+        return Work(base.begin(key, message, inner, data), control, jnp.int32(0))
+
+    def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
+        both = message._replace(extra=(message.extra, work.control))
+        return Work(base.step(work.inner, k, both, data), work.control, work.steps + 1)
+
+    def finish(work: Work, message: Message, client_state: State) -> tuple[Change, State]:
+        delta, inner = base.finish(work.inner, message, client_state[0])
+        rate = jnp.asarray(lr, jnp.result_type(float)) * (1.0 if scale is None else scale(jnp.asarray(message.version)))
+        towards = scaled(weights_of(delta), -1.0 / (work.steps.astype(rate.dtype) * rate))
+        change = jax.tree.map(jnp.subtract, towards, message.extra)
+        return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))
+
+    def own(message: Message, client_state: State) -> Params:
+        return message.params if base.own is None else base.own(message, client_state[0])
+
+    return ClientAlgorithm(init, begin, step, finish, own=None if base.own is None else own)
