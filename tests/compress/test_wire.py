@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 import zlib
 
 import jax
@@ -279,6 +280,35 @@ HUGE = codes.varint(2**31 - 1)
 )
 def test_malformed_messages_are_refused(body):
     refused(signed(b"FA\x01" + body))
+
+
+def words_that_are_not_finite(dtype):
+    """Infinity, a quiet NaN, a signalling one and their negatives, as the float's own bytes."""
+    word = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    infinite = int(np.array(np.inf, dtype).view(word))
+    quiet = infinite | infinite >> 1
+    sign = 1 << 8 * word.itemsize - 1
+    return [np.array(bits | s, word).tobytes() for bits in (infinite, quiet, infinite + 1) for s in (0, sign)]
+
+
+@pytest.mark.parametrize("dtype", REALS)
+@pytest.mark.parametrize("kind", ["values", "scale", "norm"])
+def test_no_value_that_is_not_finite_is_sent_or_read(dtype, kind):
+    """A ``ValueError`` too where a warning is an error: NumPy warns of a bfloat16 NaN."""
+    for word in words_that_are_not_finite(dtype):
+        number = np.frombuffer(word, dtype)
+        code = 16 * (REALS.index(dtype) + 1)
+        payload, body = {
+            "values": (Dense(number), bytes([1 + code, 1]) + word),
+            "scale": (Signs(np.array([True]), number[0], True), bytes([2 + code, 1, 0b10000000]) + word),
+            "norm": (Levels(np.int16([0]), number[0], np.int32(1)), bytes([4 + code, 1, 1, 0]) + word + b"\x40"),
+        }[kind]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ValueError, match=f"^{kind} = 'NaN or infinite': must be finite$"):
+                encode(payload)
+            with pytest.raises(ValueError, match=r"^message: a value is NaN or infinite$"):
+                decode(signed(b"FA\x01" + body))
 
 
 def test_other_versions_and_types_are_refused():
