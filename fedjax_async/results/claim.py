@@ -67,7 +67,9 @@ def require_writable(field: str, path: str | Path) -> None:
         with _made(path.parent):
             disk.prove(path)
     except OSError as error:
-        raise ValueError(f"{field} = {str(path)!r}: must be a file that can be written ({_why(error)})") from error
+        is_file = isinstance(error, (FileExistsError, NotADirectoryError))  # the folder or one above it
+        why = f"{str(path.parent)!r} is not a folder" if is_file else _why(error)
+        raise ValueError(f"{field} = {str(path)!r}: must be a file that can be written ({why})") from error
 
 
 def _why(error: OSError) -> str:

@@ -152,10 +152,12 @@ def test_files_are_proven_too(bad, tmp_path):
     with pytest.raises(ValueError, match="must be a file that can be written") as error:
         require_writable("gantt", bad / "gantt.png")
     assert str(error.value).startswith(f"gantt = {str(bad / 'gantt.png')!r}") and "\n" not in str(error.value)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file' is not a folder"):
+        require_writable("gantt", tmp_path / "file" / "gantt.png")
     with pytest.raises(ValueError, match="Is a directory"):
         require_writable("gantt", tmp_path)
     require_writable("gantt", tmp_path / "deep" / "gantt.png")
-    (tmp_path / "file").write_text("mine")
     require_writable("gantt", tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
