@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import re
@@ -15,6 +16,7 @@ import ml_dtypes  # noqa: F401  (NumPy learns the names bfloat16, float8_...; JA
 import numpy as np
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip entry can carry
+LOCK = ".fedjax_async.lock"  # in a folder that a process uses: see results.claim
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
@@ -49,14 +51,29 @@ def _sync(folder: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a path is named as ``replacing`` names what a killed process leaves."""
+    """Whether a path is named as what a killed process leaves: a temporary file of ``replacing``, or a lock's file."""
+    return path.name == LOCK or _is_temporary(path)
+
+
+def _is_temporary(path: Path) -> bool:
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote."""
-    for path in filter(is_leftover, folder.iterdir()):
+    """Remove temporary files of processes that were killed while they wrote; a lock's file may be in use and stays."""
+    for path in filter(_is_temporary, folder.iterdir()):
         path.unlink(missing_ok=True)
+
+
+def prove(path: Path) -> None:
+    """``OSError`` unless a file can be written at ``path``: one beside it is written, renamed and removed."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    proof = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(proof, b"a file can be written here\n")
+    finally:
+        proof.unlink(missing_ok=True)
 
 
 def write(path: str | Path, content: bytes) -> None:

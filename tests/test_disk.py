@@ -149,6 +149,38 @@ def test_only_what_killed_processes_left_is_swept_up(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == kept
 
 
+def test_a_lock_is_left_over_but_never_swept_up(tmp_path):
+    lock = tmp_path / disk.LOCK
+    lock.touch()
+    assert disk.is_leftover(lock)
+    disk.sweep_up(tmp_path)
+    assert lock.exists()
+
+
+def test_whether_a_file_can_be_written_is_proven_by_one_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    disk.prove(path)
+    assert list(tmp_path.iterdir()) == []
+    disk.write(path, b"old")
+    disk.prove(path)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
+    for bad, number in ((tmp_path, errno.EISDIR), (path / "b", errno.ENOTDIR), (tmp_path / "b" / "c", errno.ENOENT)):
+        with pytest.raises(OSError) as error:
+            disk.prove(bad)
+        assert error.value.errno == number
+    with pytest.raises(OSError):
+        disk.prove(tmp_path / ("x" * 300))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *names: os.rename(tmp_path / "nothing", names[1]))  # no renaming here
+        with pytest.raises(OSError):
+            disk.prove(path)
+    fill(monkeypatch, 0)
+    with pytest.raises(OSError) as error:
+        disk.prove(path)
+    assert error.value.errno == errno.ENOSPC
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a", b"old")]
+
+
 TYPES = [np.bool_, np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.complex64, "U3"]
 OWN = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4]
 shapes = hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=3)

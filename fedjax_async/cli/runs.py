@@ -17,8 +17,9 @@ from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, wave_statistics
 from fedjax_async.engine import Experiment, Settings, execute, prepare
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
+from fedjax_async.results.claim import claimed
 from fedjax_async.results.compare import compare as compare_methods
-from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.figure import require_matplotlib, require_picture
 from fedjax_async.results.resume import run_into, unfinished
 from fedjax_async.results.store import require_room
 
@@ -31,7 +32,9 @@ def _precision(settings: Settings) -> AbstractContextManager[Any]:
 def resume(arguments: argparse.Namespace) -> None:
     """Go on with the run in ``arguments.folder``."""
     arguments.out, arguments.overwrite = arguments.folder, False
-    _execute(arguments, unfinished(Path(arguments.folder)))
+    unfinished(Path(arguments.folder))  # no folder is made for a name that is wrong
+    with claimed(arguments.out):
+        _execute(arguments, unfinished(Path(arguments.folder)))
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -40,7 +43,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _execute(arguments: argparse.Namespace, settings: Settings) -> None:
-    with _precision(settings):
+    if arguments.out:
+        require_matplotlib()
+    with _precision(settings), claimed(arguments.out or None):
         _execute_prepared(arguments, prepare(settings))
 
 
@@ -48,7 +53,6 @@ def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> 
     began = time.perf_counter()
     if arguments.out:
         require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
-        require_matplotlib()
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
@@ -88,7 +92,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
     require_matplotlib()
-    with _precision(settings):
+    with _precision(settings), claimed(arguments.out):
         runs = compare_methods(
             arguments.methods,
             settings,
@@ -97,16 +101,19 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
             overwrite=arguments.overwrite,
             progress=False if arguments.quiet else None,
         )
+        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline)
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
-    print(write_comparison(runs, arguments.out, baseline=arguments.baseline))
+    print(comparison)
     print(f"saved in {arguments.out}: comparison.csv, comparison.md, a picture, runs/")
 
 
 def plan(arguments: argparse.Namespace) -> None:
     """Plan a run without training."""
     settings = settings_of(arguments, RUN_BASE)
+    if arguments.gantt:
+        require_picture("gantt", arguments.gantt)
     with _precision(settings):
         schedule = prepare(settings).schedule
     print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")

@@ -14,6 +14,7 @@ from fedjax_async.engine.grid import Point, expand, labels, swept
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.paths import values_of
 from fedjax_async.results import cluster, sweep_folder
+from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, Work, collect, plan_sweep, resolved, run_work
@@ -89,6 +90,7 @@ def _report(found: Sweep, target: float | None, out: str) -> None:
 
 def _collect(arguments: argparse.Namespace, file: File) -> None:
     sweep_folder.require_room(arguments.out, file.points)
+    require_writable("file", Path(arguments.out) / "runs.csv")
     found, missing = collect(arguments.out)
     if missing:
         shown = ", ".join(point.name for point in missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -105,10 +107,19 @@ def _submit(arguments: argparse.Namespace, work: Work, limits: dict[str, int | N
     print(f"when they are done: fedjax-async sweep {arguments.file} --out {arguments.out} --collect")
 
 
+def _train(arguments: argparse.Namespace, work: Work, target: float | None) -> None:
+    try:
+        progress = False if arguments.quiet else None
+        found = run_work(work, folder=arguments.out, progress=progress)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: finished runs are kept in {arguments.out}; the same command goes on", file=sys.stderr)
+        sys.exit(130)
+    _report(found, target, arguments.out)
+
+
 def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
-    file = read(arguments.file)
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {
         "memory_limit": None if arguments.memory_limit is None else parse_size("memory_limit", arguments.memory_limit),
@@ -119,21 +130,15 @@ def sweep(arguments: argparse.Namespace) -> None:
     elif not arguments.dry_run:
         require_matplotlib()
     if arguments.collect:
-        _collect(arguments, file)
+        _collect(arguments, read(arguments.file))
         return
-    sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
-    work = plan_sweep(file.points, folder=arguments.out, **limits)
-    print(describe(work), flush=True)
-    if arguments.dry_run:
-        return
-    if arguments.submit is not None:
+    with claimed(None if arguments.dry_run else arguments.out):
+        file = read(arguments.file)
+        sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
+        work = plan_sweep(file.points, folder=arguments.out, **limits)
+        print(describe(work), flush=True)
+        if not arguments.dry_run and arguments.submit is None:
+            _train(arguments, work, file.target)
+            print(f"{time.perf_counter() - began:.0f} s")
+    if not arguments.dry_run and arguments.submit is not None:  # jobs need the folder unlocked
         _submit(arguments, work, limits)
-        return
-    try:
-        progress = False if arguments.quiet else None
-        found = run_work(work, folder=arguments.out, progress=progress)
-    except KeyboardInterrupt:
-        print(f"\ninterrupted: finished runs are kept in {arguments.out}; the same command goes on", file=sys.stderr)
-        sys.exit(130)
-    _report(found, file.target, arguments.out)
-    print(f"{time.perf_counter() - began:.0f} s")

@@ -20,7 +20,7 @@ and so are levels. Nothing in a message is compressed further, and no message is
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.compress import codes, sizes
-from fedjax_async.compress.codes import Source
+from fedjax_async.compress.codes import Chunks, Source
 from fedjax_async.compress.payload import MOST_STEPS, Dense, Levels, Payload, Signs, Sparse
 
 _REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}
@@ -52,29 +52,49 @@ def encode(payload: Payload) -> bytes:
     return body + zlib.crc32(body).to_bytes(sizes.CHECKSUM, "little")
 
 
-def decode(data: bytes) -> Payload:
+def decode(data: bytes, *, size: int | Sequence[int] | None = None) -> Payload:
     """The payload whose bytes these are, its arrays NumPy's.
 
+    Decoding takes at most ``40 len(data)`` bytes of memory, plus 1 KiB for each payload (the values of a ``Sparse`` one
+    are a payload too), plus 2 MiB, whatever lengths the message claims. ``decompress`` has no such limit: a ``Sparse``
+    payload of a few bytes may stand for 2^31 - 1 scalars, and ``decompress`` allocates them all. A receiver that does
+    not trust the sender must give ``size``.
+
+    Args:
+      size: how many scalars the receiver expects. A number D is for one payload of a vector [D]. A sequence is for a
+        tuple of payloads, one number each: ``[D]`` for a model of D parameters that ``on_tree`` compresses as a whole,
+        the sizes of the groups in their order if it groups the leaves. ``None`` takes any number and any payload.
+
     A one-line ``ValueError`` for anything else: other or damaged bytes, a part of a message, two messages, values
-    that are not finite.
+    that are not finite. Lengths other than ``size`` are refused before anything of these lengths is allocated.
     """
     check.require(isinstance(data, bytes), "message", type(data).__name__, "bytes")
+    _require_size(size)
     head, tail = len(sizes.MAGIC), len(data) - sizes.CHECKSUM
     own = tail >= head and data[: head - 1] == sizes.MAGIC[:-1]
     check.require(own, "message", data[:8], "a message of this package")
     check.require(data[head - 1] == sizes.MAGIC[-1], "message version", data[head - 1], str(sizes.MAGIC[-1]))
-    if zlib.crc32(data[:tail]).to_bytes(sizes.CHECKSUM, "little") != data[tail:]:
+    source = Source(memoryview(data)[:tail], head)
+    if zlib.crc32(source.data).to_bytes(sizes.CHECKSUM, "little") != data[tail:]:
         raise ValueError("message: the checksum does not fit; it is damaged or cut off")
-    source = Source(data[:tail], head)
     if data[head : head + 1] == bytes([_TUPLE]) and tail > head:
         source.take(1)
-        count = codes.read_varint(source, _MOST_PARTS)
-        payload: Payload = tuple(_decode_part(source) for _ in range(count))
+        payload: Payload = _decode_tuple(source, size)
+    elif isinstance(size, Sequence):
+        raise ValueError(f"message: one payload, not a tuple of {len(size)}")
     else:
-        payload = _decode_part(source)
+        payload = _decode_part(source, size)
     if source.place != tail:
         raise ValueError(f"message: {tail - source.place} bytes too long")
     return payload
+
+
+def _require_size(size: Any) -> None:
+    if size is None:
+        return
+    lengths = size if isinstance(size, Sequence) else [size]
+    for length in lengths:
+        check.whole("size", length, 0, _MOST_LENGTH)
 
 
 # --- encoding ---------------------------------------------------------------------------------
@@ -98,9 +118,14 @@ def _real_bytes(field: str, array: np.ndarray, dimensions: int) -> tuple[int, by
     known = {dtype: code for code, dtype in _REALS.items()}
     fits = array.dtype in known and array.ndim == dimensions
     check.require(fits, field, f"{array.dtype}{list(array.shape)}", "floats of one payload")
-    check.require(bool(np.isfinite(array).all()), field, "NaN or infinite", "finite")
+    check.require(_all_finite(array), field, "NaN or infinite", "finite")
     word = f"<u{array.dtype.itemsize}"
     return known[array.dtype], np.ascontiguousarray(array).view(word[1:]).astype(word).tobytes()
+
+
+def _all_finite(array: np.ndarray) -> bool:
+    with np.errstate(invalid="ignore"):  # NumPy warns of a bfloat16 NaN
+        return bool(np.isfinite(array).all())
 
 
 def _head(kind: int, detail: int, *lengths: int) -> bytes:
@@ -129,16 +154,10 @@ def _write_levels(payload: Levels) -> bytes:
     check.whole("steps", steps, 1, MOST_STEPS)
     check.require(bool((np.abs(level) <= steps).all()), "level", int(np.abs(level).max(initial=0)), f"within {steps}")
     plain = codes.fixed(level + steps, (2 * steps).bit_length())
-    gamma = _gamma(level)
+    gamma = codes.gamma(2 * np.abs(level) + (level < 1))  # 0, +1, -1, +2, ... are 1, 2, 3, 4, ...
     kind = _FIXED if len(plain) <= len(gamma) else _GAMMA
     stream = plain if kind == _FIXED else gamma
     return _head(kind, code, len(level)) + steps.to_bytes(2, "little") + norm + stream
-
-
-def _gamma(level: np.ndarray) -> bytes:
-    number = 2 * np.abs(level) + (level < 1)  # 0, +1, -1, +2, ... are 1, 2, 3, 4, ...
-    width = np.frexp(number)[1].astype(np.int64) - 1
-    return codes.unary(width) + codes.varying(number, width)
 
 
 def _write_sparse(payload: Sparse) -> bytes:
@@ -152,9 +171,10 @@ def _write_sparse(payload: Sparse) -> bytes:
     return _head(_SPARSE, code, size, k) + streams[code] + values
 
 
-def _require_places(index: np.ndarray, size: int) -> None:
-    inside = not len(index) or (index[0] >= 0 and index[-1] < size)
-    check.require(bool(inside and (np.diff(index) > 0).all()), "index", "places", f"ascending, from 0 to {size - 1}")
+def _require_places(index: np.ndarray, size: int, last: int = -1) -> None:
+    inside = not len(index) or (index[0] > last and index[-1] < size)
+    ascending = bool(inside and (index[1:] > index[:-1]).all())
+    check.require(ascending, "index", "places", f"ascending, from 0 to {size - 1}")
 
 
 def _write_bitmap(index: np.ndarray, size: int) -> bytes:
@@ -179,12 +199,27 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
 # --- decoding ---------------------------------------------------------------------------------
 
 
-def _decode_part(source: Source, depth: int = 0) -> Payload:
+def _decode_tuple(source: Source, size: int | Sequence[int] | None) -> tuple[Payload, ...]:
+    count = codes.read_varint(source, _MOST_PARTS)
+    if size is None:
+        return tuple(_decode_part(source) for _ in range(count))
+    if not isinstance(size, Sequence):
+        raise ValueError(f"message: a tuple of {count} payloads, not one payload")
+    if count != len(size):
+        raise ValueError(f"message: {count} payloads, not {len(size)}")
+    return tuple(_decode_part(source, length) for length in size)
+
+
+def _decode_part(source: Source, expected: int | None = None, depth: int = 0) -> Payload:
+    """One payload; refused if it does not stand for ``expected`` scalars."""
     head = source.take(1)[0]
     reader = _READERS.get(head & 15)
     if reader is None or depth > _DEEPEST:
         raise ValueError(f"message: unknown kind of payload {head & 15}, or too many of them in each other")
-    return reader(source, head >> 4, depth)
+    size = codes.read_varint(source, _MOST_LENGTH)
+    if expected is not None and size != expected:
+        raise ValueError(f"message: a payload of {size} scalars, not {expected}")
+    return reader(source, head >> 4, size, depth)
 
 
 def _read_real(source: Source, code: int, count: int) -> np.ndarray:
@@ -194,93 +229,111 @@ def _read_real(source: Source, code: int, count: int) -> np.ndarray:
         raise ValueError(f"message: unknown float type {code}")
     word = f"<u{dtype.itemsize}"
     values = np.frombuffer(source.take(count * dtype.itemsize), word).astype(word[1:]).view(dtype)
-    if not np.isfinite(values).all():
+    if not _all_finite(values):
         raise ValueError("message: a value is NaN or infinite")
     return values
 
 
-def _read_length(source: Source, most: int = _MOST_LENGTH) -> int:
-    return codes.read_varint(source, most)
+def _read_whole(chunks: Chunks, count: int, dtype: type) -> np.ndarray:
+    """The numbers of all chunks, dtype[count]; refused if there are fewer or more."""
+    numbers: np.ndarray = np.empty(count, dtype)
+    end = 0
+    for chunk in chunks:
+        low, end = end, end + len(chunk)
+        if end > count:
+            break
+        numbers[low:end] = chunk
+    if end != count:
+        raise ValueError(f"message: {end} numbers or more, not {count}")
+    return numbers
 
 
-def _read_dense(source: Source, detail: int, depth: int) -> Dense:
-    return Dense(_read_real(source, detail, _read_length(source)))
+def _read_dense(source: Source, detail: int, size: int, depth: int) -> Dense:
+    return Dense(_read_real(source, detail, size))
 
 
-def _read_scaled(source: Source, detail: int, depth: int) -> Signs:
-    negative = codes.read_bits(source, _read_length(source))
+def _read_scaled(source: Source, detail: int, size: int, depth: int) -> Signs:
+    negative = codes.read_bits(source, size)
     return Signs(negative, _read_real(source, detail, 1)[0], scaled=True)
 
 
-def _read_unscaled(source: Source, detail: int, depth: int) -> Signs:
+def _read_unscaled(source: Source, detail: int, size: int, depth: int) -> Signs:
     if detail not in _REALS:
         raise ValueError(f"message: unknown float type {detail}")
-    return Signs(codes.read_bits(source, _read_length(source)), np.ones((), _REALS[detail]), scaled=False)
+    return Signs(codes.read_bits(source, size), np.ones((), _REALS[detail]), scaled=False)
 
 
-def _read_levels(source: Source, detail: int, stream: Callable[[Source, int, int], np.ndarray]) -> Levels:
-    size, steps = _read_length(source), int.from_bytes(source.take(2), "little")
+def _read_levels(source: Source, detail: int, size: int, stream: Callable[[Source, int, int], Chunks]) -> Levels:
+    steps = int.from_bytes(source.take(2), "little")
     norm = _read_real(source, detail, 1)[0]
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"message: {steps} steps")
-    level = stream(source, size, steps)
-    if (np.abs(level) > steps).any():
-        raise ValueError("message: a level is out of range")
-    return Levels(level.astype(np.int16), norm, np.int32(steps))
+    level = _read_whole(_within(stream(source, size, steps), steps), size, np.int16)
+    return Levels(level, norm, np.int32(steps))
 
 
-def _read_fixed_levels(source: Source, size: int, steps: int) -> np.ndarray:
-    return codes.read_fixed(source, size, (2 * steps).bit_length()) - steps
+def _within(levels: Chunks, steps: int) -> Chunks:
+    for level in levels:
+        if (np.abs(level) > steps).any():
+            raise ValueError("message: a level is out of range")
+        yield level
 
 
-def _read_gamma_levels(source: Source, size: int, steps: int) -> np.ndarray:
-    width = codes.read_unary(source, size)
-    if (width > (2 * steps).bit_length()).any():
-        raise ValueError("message: a level is out of range")
-    number = (np.int64(1) << width) + codes.read_varying(source, width)
-    return np.where(number % 2 == 0, number // 2, -(number // 2))
+def _fixed_levels(source: Source, size: int, steps: int) -> Chunks:
+    return (number - steps for number in codes.read_fixed(source, size, (2 * steps).bit_length()))
 
 
-def _read_sparse(source: Source, detail: int, depth: int) -> Sparse:
-    size = _read_length(source)
-    k = _read_length(source, size)
+def _gamma_levels(source: Source, size: int, steps: int) -> Chunks:
+    numbers = codes.read_gamma(source, size, (2 * steps).bit_length())
+    return (np.where(number & 1, -(number >> 1), number >> 1) for number in numbers)
+
+
+def _read_sparse(source: Source, detail: int, size: int, depth: int) -> Sparse:
+    k = codes.read_varint(source, size)
     if detail >= len(_PLACES):
         raise ValueError(f"message: unknown code of places {detail}")
-    index = _PLACES[detail][1](source, size, k)
-    _require_places(index, size)
-    values = _decode_part(source, depth + 1)
-    if sizes.length_of(values) != k:
-        raise ValueError(f"message: {sizes.length_of(values)} values at {k} places")
-    return Sparse(index.astype(np.int32), values, size)
+    index = _read_whole(_ascending(_PLACES[detail][1](source, size, k), size), k, np.int32)
+    return Sparse(index, _decode_part(source, k, depth + 1), size)
 
 
-def _read_bitmap(source: Source, size: int, k: int) -> np.ndarray:
-    index = np.flatnonzero(codes.read_bits(source, size))
-    if len(index) != k:
-        raise ValueError(f"message: {len(index)} places, not {k}")
-    return index
+def _ascending(chunks: Chunks, size: int) -> Chunks:
+    last = -1
+    for places in chunks:
+        _require_places(places, size, last)
+        last = int(places[-1])
+        yield places
 
 
-def _read_fixed_places(source: Source, size: int, k: int) -> np.ndarray:
+def _read_bitmap(source: Source, size: int, k: int) -> Chunks:
+    return codes.read_ones(source, size)
+
+
+def _read_fixed_places(source: Source, size: int, k: int) -> Chunks:
     return codes.read_fixed(source, k, sizes.index_width(size))
 
 
-def _read_rice(source: Source, size: int, k: int) -> np.ndarray:
-    width = sizes.rice_width(size, k)
-    quotients = codes.read_unary(source, k)
-    return np.cumsum((quotients << width) + codes.read_fixed(source, k, width) + 1) - 1
+def _read_rice(source: Source, size: int, k: int) -> Chunks:
+    return _summed(codes.read_rice(source, k, sizes.rice_width(size, k), size))
 
 
-_READERS: dict[int, Callable[[Source, int, int], Payload]] = {
+def _summed(gaps: Chunks) -> Chunks:
+    last = -1
+    for gap in gaps:
+        places = last + np.cumsum(gap + 1)
+        last = places[-1]
+        yield places
+
+
+_READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _DENSE: _read_dense,
     _SCALED: _read_scaled,
     _UNSCALED: _read_unscaled,
-    _FIXED: lambda source, detail, depth: _read_levels(source, detail, _read_fixed_levels),
-    _GAMMA: lambda source, detail, depth: _read_levels(source, detail, _read_gamma_levels),
+    _FIXED: lambda source, detail, size, depth: _read_levels(source, detail, size, _fixed_levels),
+    _GAMMA: lambda source, detail, size, depth: _read_levels(source, detail, size, _gamma_levels),
     _SPARSE: _read_sparse,
 }
 
-_PLACES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], np.ndarray]]] = [
+_PLACES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [
     (_write_bitmap, _read_bitmap),
     (lambda index, size: codes.fixed(index, sizes.index_width(size)), _read_fixed_places),
     (_write_rice, _read_rice),

@@ -14,6 +14,7 @@ RATE = 50.0  # samples a second
 LENGTH, STEP = 128, 64  # samples of a window, and from one window to the next: 2.56 s with half overlap
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
+# in the order in which OrthoFL's released code stacks the published signals
 CHANNELS = tuple(f"{signal} {axis}" for signal in ("total_acc", "body_acc", "body_gyro") for axis in "xyz")
 RAW = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
 # Values are rounded to this: an order of magnitude below the sensor's own step (1/720 g), and coarse enough that

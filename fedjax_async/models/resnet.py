@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async.models.classic import ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async import check
+from fedjax_async.models.classic import VARIANTS, ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async.models.conv import Conv, he_normal
 from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 
 STAGES = (64, 128, 256, 512)  # channels; every stage after the first halves the resolution
+
+
+class Layout(NamedTuple):
+    """What the variants of the network do differently around their blocks."""
+
+    stem: tuple[int, int, int] = (3, 1, 1)  # kernel, stride, padding
+    pooled: bool = False  # whether max-pooling follows the stem
+    width: float = 1.0  # a factor on the channels of all stages
+    joined: bool = False  # whether a convolution between two stages, not the later one's first block, changes the shape
+    parts: int = 1  # the mean is taken over each of so many parts of the positions
+    use_bias: bool = True  # in the output layer
+
+
+LAYOUTS = {
+    "small": Layout(),
+    "full": Layout((7, 2, 3), pooled=True),
+    "orthofl": Layout((7, 3, 0), width=0.5, joined=True, parts=2, use_bias=False),
+}
 
 
 class Block(nn.Module):
@@ -33,7 +55,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of two blocks, the mean over all positions, the classes."""
+    """A stem, stages of two blocks, the mean over all positions (or over each part of them), the classes."""
 
     num_classes: int
     norm: Callable[..., nn.Module]
@@ -44,22 +66,34 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
-        layer = partial(
-            ConvNorm, scaled(self.stages[0], self.width), self.norm, activation=nn.relu, lowering=self.lowering
-        )
-        if self.variant == "small":
-            x = layer(name="stem")(x, train, mask)
-        else:
-            x = layer(kernel_size=7, strides=2, padding=3, name="stem")(x, train, mask)
-            x = pool_by_two(x)
-        for stage, channels in enumerate(self.stages, start=1):
+        layout = LAYOUTS[self.variant]
+        widths = [scaled(channels, layout.width * self.width) for channels in self.stages]
+        layer = partial(ConvNorm, widths[0], self.norm, *layout.stem, activation=nn.relu, lowering=self.lowering)
+        x = layer(name="stem")(x, train, mask)
+        x = pool_by_two(x) if layout.pooled else x
+        for stage, features in enumerate(widths, start=1):
+            strides = 2 if stage > 1 else 1
+            if layout.joined and strides == 2:
+                join = partial(Conv, features, 3, 2, padding=1, use_bias=False, lowering=self.lowering)
+                x = nn.relu(join(kernel_init=he_normal, name=f"stage{stage}_join")(x))
+                strides = 1
             for n in (1, 2):
-                strides = 2 if n == 1 and stage > 1 else 1
-                block = Block(
-                    scaled(channels, self.width), self.norm, strides, self.lowering, name=f"stage{stage}_block{n}"
-                )
-                x = block(x, train, mask)
-        return nn.Dense(self.num_classes, name="output")(global_mean(x))
+                name = f"stage{stage}_block{n}"
+                x = Block(features, self.norm, strides if n == 1 else 1, self.lowering, name=name)(x, train, mask)
+        return nn.Dense(self.num_classes, layout.use_bias, name="output")(part_means(x, layout.parts))
+
+
+def part_means(x: Array, parts: int) -> Array:
+    """The mean over each of so many parts of the first axis of positions: ``[B, L, ..., C] -> [B, parts * C]``.
+
+    Part i, from 0, takes the positions from ``floor(i L / parts)`` up to ``ceil((i + 1) L / parts)``, so that
+    neighbouring parts share a position where L is not a multiple of ``parts``.
+    """
+    if parts == 1:
+        return global_mean(x)
+    length = x.shape[1]
+    ends = [(i * length // parts, -(-(i + 1) * length // parts)) for i in range(parts)]
+    return jnp.concatenate([global_mean(x[:, first:last]) for first, last in ends], axis=-1)
 
 
 def pool_by_two(x: Array) -> Array:
@@ -79,12 +113,36 @@ def resnet18(*, num_classes: int = 10, input_shape: tuple[int, int, int] = (32, 
     return built(net, chosen.norm, num_classes, input_shape)
 
 
-@takes(chosen=partial(options, variant="full"))
+def options_1d(
+    *,
+    norm: str = "batch",
+    variant: str = "full",
+    width: float = 1.0,
+    momentum: float | None = None,
+    groups: int | None = None,
+    lowering: str | None = None,
+) -> Options:
+    """As ``options``, with one more variant."""
+    check.one_of("variant", variant, (*VARIANTS, "orthofl"))
+    shared = options(norm=norm, width=width, momentum=momentum, groups=groups, lowering=lowering)
+    return shared._replace(variant=variant)
+
+
+@takes(chosen=options_1d)
 def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6), chosen: Options) -> Model:
-    """ResNet-18 over time: 3,849,222 parameters on 128 steps of 6 channels (`norm`, `variant`=full|small, `width`).
+    """ResNet-18 over time: 3,849,222 parameters on 128 steps of 6 channels (`variant`=full|small|orthofl, `norm`).
 
     The blocks of ``resnet18`` with kernels of 3 in place of 3 x 3; ``variant="full"`` starts with a kernel of 7 at
-    stride 2 and max-pooling.
+    stride 2 and max-pooling. ``width`` is a factor on all channels.
+
+    ``variant="orthofl"`` is the network that OrthoFL's authors released for HAR: 1,182,496 trained parameters on 128
+    steps of 9 channels (the paper's table says 119K, probably for 1.19M). A kernel of 7 at stride 3 without padding,
+    32 channels; two blocks of 32, 64, 128 and 256 channels, whose shortcuts are always the identity; before each stage
+    but the first a convolution of 3 at stride 2 and ReLU, not normalised; the means over the first and the second half
+    of the time, side by side; no bias anywhere, dropout nowhere. 2,016 + 64 for the stem, ``2 (6 c^2 + 4 c)`` for a
+    stage of c channels, 129,024 for the convolutions between the stages, 3,072 for the output.
+    Source: the code released with OrthoFL (2025). Deviation: initial weights are He normal (output: LeCun normal), not
+    PyTorch's uniform ones, which are sqrt(6) (output: sqrt(3)) times smaller.
     """
     net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
     return built(net, chosen.norm, num_classes, input_shape, axes=1)

@@ -2,6 +2,9 @@
 
 Each job trains some runs of the sweep whose definition stands in the folder, and writes them there; a job
 that failed or ran out of time is submitted again by starting the sweep again, which skips what is finished.
+
+The running jobs of a sweep share the lock of its folder, so that nothing else trains into it meanwhile. Each job also
+locks the folder of its first run: two submissions cut a sweep into the same stacks, and no two jobs train the same one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.results import sweep_folder
+from fedjax_async.results.claim import claimed
 from fedjax_async.results.sweeps import Work, plan_sweep, train_into
 
 SCHEDULERS = ("slurm", "local")
@@ -93,12 +97,14 @@ def submit(
     on a disk that the nodes share. ``memory_limit`` should be the nodes', where they differ from this machine.
     Wait for the jobs before you start the sweep again: what they are training now looks unfinished.
 
-    Raises: ``ValueError`` with the scheduler's own words, where it refuses the jobs (an unknown partition).
+    Raises: ``ValueError`` with the scheduler's own words, where it refuses the jobs (an unknown partition), and for a
+    folder that cannot be written or is in use, by jobs too.
     """
     scheduler, options = parse_target(target)
     home = Path(folder).resolve()
     executor = _executor(scheduler, options, home)
-    sweep_folder.begin(home, work.points)
+    with claimed(home):  # and released before the first job starts
+        sweep_folder.begin(home, work.points)
     # whole stacks, finished runs too: the job of a stack that was cut short finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
     if not stacks:
@@ -136,9 +142,11 @@ def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> s
     Arguments and result are plain texts, because submitit pickles them. Empty limits are the machine's own.
     """
     home = Path(folder)
-    points = sweep_folder.read_definition(home)
-    chosen = [points[int(place)] for place in members.split(",")]
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
-    work = plan_sweep(chosen, folder=home, **limits)
-    train_into(home, work, progress=False)
+    with claimed(home, shared=True):
+        points = sweep_folder.read_definition(home)
+        chosen = [points[int(place)] for place in members.split(",")]
+        with claimed(sweep_folder.run_folder(home, chosen[0])):
+            work = plan_sweep(chosen, folder=home, **limits)
+            train_into(home, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"

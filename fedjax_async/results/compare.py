@@ -10,6 +10,7 @@ from pathlib import Path
 from fedjax_async import check
 from fedjax_async.engine import Settings, execute, prepare
 from fedjax_async.engine.settings import as_dict
+from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
 from fedjax_async.results.resume import run_into
 from fedjax_async.results.store import require_room
@@ -29,7 +30,7 @@ def compare(
 
     The delays of a client's n-th job, the partition and the minibatches depend on the seed alone, so
     the methods see the same world. Every setting is checked, every schedule planned and every folder
-    looked at before the first run starts.
+    checked, made and proven writable before the first run starts. ``folder`` is locked until the end.
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
@@ -49,24 +50,30 @@ def compare(
     def place(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
 
-    all_seeds = range(settings.seed, settings.seed + seeds)
-    for method in methods:
-        for seed in all_seeds:
+    def look_at(method: str, seed: int) -> None:
+        with claimed(None if folder is None else place(method, seed)):
             experiment = prepare(one(method, seed))
             if folder is not None:
                 require_room(place(method, seed), as_dict(experiment.settings), overwrite=overwrite)
-    runs: dict[str, list[Run]] = {method: [] for method in methods}
-    for seed in all_seeds:
+
+    def train(method: str, seed: int) -> Run:
+        experiment = prepare(one(method, seed))
+        meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
+        try:
+            if folder is None:
+                return execute(experiment, progress=meter.report)
+            home = place(method, seed)
+            return run_into(experiment, home, plots=False, overwrite=overwrite, progress=meter.report)
+        finally:
+            meter.close()
+
+    all_seeds = range(settings.seed, settings.seed + seeds)
+    with claimed(folder):
         for method in methods:
-            experiment = prepare(one(method, seed))
-            meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
-            try:
-                if folder is None:
-                    run = execute(experiment, progress=meter.report)
-                else:
-                    home = place(method, seed)
-                    run = run_into(experiment, home, plots=False, overwrite=overwrite, progress=meter.report)
-            finally:
-                meter.close()
-            runs[method].append(run)
+            for seed in all_seeds:
+                look_at(method, seed)
+        runs: dict[str, list[Run]] = {method: [] for method in methods}
+        for seed in all_seeds:
+            for method in methods:
+                runs[method].append(train(method, seed))
     return runs

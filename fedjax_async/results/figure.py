@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_async import check, disk
+from fedjax_async.results.claim import require_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,12 @@ INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
+# What is left out of a file of each kind, because it would differ the next time.
+UNDATED: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    ".svg": {"Date": None, "Creator": None},
+}
 
 
 def require_matplotlib() -> type[Figure]:
@@ -72,20 +79,22 @@ def axis(unit: str, largest: float) -> tuple[float, str]:
     return size, f"virtual time ({name})" if unit == "time" else f"sent, both directions ({name})"
 
 
+def require_picture(field: str, path: str | Path) -> None:
+    """``ValueError`` unless :func:`save_figure` can write ``path``: to be asked before long work, not after."""
+    require_matplotlib()
+    check.one_of("file ending", Path(path).suffix, UNDATED)
+    require_writable(field, path)
+
+
 def save_figure(figure: Figure, path: str | Path) -> Path:
     """Write a PNG, PDF or SVG by the path's ending; the same figure gives the same bytes."""
     from matplotlib import rc_context  # noqa: PLC0415
 
     path = Path(path)
-    undated: dict[str, dict[str, Any]] = {
-        ".png": {"Software": None},
-        ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-        ".svg": {"Date": None, "Creator": None},
-    }
-    check.one_of("file ending", path.suffix, undated)
+    check.one_of("file ending", path.suffix, UNDATED)
     stream = io.BytesIO()
     with rc_context({"svg.hashsalt": "fedjax_async"}):
-        figure.savefig(stream, format=path.suffix[1:], metadata=undated[path.suffix])
+        figure.savefig(stream, format=path.suffix[1:], metadata=UNDATED[path.suffix])
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, stream.getvalue())
     return path

@@ -11,6 +11,7 @@ from fedjax_async.engine import Experiment, Settings, execute
 from fedjax_async.engine.run import Progress
 from fedjax_async.engine.settings import as_dict
 from fedjax_async.results import files
+from fedjax_async.results.claim import claimed
 from fedjax_async.results.report import write_run
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
 from fedjax_async.types import Run
@@ -27,19 +28,23 @@ def run_into(
     """Run an experiment and save it in ``folder``; killed and called again, it goes on from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are
-    complete. ``ValueError`` as in :func:`require_room`, and for checkpoints of other settings.
+    complete. The folder is locked meanwhile.
+
+    Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, and for
+    checkpoints of other settings.
     """
     settings = as_dict(experiment.settings)
-    folder = require_room(folder, settings, overwrite=overwrite)
-    kept = folder / CHECKPOINTS
-    if overwrite and not _same(kept / "settings.json", settings):
+    with claimed(folder):
+        folder = require_room(folder, settings, overwrite=overwrite)
+        kept = folder / CHECKPOINTS
+        if overwrite and not _same(kept / "settings.json", settings):
+            shutil.rmtree(kept, ignore_errors=True)
+        if experiment.settings.checkpoint is not None:
+            kept.mkdir(parents=True, exist_ok=True)
+            disk.write(kept / "settings.json", files.json_bytes(settings))
+        run = execute(experiment, progress=progress, checkpoints=kept)
+        write_run(run, folder, plots=plots, overwrite=overwrite)
         shutil.rmtree(kept, ignore_errors=True)
-    if experiment.settings.checkpoint is not None:
-        kept.mkdir(parents=True, exist_ok=True)
-        disk.write(kept / "settings.json", files.json_bytes(settings))
-    run = execute(experiment, progress=progress, checkpoints=kept)
-    write_run(run, folder, plots=plots, overwrite=overwrite)
-    shutil.rmtree(kept, ignore_errors=True)
     return run
 
 

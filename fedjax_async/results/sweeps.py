@@ -18,6 +18,7 @@ from fedjax_async.engine.grid import Point, expand
 from fedjax_async.engine.settings import Settings
 from fedjax_async.engine.sweeping import Group
 from fedjax_async.results import sweep_folder
+from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
 from fedjax_async.types import Run
 
@@ -146,15 +147,19 @@ def train(
 
 
 def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
-    """Train what :func:`plan_sweep` found left, in memory or into ``folder``, which was looked at before."""
+    """Train what :func:`plan_sweep` found left, in memory or into ``folder``, which was looked at before.
+
+    The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
+    """
     if folder is None:
         finished: dict[int, Run] = {}
         train(work, on_finished=finished.__setitem__, progress=progress)
         return Sweep(work.points, None, tuple(finished[place] for place in range(len(work.points))))
     home = Path(folder)
-    sweep_folder.begin(home, work.points)
-    train_into(home, work, progress=progress)
-    shutil.rmtree(home / CHECKPOINTS, ignore_errors=True)
+    with claimed(home):
+        sweep_folder.begin(home, work.points)
+        train_into(home, work, progress=progress)
+        shutil.rmtree(home / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, home)
 
 
@@ -187,7 +192,8 @@ def sweep(
     Args:
       base, grid, points, seeds: see :func:`fedjax_async.engine.grid.expand`.
       folder: if given, each run is saved as soon as it is finished, under ``folder/runs/NAME``, and a sweep
-        that is started again goes on where it was, even after a kill. A folder of another sweep is refused.
+        that is started again goes on where it was, even after a kill. A folder of another sweep is refused, and
+        so is one that cannot be written or is in use, before anything is compiled.
       memory_limit: bytes of device memory that may be in use (default: what the device has).
       lanes: see ``Settings.lanes``.
       progress: show a bar over all updates (default: on a terminal).
@@ -201,11 +207,12 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
-    expanded = resolved(expand(base, grid, points=points, seeds=seeds))
-    if folder is not None:
-        sweep_folder.require_room(folder, expanded, overwrite=overwrite)
-    work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes)
-    return run_work(work, folder=folder, progress=progress)
+    with claimed(folder):
+        expanded = resolved(expand(base, grid, points=points, seeds=seeds))
+        if folder is not None:
+            sweep_folder.require_room(folder, expanded, overwrite=overwrite)
+        work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes)
+        return run_work(work, folder=folder, progress=progress)
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:

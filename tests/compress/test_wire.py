@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import tracemalloc
+import warnings
 import zlib
 
 import jax
@@ -191,9 +193,9 @@ def test_numbers_by_hand():
 # --- foreign, damaged and malicious bytes -----------------------------------------------------
 
 
-def refused(data):
+def refused(data, **expected):
     with pytest.raises(ValueError) as error:
-        decode(data)
+        decode(data, **expected)
     text = str(error.value)
     assert text.startswith("message") or text.startswith("index"), text
     assert "\n" not in text and len(text) < 200
@@ -279,6 +281,151 @@ HUGE = codes.varint(2**31 - 1)
 )
 def test_malformed_messages_are_refused(body):
     refused(signed(b"FA\x01" + body))
+
+
+def words_that_are_not_finite(dtype):
+    """Infinity, a quiet NaN, a signalling one and their negatives, as the float's own bytes."""
+    word = np.dtype(f"u{np.dtype(dtype).itemsize}")
+    infinite = int(np.array(np.inf, dtype).view(word))
+    quiet = infinite | infinite >> 1
+    sign = 1 << 8 * word.itemsize - 1
+    return [np.array(bits | s, word).tobytes() for bits in (infinite, quiet, infinite + 1) for s in (0, sign)]
+
+
+@pytest.mark.parametrize("dtype", REALS)
+@pytest.mark.parametrize("kind", ["values", "scale", "norm"])
+def test_no_value_that_is_not_finite_is_sent_or_read(dtype, kind):
+    """A ``ValueError`` too where a warning is an error: NumPy warns of a bfloat16 NaN."""
+    for word in words_that_are_not_finite(dtype):
+        number = np.frombuffer(word, dtype)
+        code = 16 * (REALS.index(dtype) + 1)
+        payload, body = {
+            "values": (Dense(number), bytes([1 + code, 1]) + word),
+            "scale": (Signs(np.array([True]), number[0], True), bytes([2 + code, 1, 0b10000000]) + word),
+            "norm": (Levels(np.int16([0]), number[0], np.int32(1)), bytes([4 + code, 1, 1, 0]) + word + b"\x40"),
+        }[kind]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(ValueError, match=f"^{kind} = 'NaN or infinite': must be finite$"):
+                encode(payload)
+            with pytest.raises(ValueError, match=r"^message: a value is NaN or infinite$"):
+                decode(signed(b"FA\x01" + body))
+
+
+# --- what a receiver expects, and what a message may cost ---------------------------------------
+
+
+def unscaled(size):
+    return Signs(np.zeros(size, bool), np.float32(1), False)
+
+
+def peak_of(function):
+    """The most bytes that a call holds at once, and what it returns."""
+    tracemalloc.start()
+    try:
+        return function(), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=60)
+@given(payload=payloads() | st.lists(payloads(), max_size=4).map(tuple), other=ANY_LENGTH)
+def test_only_the_expected_sizes_are_read(payload, other):
+    data, lengths = encode(payload), [sizes.length_of(part) for part in sizes.parts(payload)]
+    if isinstance(payload, tuple):
+        for size in (lengths, tuple(lengths), np.int64(lengths).tolist()):
+            same(decode(data, size=size), payload)
+        refused(data, size=other)
+        refused(data, size=[*lengths, 0])
+        for i in range(len(lengths)):
+            refused(data, size=[*lengths[:i], lengths[i] + 1 + other, *lengths[i + 1 :]])
+    else:
+        same(decode(data, size=lengths[0]), payload)
+        same(decode(data, size=np.int64(lengths[0])), payload)
+        refused(data, size=lengths[0] + 1 + other)
+        refused(data, size=lengths)
+
+
+def test_errors_name_both_sizes():
+    two = encode((unscaled(5), unscaled(7)))
+    for size, message in [
+        ([5, 8], "a payload of 7 scalars, not 8"),
+        ([5], "2 payloads, not 1"),
+        (12, "a tuple of 2 payloads, not one payload"),
+    ]:
+        with pytest.raises(ValueError, match=f"^message: {message}$"):
+            decode(two, size=size)
+    with pytest.raises(ValueError, match=r"^message: one payload, not a tuple of 1$"):
+        decode(encode(unscaled(5)), size=[5])
+
+
+@pytest.mark.parametrize("size", [-1, 2**31, 1.0, True, "5", [5, -1], [5, None], [[5]], np.array([5])])
+def test_sizes_that_make_no_sense_are_refused(size):
+    with pytest.raises(ValueError, match=r"^size = .*: must be a whole number from 0 to 2147483647$"):
+        decode(encode(unscaled(5)), size=size)
+
+
+LONG = 1_000_000
+FEW_BYTES = {
+    "no places": encode(Sparse(np.int32([]), unscaled(0), 2**31 - 1)),
+    "one place": encode(Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1)),
+    "no values": signed(b"FA\x01" + bytes([1 + 16 * 3]) + HUGE),
+    "sparse values": encode(Sparse(np.int32([3]), Sparse(np.int32([]), unscaled(0), 1), 2**31 - 1)),
+    "zeros": encode(Levels(np.zeros(LONG, np.int16), np.float32(1), np.int32(1))),
+    "many places": encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
+    "signs": encode(unscaled(LONG)),
+    "floats": encode(Dense(np.zeros(LONG // 10, np.float64))),
+}
+
+
+@pytest.mark.parametrize("name", FEW_BYTES)
+def test_other_sizes_are_refused_before_anything_is_allocated(name):
+    data = FEW_BYTES[name]
+    peak = peak_of(lambda: refused(data, size=1000))[1]
+    assert peak < 100_000
+    several = signed(b"FA\x01" + bytes([0, 2]) + encode(unscaled(8))[3:-4] + data[3:-4])
+    assert peak_of(lambda: refused(several, size=[8, 1000]))[1] < 100_000
+
+
+def levels_of_few(steps, *values):
+    return Levels(np.resize(np.int16(values), LONG), np.float32(1), np.int32(steps))
+
+
+def first_places(k, size):
+    """All of the first k places; of the values, which are zeros, only their number is sent."""
+    return Sparse(np.arange(k, dtype=np.int32), Sparse(np.int32([]), unscaled(0), k), size)
+
+
+COSTLY = {
+    "gamma zeros": lambda: levels_of_few(7, 0),
+    "gamma small": lambda: levels_of_few(7, 0, 1, 0, 0, -1),
+    "gamma large": lambda: levels_of_few(32767, *[0] * 20, 32767),
+    "fixed two bits": lambda: levels_of_few(1, 1, -1),
+    "fixed sixteen bits": lambda: levels_of_few(32767, 32767, -32767),
+    "bitmap": lambda: first_places(LONG, LONG),
+    "rice": lambda: first_places(LONG, 4 * LONG),
+    "rice of a bit": lambda: first_places(LONG, LONG + LONG // 4),
+    "fixed places": lambda: Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1),
+    "signs": lambda: unscaled(LONG),
+    "floats": lambda: Dense(np.ones(LONG, jnp.bfloat16)),
+    "nested": lambda: Sparse(np.arange(LONG, dtype=np.int32), first_places(LONG, LONG), LONG),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_decoding_takes_no_more_memory_than_stated(name):
+    payload = COSTLY[name]()
+    data = encode(payload)
+    decoded, peak = peak_of(lambda: decode(data))
+    assert peak <= 40 * len(data) + 2 * 2**20
+    same(decoded, payload)
+
+
+def test_many_small_payloads_take_no_more_memory_than_stated():
+    part = encode(Sparse(np.int32([]), Levels(np.int16([]), np.float32(1), np.int32(1)), 0))[3:-4]
+    data = signed(b"FA\x01" + bytes([0]) + codes.varint(10_000) + 10_000 * part)
+    decoded, peak = peak_of(lambda: decode(data))
+    assert len(decoded) == 10_000 and peak <= 40 * len(data) + 2 * 10_000 * 1024 + 2 * 2**20
 
 
 def test_other_versions_and_types_are_refused():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedjax_async.data import federate, fetch, load, verify
 from fedjax_async.data.cache import write_cache
 from fedjax_async.data.frames import read_frames
-from fedjax_async.data.har import channels, from_recordings, windows
+from fedjax_async.data.har import CHANNELS, channels, from_recordings, windows
 from fedjax_async.data.published import array_hash, file_hash
 from fedjax_async.data.sources import SOURCES
 from fedjax_async.home import arrays_folder
@@ -123,6 +123,22 @@ def test_filters_split_slow_from_fast_and_drop_no_signal(hertz, total, body):
         np.testing.assert_allclose(x[middle, first], gain * wave[middle], atol=0.04)
         np.testing.assert_allclose(x[middle, first + 1], -gain * wave[middle], atol=0.04)
         assert np.all(x[:, first + 2] == 0)
+
+
+def test_the_nine_signals_are_in_the_order_of_orthofls_code():
+    """Total acceleration, body acceleration, rotation; at rest total is gravity and body is nothing."""
+    expected = [f"{signal} {axis}" for signal in ("total_acc", "body_acc", "body_gyro") for axis in "xyz"]
+    assert list(CHANNELS) == expected
+    x = channels(np.tile([0.9, -0.3, 0.2, 0.1, 0.4, -0.5], (600, 1)))
+    np.testing.assert_allclose(x[300], [0.9, -0.3, 0.2, 0, 0, 0, 0.1, 0.4, -0.5], atol=2e-4)
+
+
+def test_what_body_acceleration_lacks_of_the_total_is_slow():
+    raw = np.random.default_rng(0).normal(1.0, 1.0, (6000, 6))
+    x = channels(raw).astype(np.float64)
+    power = np.abs(np.fft.rfft((x[:, :3] - x[:, 3:6]) * np.hanning(6000)[:, None], axis=0)) ** 2
+    hertz = np.fft.rfftfreq(6000, 1 / 50)
+    assert power[hertz > 1].sum() < 1e-4 * power[(hertz > 0) & (hertz < 0.3)].sum()
 
 
 def test_spikes_and_the_highest_frequencies_are_noise():

@@ -9,15 +9,16 @@ import pytest
 from flax import linen as nn
 
 from fedjax_async import tree
-from fedjax_async.models import from_flax, make
+from fedjax_async.models import LOWERINGS, from_flax, make
 from fedjax_async.models.mobilenet import Inverted, MobileNetV2
 from fedjax_async.models.norm import BatchNorm, Nothing
-from fedjax_async.models.resnet import Block, ResNet, pool_by_two
+from fedjax_async.models.resnet import Block, ResNet, part_means, pool_by_two
 from fedjax_async.models.vgg import VGG
 
 IMAGENET = {"num_classes": 1000, "input_shape": (224, 224, 3)}
+HAR = {"num_classes": 6, "input_shape": (128, 9)}
 # spec: (options, parameters, channels that are normalised). Published: torchvision's for "full", for "small" those of
-# the widely used CIFAR versions.
+# the widely used CIFAR versions; OrthoFL's network for HAR.
 SIZES = {
     "vgg11": ({}, 9_231_114, 2_752),
     "vgg11:norm=off": ({}, 9_225_610, 0),
@@ -27,6 +28,9 @@ SIZES = {
     "resnet18:norm=group": ({}, 11_173_962, 0),
     "resnet18:norm=local,variant=full": (IMAGENET, 11_689_512, 4_800),
     "resnet18_1d": ({}, 3_849_222, 4_800),
+    "resnet18_1d:variant=orthofl": (HAR, 1_182_496, 1_952),
+    "resnet18_1d:norm=group,variant=orthofl": (HAR, 1_182_496, 0),
+    "resnet18_1d:norm=off,variant=orthofl": (HAR, 1_182_496 - 2 * 1_952, 0),
     "mobilenetv2": ({}, 2_412_212, 17_544),
     "mobilenetv2:num_classes=10": ({}, 2_296_922, 17_544),
     "mobilenetv2:variant=full": (IMAGENET, 3_504_872, 17_056),
@@ -48,6 +52,15 @@ def test_resnet_over_time_adds_up():
     stages = sum(3 * (c_in + 3 * c) * c for c_in, c in ((64, 64), (64, 128), (128, 256), (256, 512)))
     shortcuts = 64 * 128 + 128 * 256 + 256 * 512
     assert 7 * 6 * 64 + stages + shortcuts + 2 * 4_800 + 513 * 6 == SIZES["resnet18_1d"][1]
+
+
+def test_orthofls_resnet_adds_up():
+    """Stem 7*9*32, two blocks of c channels 4*3*c*c, between the stages 3*c*2c, two numbers a normalised channel."""
+    widths = (32, 64, 128, 256)
+    blocks, joins = sum(4 * 3 * c * c for c in widths), sum(3 * c * 2 * c for c in widths[:-1])
+    assert sum(4 * c for c in widths) + 32 == 1_952
+    total = 7 * 9 * 32 + blocks + joins + 2 * 1_952 + 2 * 256 * 6
+    assert total == SIZES["resnet18_1d:variant=orthofl"][1]
 
 
 TINY = {
@@ -81,6 +94,7 @@ SHORT = {
     "vgg11": (lambda: VGG(3, BatchNorm, width=0.0625, layers=((64, True), (128, False))), (6, 6, 2)),
     "resnet18": (lambda: ResNet(3, BatchNorm, width=0.0625, stages=(64, 128)), (6, 6, 2)),
     "resnet18_1d": (lambda: ResNet(3, BatchNorm, "full", width=0.0625, stages=(64, 128)), (16, 2)),
+    "resnet18_1d of OrthoFL": (lambda: ResNet(3, BatchNorm, "orthofl", width=0.125, stages=(64, 128)), (16, 2)),
     "mobilenetv2": (lambda: MobileNetV2(3, BatchNorm, width=0.125, stages=((1, 16, 1, 1), (3, 24, 2, 2))), (6, 6, 2)),
 }
 
@@ -112,6 +126,96 @@ def test_training_vmapped_over_clients_equals_one_at_a_time(name):
                 scale = float(jnp.abs(want).max()) + 1e-6
                 np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)
         assert float(tree.norm(together[0])) > 0.1
+
+
+def convolved(x, kernel, strides, padding):
+    """[B, L, C] by [k, C, C_out], position by position."""
+    x = np.pad(x, ((0, 0), (padding, padding), (0, 0)))
+    starts = range(0, x.shape[1] - len(kernel) + 1, strides)
+    return np.stack([np.einsum("bkc,kco->bo", x[:, i : i + len(kernel)], kernel) for i in starts], axis=1)
+
+
+def orthofls(variables, x):
+    """OrthoFL's network for HAR with two stages, as its code describes it, evaluated on running statistics."""
+    params, moments = variables["params"], variables["batch_stats"]
+
+    def layer(x, *path, strides=1, padding=1):
+        own, seen = params, moments
+        for name in path:
+            own, seen = own[name], seen[name]
+        x = convolved(x, np.asarray(own["conv"]["kernel"]), strides, padding)
+        unit = (x - seen["norm"]["mean"]) / np.sqrt(seen["norm"]["var"] + 1e-5)
+        return unit * own["norm"]["scale"] + own["norm"]["bias"]
+
+    x = np.maximum(layer(x, "stem", strides=3, padding=0), 0)
+    for stage in (1, 2):
+        if stage == 2:
+            x = np.maximum(convolved(x, np.asarray(params["stage2_join"]["kernel"]), 2, 1), 0)
+        for n in (1, 2):
+            inner = np.maximum(layer(x, f"stage{stage}_block{n}", "conv1"), 0)
+            x = np.maximum(layer(inner, f"stage{stage}_block{n}", "conv2") + x, 0)
+    half, rest = x.shape[1] // 2, -(-x.shape[1] // 2)  # an odd number of positions: the middle one is in both
+    halves = np.concatenate([x[:, :rest].mean(axis=1), x[:, half:].mean(axis=1)], axis=1)
+    return halves @ params["output"]["kernel"]
+
+
+@pytest.mark.parametrize("length", [28, 32, 7])
+def test_orthofls_resnet_is_its_definition(length):
+    """On 28 steps the last stage has 4 positions, on 32 it has 5, and 7 leave one."""
+    model = from_flax(ResNet(3, BatchNorm, "orthofl", width=0.125, stages=(64, 128)), input_shape=(length, 2))
+    with jax.enable_x64(True):
+        rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0))
+        variables = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-1, 1, leaf.shape)), shapes)
+        variables["batch_stats"] = jax.tree.map(lambda leaf: jnp.abs(leaf) + 0.5, variables["batch_stats"])
+        x = rng.normal(size=(3, length, 2))
+        out = jax.jit(model.apply)(variables, jnp.asarray(x))
+        np.testing.assert_allclose(out, orthofls(jax.tree.map(np.asarray, variables), x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["batch", "local", "group", "off"])
+def test_orthofls_resnet_takes_every_norm(norm):
+    model = make(f"resnet18_1d:variant=orthofl,width=0.125,norm={norm}", **HAR)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.eval_shape(model.apply, params, jnp.zeros((2, 128, 9))).shape == (2, 6)
+    assert (model.private == "batch_stats") == (norm == "local")
+    assert (model.train is None) == (norm in {"group", "off"})
+    weights = params if model.train is None else params["params"]
+    assert ("norm" in weights["stem"]) == (norm != "off")
+    assert list(weights["output"]) == ["kernel"]  # no bias
+    assert [name for name in weights if "join" in name] == ["stage2_join", "stage3_join", "stage4_join"]
+
+
+def test_orthofls_resnet_is_the_same_in_every_lowering():
+    """Outputs, and gradients that reach every weight."""
+    rng = np.random.default_rng(4)
+    with jax.enable_x64(True):
+        x, y = jnp.asarray(rng.normal(size=(3, 25, 2))), jnp.array([0, 2, 1])
+
+        def run(lowering):
+            net = ResNet(3, BatchNorm, "orthofl", width=0.125, lowering=lowering, stages=(64, 128))
+            model = from_flax(net, input_shape=x.shape[1:])
+            shapes = jax.eval_shape(model.init, jax.random.key(0))
+            params = jax.tree.map(lambda leaf: jnp.asarray(np.random.default_rng(5).normal(size=leaf.shape)), shapes)
+
+            def loss(weights):
+                out, _ = model.train({**params, "params": weights}, x, jax.random.key(0), jnp.ones(3, bool))
+                return model.loss(out, y).sum()
+
+            return jax.jit(jax.value_and_grad(loss))(params["params"])
+
+        expected = run("lax")
+        assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(expected[1]))
+        for lowering in (None, *(name for name in LOWERINGS if name != "lax")):
+            for have, want in zip(jax.tree.leaves(run(lowering)), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(have, want, rtol=1e-8, atol=1e-10)
+
+
+def test_means_of_parts_may_share_a_position():
+    x = jnp.arange(5.0).reshape(1, 5, 1)
+    assert part_means(x, 1).tolist() == [[2.0]]
+    assert part_means(x, 2).tolist() == [[1.0, 3.0]]
+    assert part_means(x, 3).tolist() == [[0.5, 2.0, 3.5]]
+    assert part_means(x[:, :1], 2).tolist() == [[0.0, 0.0]]
 
 
 def test_a_block_of_zeros_is_its_shortcut():

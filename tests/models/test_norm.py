@@ -263,6 +263,8 @@ def test_flaxs_own_batch_norm_is_refused():
         ("vgg11:variant=tiny", "variant = 'tiny'"),
         ("mobilenetv2:width=0", "width = 0"),
         ("resnet18_1d:input_shape=128", "input_shape = 128"),
+        ("resnet18_1d:variant=released", "variant = 'released': must be one of small, full, orthofl"),
+        ("resnet18:variant=orthofl", "variant = 'orthofl': must be one of small, full"),
         ("vgg11:lowering=winograd", "lowering = 'winograd'"),
     ],
 )

@@ -1,0 +1,180 @@
+"""Every command looks at its output folder before anything is prepared, compiled or trained."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedjax_async import cli, disk
+from fedjax_async.cli import runs, sweep
+from fedjax_async.results import compare, load, resume
+from tests.results import sweep_engine
+from tests.results.test_claim import another_process, elsewhere, never
+
+SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
+SWEEP = '[base]\nmodel = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n'
+COMMANDS = {
+    "run": ("run", *SMALL),
+    "compare": ("compare", "fedasync", "fedbuff", *SMALL),
+    "quickstart": ("quickstart", "--quiet"),
+    "sweep": ("sweep", "sweep.toml", "--quiet"),
+    "submit": ("sweep", "sweep.toml", "--submit", "local"),
+}
+BAD = {  # to root too
+    "below a device": Path(os.devnull) / "x",
+    "below a file": Path("sweep.toml") / "x",
+    "a long name": Path("deep") / ("x" * 300),
+    "where the system forbids it": Path("/proc/nope"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+
+
+@pytest.fixture
+def idle(monkeypatch):
+    """Preparing (which compiles the first model), planning and training fail the test."""
+    monkeypatch.setattr(runs, "prepare", never)
+    monkeypatch.setattr(compare, "prepare", never)
+    monkeypatch.setattr(resume, "execute", never)
+    monkeypatch.setattr(sweep, "read", never)
+    monkeypatch.setattr(sweep, "plan_sweep", never)
+
+
+def refused(capsys, *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    done = capsys.readouterr()
+    assert done.out == "" and done.err.count("\n") == 1 and done.err.startswith("fedjax-async: error: ")
+    return done.err
+
+
+@pytest.mark.parametrize("place", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_bad_place_costs_no_work(capsys, tmp_path, idle, command, place):
+    says = refused(capsys, *command, "--out", str(place))
+    assert f"error: folder = {str(place)!r}: must be a folder" in says
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_folder_in_use_costs_no_work(capsys, idle, command):
+    with elsewhere("out"):
+        assert f"in use by process {os.getpid()} on" in refused(capsys, *command, "--out", "out")
+
+
+def begun(folder: str) -> None:
+    """A run that was cut off right after its start."""
+
+    def cut(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resume, "execute", cut)
+        with pytest.raises(KeyboardInterrupt):
+            cli.main(["run", *SMALL, "--checkpoint", "2", "--out", folder])
+
+
+def test_resume_looks_first_too(capsys, tmp_path, monkeypatch, request):
+    begun("out")
+    request.getfixturevalue("idle")
+    with elsewhere("out"):
+        assert "in use by process" in refused(capsys, "resume", "out")
+
+    def fail(path, content):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(disk, "write", fail)
+    assert "folder = 'out': must be a folder that can be written (Read-only" in refused(capsys, "resume", "out")
+    assert "begun with --checkpoint" in refused(capsys, "resume", "no_such_folder")
+    assert not (tmp_path / "no_such_folder").exists()
+
+
+def test_one_of_two_processes_is_refused_and_goes_on_when_the_other_is_killed(capsys):
+    command = ("run", *SMALL, "--checkpoint", "2", "--out", "out")
+    with another_process("out") as process:
+        assert f"the folder is in use by process {process.pid} on" in refused(capsys, *command)
+    assert Path("out", disk.LOCK).exists()
+    assert cli.main(command) == 0
+    assert load("out").counters["updates"] == 6 and not Path("out", disk.LOCK).exists()
+
+
+def test_a_killed_command_does_not_block_its_restart(capsys):
+    """SIGKILL for a whole command, in the middle of its training."""
+    arguments = ["run", *SMALL[:4], "--updates", "200000", "--checkpoint", "50", "--out", "out", "--quiet"]
+    command = [sys.executable, "-m", "fedjax_async.cli", *arguments]
+    source = str(Path(cli.__file__).parents[2])
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": source}) as process:
+        while process.poll() is None and not list(Path("out").glob("checkpoints/*.npz")):
+            time.sleep(0.01)
+        assert process.poll() is None
+        assert f"in use by process {process.pid} on" in refused(capsys, "resume", "out", "--quiet")
+        process.send_signal(signal.SIGKILL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "run_into", lambda *arguments, **options: load("nothing"))
+        assert "no such folder" in refused(capsys, "resume", "out", "--quiet")  # the lock was no obstacle
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_bad_settings_leave_no_folder(capsys, tmp_path, command):
+    Path("sweep.toml").write_text(SWEEP.replace("clients = 4", "clients = 0"))
+    more = () if command[0] == "sweep" else ("--clients", "0")
+    assert "clients = 0" in refused(capsys, *command, *more, "--out", "deep/out")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_an_interrupted_run_without_checkpoints_leaves_no_folder(tmp_path, monkeypatch):
+    def cut(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume, "execute", cut)
+    for command in ("run", *SMALL), ("compare", "fedasync", *SMALL):
+        with pytest.raises(KeyboardInterrupt):
+            cli.main([*command, "--out", "deep/out"])
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):
+    def report(*arguments, **options):
+        with pytest.raises(ValueError, match="in use"), elsewhere("out"):
+            never()
+        return "a table"
+
+    monkeypatch.setattr(runs, "write_comparison", report)
+    assert cli.main(["compare", "fedasync", *SMALL, "--out", "out"]) == 0
+
+
+def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda found: {})
+    command = ["sweep", "sweep.toml", "--out", "out", "--quiet"]
+    assert cli.main(command) == 0
+    with elsewhere("out"):  # the same sweep, still under way
+        assert cli.main([*command, "--dry-run"]) == cli.main([*command, "--collect"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sweep, "collect", never)
+    monkeypatch.setattr("fedjax_async.results.claim.disk.prove", fail_to_write)
+    says = refused(capsys, *command, "--collect")
+    assert "file = 'out/runs.csv': must be a file that can be written (Read-only" in says
+
+
+def fail_to_write(path):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+@pytest.mark.parametrize("place", BAD.values(), ids=BAD)
+def test_a_picture_that_cannot_be_written_costs_no_plan(capsys, tmp_path, idle, place):
+    path = place.with_suffix(".png") if place.name.startswith("xx") else place / "gantt.png"
+    says = refused(capsys, "plan", *SMALL[:-1], "--gantt", str(path))
+    assert f"error: gantt = {str(path)!r}: must be a file that can be written (" in says
+    assert "file ending" in refused(capsys, "plan", *SMALL[:-1], "--gantt", "gantt.gif")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]

@@ -1,0 +1,402 @@
+"""A folder is made, proven writable and locked before the work, for one process at a time, however that one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedjax_async import disk
+from fedjax_async.engine import Settings, prepare
+from fedjax_async.engine.grid import expand
+from fedjax_async.engine.settings import as_dict
+from fedjax_async.results import claim, cluster, resume, save, store, sweep_folder, sweeps
+from fedjax_async.results.claim import claimed, require_writable
+from fedjax_async.results.compare import compare
+from fedjax_async.results.resume import run_into
+from tests.results import sweep_engine
+from tests.results.made_up import make_run
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Settings(model="logistic", clients=4, updates=6, steps=2)
+HOLDER = """
+import sys, time
+from fedjax_async.results.claim import claimed
+with claimed(sys.argv[1]):
+    print("claimed", flush=True)
+    time.sleep(600)
+"""
+# Also root cannot write there.
+BAD = {
+    "below a device": lambda home: Path(os.devnull) / "x",
+    "below a file": lambda home: home / "file" / "new",
+    "a file": lambda home: home / "file",
+    "a long name": lambda home: home / "new" / ("x" * 300),
+    "a long path": lambda home: home.joinpath(*["new" * 40] * 100),
+    "where the system forbids it": lambda home: Path("/proc/nope/x"),
+    "a link to itself": lambda home: home / "loop",
+}
+
+
+@pytest.fixture(params=BAD.values(), ids=BAD)
+def bad(request, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    yield request.param(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}  # nothing is left behind
+
+
+def never(*arguments, **options):
+    pytest.fail("the folder should have been looked at first")
+
+
+@contextlib.contextmanager
+def elsewhere(*folders, shared=False):
+    """Let another thread have the folders; ``ValueError`` if it does not get them."""
+    ready, end, refusal = threading.Event(), threading.Event(), []
+
+    def hold():
+        try:
+            with contextlib.ExitStack() as stack:
+                for folder in folders:
+                    stack.enter_context(claimed(folder, shared=shared))
+                ready.set()
+                end.wait(60)
+        except ValueError as error:
+            refusal.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert ready.wait(60)
+        if refusal:
+            raise refusal[0]
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def another_process(folder):
+    """A process that has the folder; it is killed in the end."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "claimed\n"
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+# --- where nothing can be written -------------------------------------------------------------------
+
+
+def refused(folder, call):
+    with pytest.raises(ValueError) as error:
+        call()
+    says = str(error.value)
+    assert says.startswith(f"folder = {str(folder)!r}") and ": must be a folder" in says and "\n" not in says
+    return says
+
+
+def test_a_bad_place_is_one_line(bad):
+    says = refused(bad, lambda: claimed(bad).__enter__())
+    assert says.endswith(("must be a folder, not a file", ")"))
+
+
+def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
+    experiment = prepare(SMALL)
+    monkeypatch.setattr(resume, "execute", never)
+    refused(bad, lambda: run_into(experiment, bad))
+    monkeypatch.setattr("fedjax_async.results.compare.prepare", never)  # which compiles the first model
+    refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, folder=bad))
+    monkeypatch.setattr(sweeps, "plan_sweep", never)
+    monkeypatch.setattr(sweeps, "resolved", never)
+    refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, folder=bad))
+    monkeypatch.setattr(sweep_folder, "begin", never)
+    refused(bad, lambda: sweeps.run_work(sweeps.Work((), frozenset(), ()), folder=bad))
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch, code):
+    def fail(path, content):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(disk, "write", fail)
+    says = refused(tmp_path / "a" / "b", lambda: claimed(tmp_path / "a" / "b").__enter__())
+    assert os.strerror(code) in says and list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_async.results.compare.run_into", never)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "fedbuff").write_text("a file")
+    place = tmp_path / "runs" / "fedbuff" / "seed_0"
+    refused(place, lambda: compare(["fedasync", "fedbuff"], SMALL, folder=tmp_path))
+    assert [path.name for path in tmp_path.rglob("*")] == ["runs", "fedbuff"]
+
+
+def test_files_are_proven_too(bad, tmp_path):
+    with pytest.raises(ValueError, match="must be a file that can be written") as error:
+        require_writable("gantt", bad / "gantt.png")
+    assert str(error.value).startswith(f"gantt = {str(bad / 'gantt.png')!r}") and "\n" not in str(error.value)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="file' is not a folder"):
+        require_writable("gantt", tmp_path / "file" / "gantt.png")
+    with pytest.raises(ValueError, match="Is a directory"):
+        require_writable("gantt", tmp_path)
+    require_writable("gantt", tmp_path / "deep" / "gantt.png")
+    require_writable("gantt", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# --- what is left -----------------------------------------------------------------------------------
+
+
+def test_new_folders_that_stay_empty_are_removed(tmp_path):
+    with pytest.raises(KeyboardInterrupt), claimed(tmp_path / "a" / "b"):
+        assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [disk.LOCK]
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a").mkdir()
+    with claimed(tmp_path / "a" / "b"):
+        pass
+    with claimed(tmp_path / "a"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]  # it was there before
+    with claimed(tmp_path / "b" / "c"):
+        (tmp_path / "b" / "c" / "file").touch()
+    assert [path.name for path in (tmp_path / "b" / "c").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_run_that_fails_before_it_writes_leaves_nothing(tmp_path, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr(resume, "execute", fail)
+    with pytest.raises(error):
+        run_into(prepare(SMALL), tmp_path / "a" / "run")
+    with pytest.raises(error):
+        compare(["fedasync"], SMALL, folder=tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_claim_within_a_claim_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with claimed("a"), claimed(None):
+        with claimed(tmp_path / "a"), claimed("./b/../a"):
+            pass
+        assert Path("a", disk.LOCK).exists()
+        with pytest.raises(ValueError, match="in use"), elsewhere("a"):
+            never()
+    assert list(tmp_path.iterdir()) == []
+    with claimed(None):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_left_is_no_obstacle_and_no_result(tmp_path):
+    (tmp_path / disk.LOCK).write_text("process 1234 on another machine")
+    assert store.require_room(tmp_path, {}) == tmp_path
+    assert sweep_folder.require_room(tmp_path, []) == tmp_path
+    with claimed(tmp_path):
+        save(make_run(), tmp_path)
+        assert (tmp_path / disk.LOCK).exists()  # it is not swept up with the temporary files
+    assert {path.name for path in tmp_path.iterdir()} == {*store.FILES, store.SCHEDULE, store.MANIFEST}
+    assert disk.LOCK not in (tmp_path / store.MANIFEST).read_text()
+
+
+# --- one process at a time --------------------------------------------------------------------------
+
+
+def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkeypatch):
+    folder, experiment = tmp_path / "run", prepare(SMALL)
+    with another_process(folder) as process:
+        with monkeypatch.context() as patch:
+            patch.setattr(resume, "execute", never)
+            with pytest.raises(ValueError, match="must be free") as error:
+                run_into(experiment, folder)
+        says = str(error.value)
+        assert says.startswith(f"folder = {str(folder)!r}") and "\n" not in says
+        assert f"the folder is in use by process {process.pid} on " in says
+    assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # killed, it could not remove it
+    run_into(experiment, folder, plots=False)
+    assert (folder / store.MANIFEST).is_file() and not (folder / disk.LOCK).exists()
+
+
+def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, monkeypatch):
+    places = [tmp_path, tmp_path / "runs" / "fedasync" / "seed_0"]
+    seen = []
+
+    def execute(*arguments, **options):
+        for place in places:
+            with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"), elsewhere(place):
+                never()
+            seen.append(place)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(resume, "execute", execute)
+    with pytest.raises(KeyboardInterrupt):
+        compare(["fedasync"], SMALL, folder=tmp_path)
+    assert seen == places
+    with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # a run of its own in there comes first
+        compare(["fedbuff", "fedasync"], SMALL, folder=tmp_path)
+    assert seen == places
+
+
+def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
+    """The file is removed each time: nobody may hold a lock on one that has no name any more."""
+    inside, most, turns, stop = [], [], [0] * 6, time.monotonic() + 2
+
+    def work(number):
+        while time.monotonic() < stop:
+            try:
+                with claimed(tmp_path):
+                    inside.append(number)
+                    most.append(len(inside))
+                    turns[number] += 1
+                    inside.remove(number)
+            except ValueError as error:
+                assert "in use" in str(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1} and sum(turns) > 10 and list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    open_, opened = os.open, []
+
+    def meanwhile(path, *arguments):
+        number = open_(path, *arguments)
+        if Path(path).name == disk.LOCK:
+            opened.append(path)
+            if len(opened) == 1:
+                os.unlink(path)
+        return number
+
+    monkeypatch.setattr(claim.os, "open", meanwhile)
+    with claimed(tmp_path):
+        assert len(opened) == 2 and (tmp_path / disk.LOCK).exists()
+        with pytest.raises(ValueError, match="in use"), elsewhere(tmp_path):
+            never()
+
+
+def test_a_shared_folder_is_free_after_the_last(tmp_path):
+    with claimed(tmp_path, shared=True):
+        refusal = pytest.raises(ValueError, match="in use by jobs of its sweep")
+        with elsewhere(tmp_path, shared=True), refusal, elsewhere(tmp_path):
+            never()
+        assert (tmp_path / disk.LOCK).exists()
+        with pytest.raises(ValueError, match=f"the newest is process {os.getpid()} on"), elsewhere(tmp_path):
+            never()
+    with claimed(tmp_path), pytest.raises(ValueError, match="in use by process"), elsewhere(tmp_path, shared=True):
+        never()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_locks_a_folder_is_still_proven(tmp_path, monkeypatch):
+    def unknown(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    for flock in (SimpleNamespace(flock=unknown, LOCK_EX=2, LOCK_SH=1, LOCK_NB=4), None):  # a file system; a platform
+        monkeypatch.setattr(claim, "fcntl", flock)
+        with claimed(tmp_path / "a"), elsewhere(tmp_path / "a"):
+            pass
+        assert list(tmp_path.iterdir()) == []
+        refused(Path(os.devnull) / "x", lambda: claimed(Path(os.devnull) / "x").__enter__())
+
+
+# --- sweeps -----------------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
+    engine = sweep_engine.use(monkeypatch)
+    with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
+        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, folder=tmp_path, progress=False)
+    assert engine.trained == []
+
+    def execute_group(*arguments, **options):
+        with pytest.raises(ValueError, match="in use"), elsewhere(tmp_path):
+            never()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "execute_group", execute_group)
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, folder=tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [sweep_folder.DEFINITION]
+
+
+def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path, monkeypatch):
+    engine = sweep_engine.use(monkeypatch)
+    points = sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}))  # stacks (0, 1), (2, 3)
+    sweep_folder.begin(tmp_path, points)
+    train = engine.execute_group
+
+    def execute_group(*arguments, **options):
+        with elsewhere(tmp_path, shared=True):  # another job
+            pass
+        for taken in (tmp_path, sweep_folder.run_folder(tmp_path, points[0])):
+            with pytest.raises(ValueError, match="in use"), elsewhere(taken):
+                never()
+        train(*arguments, **options)
+
+    monkeypatch.setattr(engine, "execute_group", execute_group)
+    assert cluster.train_members(str(tmp_path), "0,1", "", "") == "2 runs"
+    with elsewhere(tmp_path, shared=True):
+        with pytest.raises(ValueError, match="in use by jobs of its sweep"):
+            sweeps.sweep({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}, folder=tmp_path, progress=False)
+        with elsewhere(sweep_folder.run_folder(tmp_path, points[2])), pytest.raises(ValueError, match="in use"):
+            cluster.train_members(str(tmp_path), "2,3", "", "")
+    assert [each.lr for each in engine.trained] == [0.1, 0.2]
+    assert not list(tmp_path.rglob(disk.LOCK))
+
+
+def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
+    engine = sweep_engine.use(monkeypatch)
+    results = []
+
+    def map_array(function, *columns):
+        for arguments in zip(*columns, strict=True):  # a job starts before the submission returns
+            thread = threading.Thread(target=lambda given=arguments: results.append(function(*given)))
+            thread.start()
+            thread.join()
+        return [SimpleNamespace(job_id=str(number)) for number in range(len(columns[0]))]
+
+    monkeypatch.setattr(cluster, "_executor", lambda *arguments: SimpleNamespace(map_array=map_array))
+    work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]})))
+    assert len(cluster.submit(work, tmp_path / "sweep", "local")) == 2
+    assert results == ["2 runs", "1 runs"] and len(engine.trained) == 3
+
+
+def test_a_folder_in_use_gets_no_jobs(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    monkeypatch.setattr(cluster, "_executor", lambda *arguments: SimpleNamespace(map_array=never))
+    work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1]})))
+    with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
+        cluster.submit(work, tmp_path, "local")
+
+
+def test_a_run_with_other_settings_is_refused_under_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(resume, "execute", never)
+    save(make_run(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert as_dict(SMALL) != make_run().settings
+    with pytest.raises(ValueError, match="same settings"):
+        run_into(prepare(SMALL), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
