@@ -249,9 +249,9 @@ class Run(NamedTuple):
     client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight, upload_norm,
     accepted, closes, step_changed. Compressed uploads add values_bytes_up to the one, upload_bytes and
     upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], or empty.
-    ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
-    (``clock.fault_counts``), waves, mean_width, and of the wave engine batches, widths, slots, useful_steps,
-    executed_steps, programs.
+    ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too
+    large or too stale), trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave
+    engine batches, widths, slots, useful_steps, executed_steps, programs.
     """
 
     settings: dict[str, Any]

@@ -17,18 +17,17 @@ def guard_rails(
 
     Args:
       clip: scale it down to at most this Euclidean norm (:func:`clip_by_norm`).
-      overstale_after: an upload staler than this is multiplied by
-      overstale: a factor in (0, 1] (:func:`scale_overstale`). To reject it, set the run's ``max_staleness``.
+      overstale_after: an upload staler than this is rejected by the rule, or
+      overstale: multiplied by this factor in [0, 1] (:func:`scale_overstale`). The run's ``max_staleness`` is another
+        thing: the server then drops the upload before it counts, and the clock knows.
     """
     if clip is not None:
         check.positive("clip", clip)
-    for name, given, other in (
-        ("overstale", overstale, overstale_after),
-        ("overstale_after", overstale_after, overstale),
-    ):
-        allowed = "left out: overstale and overstale_after go together"
-        check.require(given is None or other is not None, name, given, allowed)
-    limits = [] if overstale_after is None else [scale_overstale(overstale_after, overstale)]
+    needs = "left out: it needs overstale_after"
+    check.require(overstale_after is not None or overstale is None, "overstale", overstale, needs)
+    limits = (
+        [] if overstale_after is None else [scale_overstale(overstale_after, 0.0 if overstale is None else overstale)]
+    )
     return chain(*([] if clip is None else [clip_by_norm(clip)]), *limits)
 
 

@@ -134,14 +134,13 @@ def clip_by_norm(limit: Any) -> Transform:
     return _scale(factor)
 
 
-def scale_overstale(after: Traced, factor: Traced) -> Transform:
-    """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in (0, 1].
+def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
+    """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in [0, 1]; 0 rejects them.
 
-    To reject stale uploads, set the run's ``max_staleness``: the clock then knows of it, so that buffers, steps and
-    everybody's staleness are counted without them.
+    The clock does not know what a rule rejects: such an arrival still fills its place in a buffer, and a step of such
+    arrivals closes without changing anything. The run's setting ``max_staleness`` drops uploads before they count.
     """
     check.non_negative("overstale_after", after)
-    check.positive("overstale", factor)
     check.in_range("overstale", factor, 0.0, 1.0)
 
     def weight(arrival: Arrival) -> Array:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import registry, tree
-from fedjax_async.types import Arrival
+from fedjax_async.server import closed, known
+from fedjax_async.server.scaffold import Change
+from fedjax_async.types import Arrival, Facts
 from tests.server.textbook import Upload
 from tests.server.textbook_memory import CLIENTS
 
@@ -75,7 +76,13 @@ def stacked(uploads):
         client=jnp.arange(count, dtype=jnp.int32) % CLIENTS,
         time=jnp.arange(count, dtype=real),
         closes=jnp.asarray([u.closes for u in uploads]),
+        local_steps=1 + jnp.arange(count, dtype=jnp.int32) % 3,
     )
+
+
+def uploading(name, arrivals):
+    """The same arrivals as rule ``name`` is sent them: SCAFFOLD's clients upload two trees."""
+    return arrivals._replace(upload=Change(arrivals.upload, arrivals.upload)) if name == "scaffold" else arrivals
 
 
 def start_params(seed=99, dtype=None):
@@ -83,15 +90,18 @@ def start_params(seed=99, dtype=None):
 
 
 def receive_all(server, params, arrivals, *, always_closes=False):
-    """Scan ``receive`` over stacked arrivals: final state, params after each arrival, recorded weights."""
+    """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each arrival, recorded weights."""
+    server = known(server, Facts(CLIENTS, always_closes))
 
     def one(carry, arrival):
         state, table = carry
-        arrival = arrival._replace(closes=True) if always_closes else arrival
-        before = tree.take(table, arrival.client)
-        state, memory, info = server.receive(state, before, arrival)
-        table = tree.put(table, arrival.client, tree.where(arrival.weight > 0, memory, before))
-        return (state, table), (server.params(state), info["weight"])
+        state, memory, info = server.receive(state, tree.take(table, arrival.client), arrival)
+        if always_closes:
+            state, memory = closed(server, state, memory)
+        else:
+            after = closed(server, state, memory)
+            state, memory = tree.where(arrival.closes, after, (state, memory))
+        return (state, tree.put(table, arrival.client, memory)), (server.params(state), info.weight)
 
     state, memory = server.init(params)
     table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (CLIENTS, *leaf.shape)), memory)
@@ -103,18 +113,19 @@ def receive_all(server, params, arrivals, *, always_closes=False):
 def _compiled(factory, always_closes, fixed, traced):
     def program(params, arrivals, *values):
         server = factory(**dict(fixed), **dict(zip(traced, values)))
+        arrivals = uploading(factory.__name__, arrivals)
         return receive_all(server, params, arrivals, always_closes=always_closes)
 
     return jax.jit(program)
 
 
 def run(factory, params, uploads, *, always_closes=False, **options):
-    """Final state, params after each arrival [E, D], weights [E]; options annotated ``Any`` are traced.
+    """Final state, params after each arrival [E, D], weights [E]; options annotated ``Traced`` are traced.
 
     Runs are filled up to one length with rejected arrivals that close nothing, so that few programs are compiled.
     """
     lost = Upload(np.zeros(D), np.zeros(D), 0, 0.0, False)
-    static = {key for key, p in registry.options_of(factory).items() if p.annotation not in ("Any", Any)}
+    static = {key for key, p in registry.options_of(factory).items() if not registry.is_traced(p)}
     fixed = tuple((key, value) for key, value in options.items() if key in static)
     traced = {key: float(value) for key, value in options.items() if key not in static}
     arrivals = stacked([*uploads, *[lost] * (LENGTH - len(uploads))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +10,32 @@ import numpy as np
 import pytest
 
 from fedjax_async import registry, tree
-from fedjax_async.server import SERVERS, STALENESS, mean, staleness_weight
-from tests.server.made_up import closing, flat, random_uploads, receive_all, stacked, start_params
+from fedjax_async.server import SERVERS, STALENESS, closed, known, mean, staleness_weight
+from fedjax_async.types import Facts, Request
+from tests.server.made_up import closing, flat, random_uploads, receive_all, stacked, start_params, uploading
+from tests.server.textbook_memory import CLIENTS
 
 STEPPING = [name for name, factory in SERVERS.items() if "server_lr" in registry.options_of(factory)]
 MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.options_of(factory)]
 COUNTING = [name for name, factory in SERVERS.items() if "num_clients" in registry.options_of(factory)]
 # Rules that send each client weights of its own.
-PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise"}
-MADE = {name: factory(**({"per": "tensor"} if name in PERSONAL else {})) for name, factory in SERVERS.items()}
-RECEIVE = {name: jax.jit(server.receive) for name, server in MADE.items()}
+PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
+PER_TENSOR = {name for name in PERSONAL if "per" in registry.options_of(SERVERS[name])}
+MADE = {name: factory(**({"per": "tensor"} if name in PER_TENSOR else {})) for name, factory in SERVERS.items()}
+
+
+def received(server):
+    """``(state, memory, arrival) -> (state, memory, info)``: an arrival received, and its step closed if it closes."""
+
+    def step(state, memory, arrival):
+        state, memory, info = server.receive(state, memory, arrival)
+        after = closed(server, state, memory)
+        return *tree.where(arrival.closes, after, (state, memory)), info
+
+    return step
+
+
+RECEIVE = {name: jax.jit(received(server)) for name, server in MADE.items()}
 
 
 def mixed(params):
@@ -29,9 +44,9 @@ def mixed(params):
     return {**params, "layer": [kernel.astype(jnp.bfloat16), bias]}
 
 
-def arrivals_for(uploads):
+def arrivals_for(name, uploads):
     arrivals = stacked(uploads)
-    return arrivals._replace(upload=mixed(arrivals.upload), start=mixed(arrivals.start))
+    return uploading(name, arrivals._replace(upload=mixed(arrivals.upload), start=mixed(arrivals.start)))
 
 
 def types(value):
@@ -50,16 +65,18 @@ def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
 def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
     """The types include weakness: equal types in and out are why the second call is not traced again."""
     server, params = MADE[name], mixed(start_params())
-    arrivals = arrivals_for(closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
+    arrivals = arrivals_for(name, closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
     state, memory = server.init(params)
     first = types((state, memory))
     before = RECEIVE[name]._cache_size()
     for i, moved in enumerate([False, True, True]):
         last = server.params(state)
         state, memory, info = RECEIVE[name](state, memory, tree.take(arrivals, i))
-        message, after = server.dispatch(state, memory)
+        message, after = server.dispatch(state, memory, Request())
         assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(params)
-        assert info["weight"] > 0 and {(value.shape, str(value.dtype)) for value in info.values()} == {((), "float32")}
+        assert info.weight > 0 and {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(info)} == {
+            ((), "float32")
+        }
         if name not in PERSONAL:
             jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
         assert np.any(flat(server.params(state)) != flat(last)) == (moved or name == "orthofl_no_average")
@@ -68,9 +85,10 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_where_every_arrival_closes(name):
-    server, arrival = SERVERS[name](), tree.take(arrivals_for(random_uploads(0, 1)), 0)
+    server, arrival = SERVERS[name](), tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
+    server = known(server, Facts(CLIENTS, every_closes=True))
     before = jax.eval_shape(lambda: server.init(mixed(start_params())))
-    after = jax.eval_shape(lambda given: server.receive(*given, arrival._replace(closes=True))[:2], before)
+    after = jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before)
     assert after == before
 
 
@@ -78,14 +96,14 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
 def test_traced_hyperparameters_leave_the_types_alone(name):
     """A float32 learning rate, momentum ... of a sweep does not turn bfloat16 state into float32."""
     given = registry.options_of(SERVERS[name]).items()
-    options = {k: p.default for k, p in given if p.annotation == "Any" and p.default is not None}
-    options |= {"clip": 1.0, "max_staleness": 3.0, "overstale": 0.5}
-    arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
+    options = {k: p.default for k, p in given if registry.is_traced(p) and p.default is not None}
+    options |= {"clip": 1.0, "overstale_after": 3.0, "overstale": 0.5}
+    arrival = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def before_and_after(options):
         server = SERVERS[name](**options)
         given = server.init(mixed(start_params()))
-        return given, server.receive(*given, arrival)[:2]
+        return given, received(server)(*given, arrival)[:2]
 
     before, after = jax.eval_shape(before_and_after, {key: jnp.float32(value) for key, value in options.items()})
     assert options and jax.tree.map(lambda s: (s.shape, s.dtype), after) == jax.tree.map(
@@ -93,18 +111,18 @@ def test_traced_hyperparameters_leave_the_types_alone(name):
     )
 
 
-# Every option that is annotated Any: a neutral value and one that matters.
+# Every option that is annotated Traced: a neutral value and one that matters.
 TRACED = {
     "server_lr": (1.0, 0.3), "mixing": (0.6, 0.2), "momentum": (0.9, 0.5), "b1": (0.9, 0.5), "b2": (0.99, 0.9),
     "eps": (1e-3, 1e-2), "initial": (1e-6, 0.1), "exponent": (0.5, 2.0), "slope": (10.0, 1.0), "threshold": (4.0, 1.0),
     "trim": (0.2, 0.4), "tolerated": (3.0, 20.0), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
-    "clip": (1e6, 1.5), "max_staleness": (5.0, 0.0), "overstale": (0.9, 0.1),
+    "clip": (1e6, 1.5), "overstale_after": (5.0, 0.0), "overstale": (0.9, 0.1),
 }  # fmt: skip
-NEEDS = {"overstale": {"max_staleness": 4.0}, "slope": {"staleness": "hinge"}, "threshold": {"staleness": "hinge"}}
+NEEDS = {"overstale": {"overstale_after": 4.0}, "slope": {"staleness": "hinge"}, "threshold": {"staleness": "hinge"}}
 
 
 def traced_options(factory):
-    return [name for name, p in registry.options_of(factory).items() if p.annotation in ("Any", Any)]
+    return [name for name, p in registry.options_of(factory).items() if registry.is_traced(p)]
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -113,7 +131,7 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
         if option in traced_options(SERVERS[name]):
             assert option in TRACED and (parameter.default is None or isinstance(parameter.default, (int, float)))
         else:
-            assert isinstance(parameter.default, {"str": str, "int": int}[parameter.annotation])
+            assert isinstance(parameter.default, parameter.annotation)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -127,7 +145,7 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
         params, arrivals = start_params(), stacked(random_uploads(11, 24))
 
         def play(options):
-            _, path, weights = receive_all(factory(**fixed, **options), params, arrivals)
+            _, path, weights = receive_all(factory(**fixed, **options), params, uploading(name, arrivals))
             return path["scale"], weights
 
         alone = jax.jit(play)
@@ -145,12 +163,13 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_traced_whole_numbers_serve_as_well(name):
-    arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
+    plain = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def receive(options, fixed):
         server = SERVERS[name](**options, **fixed)
         given = server.init(start_params())
-        return given, server.receive(*given, arrival._replace(upload=start_params(), start=start_params()))[:2]
+        whole = uploading(name, plain._replace(upload=start_params(), start=start_params()))
+        return given, received(server)(*given, whole)[:2]
 
     for option in traced_options(SERVERS[name]):
         fixed = NEEDS.get(option, {})
@@ -161,7 +180,7 @@ def test_traced_whole_numbers_serve_as_well(name):
 @pytest.mark.parametrize("name", SERVERS)
 def test_compiled_or_not_is_the_same(name):
     server, params = MADE[name], mixed(start_params())
-    arrivals = arrivals_for(closing(random_uploads(1, 3), at=[0, 2]))
+    arrivals = arrivals_for(name, closing(random_uploads(1, 3), at=[0, 2]))
 
     def ending(receive):
         state, memory = server.init(params)
@@ -174,7 +193,7 @@ def test_compiled_or_not_is_the_same(name):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), **tolerance)
 
     with jax.disable_jit():
-        plain = ending(server.receive)
+        plain = ending(received(server))
     jax.tree.map(same, ending(RECEIVE[name]), plain)
 
 
@@ -184,17 +203,17 @@ def test_compiled_or_not_is_the_same(name):
         *[(name, {"server_lr": 1}) for name in STEPPING],
         *[(name, {"mixing": 1, "exponent": 1}) for name in MIXING],
         ("fedbuff", {"staleness": "hinge", "slope": 10, "threshold": 4}),
-        ("asgd", {"clip": 1, "max_staleness": 3, "overstale": 1}),
+        ("asgd", {"clip": 1, "overstale_after": 3, "overstale": 1}),
     ],
 )
 def test_whole_numbers_serve_as_well(name, options):
     """``fedasync:mixing=1`` on the command line gives an int."""
-    arrival = tree.take(arrivals_for(random_uploads(0, 1)), 0)
+    arrival = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def before_and_after():
         server = SERVERS[name](**options)
         given = server.init(mixed(start_params()))
-        return given, server.receive(*given, arrival)[:2]
+        return given, received(server)(*given, arrival)[:2]
 
     before, after = jax.eval_shape(before_and_after)
     assert before == after
@@ -218,7 +237,7 @@ BAD = [
     *[("krum", "select", value) for value in (0, 1.5, float("nan"), None, "one", True)],
     *[(name, "size", value) for name in ("fedmedian", "trimmed_mean", "krum") for value in (0, 2.0, None, "ten", True)],
     *[(name, "clip", value) for name in SERVERS for value in (0, -1.0, float("inf"), "some", True)],
-    *[(name, "max_staleness", value) for name in SERVERS for value in (-1, float("nan"), "some", True)],
+    *[(name, "overstale_after", value) for name in SERVERS for value in (-1, float("nan"), "some", True)],
 ]
 
 
@@ -257,11 +276,11 @@ def test_a_bad_divisor_is_refused(value):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_overstale_must_be_a_share_and_needs_a_limit(name):
-    with pytest.raises(ValueError, match=r"^overstale = 0.5: must be left out: it needs max_staleness$"):
+    with pytest.raises(ValueError, match=r"^overstale = 0.5: must be left out: it needs overstale_after$"):
         SERVERS[name](overstale=0.5)
     for value in (-0.1, 1.5, float("nan"), "some", True):
         with pytest.raises(ValueError, match=r"^overstale = "):
-            SERVERS[name](max_staleness=3, overstale=value)
+            SERVERS[name](overstale_after=3, overstale=value)
 
 
 @pytest.mark.parametrize("name", SERVERS)

@@ -178,7 +178,7 @@ def test_statistics_do_not_decide_what_is_orthogonal():
 
 @pytest.mark.parametrize("name", ["orthofl", "orthofl_pairwise"])
 def test_an_upload_that_the_rule_rejects_leaves_its_client_where_it_was(name):
-    server = SERVERS[name](max_staleness=1)
+    server = SERVERS[name](overstale_after=1)
     state, row = server.init(jnp.zeros(2))
     late = Arrival(jnp.full(2, 9.0), jnp.zeros(2), jnp.int32(5), jnp.float32(1), jnp.int32(0), jnp.float32(0), True)
     state, row, info = server.receive(state, row, late)

@@ -194,7 +194,7 @@ def test_rejected_and_too_stale_uploads_take_no_part():
     lost = random_uploads(2, 1, rejected=1.0)[0]
     stale = good[0]._replace(delta=np.full(D, 1e6), staleness=9)
     mixed = [lost, good[0], stale, good[1], good[2], lost, good[3], stale, good[4], lost]
-    five = {"size": 5, "max_staleness": 8}
+    five = {"size": 5, "overstale_after": 8}
     with jax.enable_x64(True):
         for factory in ROBUST.values():
             _, path, weights = play(factory, start_params(), closing(mixed, at=[9]), **five)
@@ -237,7 +237,7 @@ def test_a_sweep_over_runs_that_close_at_different_times_equals_the_runs():
 @pytest.mark.parametrize("name", ROBUST)
 def test_a_step_longer_than_the_buffer_is_not_silently_wrong(name):
     deltas = np.random.default_rng(0).normal(size=(6, D))
-    five = {"size": 5, "max_staleness": 8}
+    five = {"size": 5, "overstale_after": 8}
     with jax.enable_x64(True):
         assert np.isfinite(once(ROBUST[name], deltas[:5], **five)).all()
         assert np.isnan(once(ROBUST[name], deltas, **five)).all()

@@ -204,9 +204,9 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
 
 
 GUARDED = {
-    "clipped": {"clip": 2.5, "max_staleness": np.inf, "overstale": 0.0},
-    "fresh": {"clip": np.inf, "max_staleness": 6, "overstale": 0.0},
-    "both": {"clip": 2.0, "max_staleness": 4, "overstale": 0.1},
+    "clipped": {"clip": 2.5, "overstale_after": np.inf, "overstale": 0.0},
+    "fresh": {"clip": np.inf, "overstale_after": 6, "overstale": 0.0},
+    "both": {"clip": 2.0, "overstale_after": 4, "overstale": 0.1},
 }
 
 
@@ -231,7 +231,7 @@ def test_guard_rails_equal_their_numpy_loop(name, guards):
 def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
     good = closing(random_uploads(3, 4, rejected=0.0, most_stale=5))
     bad = [u._replace(staleness=5 + i) for i, u in enumerate(closing(random_uploads(4, 5, rejected=0.0)))]
-    options = BOOKS[name][0] | {"clip": np.inf, "max_staleness": 4, "overstale": 0.0}
+    options = BOOKS[name][0] | {"clip": np.inf, "overstale_after": 4, "overstale": 0.0}
     with jax.enable_x64(True):
         before, path, _ = run(SERVERS[name], start_params(), good, always_closes=always_closes, **options)
         after, _, weights = run(SERVERS[name], start_params(), good + bad, always_closes=always_closes, **options)

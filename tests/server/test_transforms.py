@@ -16,10 +16,10 @@ from fedjax_async.server import (
     Transform,
     chain,
     clip_by_norm,
-    limit_staleness,
     rule,
     scale_by,
     scale_by_staleness,
+    scale_overstale,
     staleness_weight,
     stateless,
     towards_client,
@@ -172,7 +172,7 @@ def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
         weights = []
         for tau in (0, 4, 5, 100):
             arrival = tree.take(stacked([Upload(np.ones(D), np.ones(D), tau, 1.0, True)]), 0)
-            direction, _, weight = limit_staleness(most, overstale).update(arrival.upload, (), params, arrival)
+            direction, _, weight = scale_overstale(most, overstale).update(arrival.upload, (), params, arrival)
             np.testing.assert_allclose(flat(direction), np.full(D, weight))
             weights.append(float(weight))
         assert weights == expected
@@ -182,7 +182,7 @@ def test_too_stale_uploads_are_not_counted_and_do_not_touch_the_transforms():
     fresh, stale, late = (u._replace(staleness=t) for u, t in zip(random_uploads(5, 3, rejected=0.0), (0, 9, 3)))
 
     def made():
-        return rule(limit_staleness(4), counting(2.0), optimizer=optax.sgd(1.0))
+        return rule(scale_overstale(4), counting(2.0), optimizer=optax.sgd(1.0))
 
     with jax.enable_x64(True):
         state, path, weights = run(made, start_params(), closing([fresh, stale, late], at=[2]))

@@ -19,16 +19,16 @@ class Upload(NamedTuple):
 
 
 class Guards(NamedTuple):
-    """Clip to a norm, then weigh what is staler than ``max_staleness`` by ``overstale``."""
+    """Clip to a norm, then weigh what is staler than ``overstale_after`` by ``overstale``."""
 
     clip: float = np.inf
-    max_staleness: float = np.inf
+    overstale_after: float = np.inf
     overstale: float = 0.0
 
     def factor(self, direction: np.ndarray, u: Upload) -> float:
         length = np.sqrt((direction**2).sum())
         clipped = self.clip / length if length > self.clip else 1.0
-        return clipped * (self.overstale if u.staleness > self.max_staleness else 1.0)
+        return clipped * (self.overstale if u.staleness > self.overstale_after else 1.0)
 
 
 def weighted_mean(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:
