@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_async import registry, tree
 from fedjax_async.server import closed, known
 from fedjax_async.server.scaffold import Change
+from fedjax_async.server.statistics import weights_of
 from fedjax_async.types import Arrival, Facts
 from tests.server.textbook import Upload
 from tests.server.textbook_memory import CLIENTS
@@ -76,13 +77,25 @@ def stacked(uploads):
         client=jnp.arange(count, dtype=jnp.int32) % CLIENTS,
         time=jnp.arange(count, dtype=real),
         closes=jnp.asarray([u.closes for u in uploads]),
-        local_steps=1 + jnp.arange(count, dtype=jnp.int32) % 3,
+        local_steps=jnp.asarray([1 + int(u.examples) % 3 for u in uploads], jnp.int32),
     )
 
 
 def uploading(name, arrivals):
     """The same arrivals as rule ``name`` is sent them: SCAFFOLD's clients upload two trees."""
-    return arrivals._replace(upload=Change(arrivals.upload, arrivals.upload)) if name == "scaffold" else arrivals
+    change = Change(arrivals.upload, weights_of(arrivals.upload))
+    return arrivals._replace(upload=change) if name == "scaffold" else arrivals
+
+
+def received(server):
+    """``(state, memory, arrival) -> (state, memory, info)``: an arrival received, and its step closed if it closes."""
+
+    def step(state, memory, arrival):
+        state, memory, info = server.receive(state, memory, arrival)
+        after = closed(server, state, memory)
+        return *tree.where(arrival.closes, after, (state, memory)), info
+
+    return step
 
 
 def start_params(seed=99, dtype=None):
@@ -90,17 +103,17 @@ def start_params(seed=99, dtype=None):
 
 
 def receive_all(server, params, arrivals, *, always_closes=False):
-    """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each arrival, recorded weights."""
+    """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights."""
     server = known(server, Facts(CLIENTS, always_closes))
 
     def one(carry, arrival):
         state, table = carry
-        state, memory, info = server.receive(state, tree.take(table, arrival.client), arrival)
+        before = tree.take(table, arrival.client)
         if always_closes:
+            state, memory, info = server.receive(state, before, arrival)
             state, memory = closed(server, state, memory)
         else:
-            after = closed(server, state, memory)
-            state, memory = tree.where(arrival.closes, after, (state, memory))
+            state, memory, info = received(server)(state, before, arrival)
         return (state, tree.put(table, arrival.client, memory)), (server.params(state), info.weight)
 
     state, memory = server.init(params)

@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival
-from tests.server.made_up import D, flat, start_params, unflat
+from fedjax_async.types import Arrival, Request
+from tests.server.made_up import D, flat, received, start_params, unflat
 from tests.server.textbook_memory import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
 CLIENTS, STEPS = 5, 50
@@ -36,20 +36,20 @@ def order(seed=0):
 
 def play(server):
     """Global params after each arrival, and what the arriving client is sent then."""
-    receive, dispatch = jax.jit(server.receive), jax.jit(server.dispatch)
+    receive, dispatch = jax.jit(received(server)), jax.jit(server.dispatch)
     state, row = server.init(start_params())
     rows, starts = [row] * CLIENTS, []
     for m in range(CLIENTS):
-        message, rows[m] = dispatch(state, rows[m])
+        message, rows[m] = dispatch(state, rows[m], Request())
         starts.append(flat(message.params))
     path, sent = [], []
     for m, tau in zip(*order()):
         arrival = Arrival(
             unflat(trained(starts[m], m), float), unflat(starts[m], float), jnp.int32(tau), jnp.asarray(3.0),
-            jnp.int32(m), jnp.asarray(0.0), True,
+            jnp.int32(m), jnp.asarray(0.0), jnp.bool_(True),
         )  # fmt: skip
         state, rows[m], _ = receive(state, rows[m], arrival)
-        message, rows[m] = dispatch(state, rows[m])
+        message, rows[m] = dispatch(state, rows[m], Request())
         starts[m] = flat(message.params)
         path.append(flat(server.params(state)))
         sent.append(starts[m])
@@ -124,8 +124,8 @@ def test_a_client_that_nobody_overtook_keeps_its_own_weights():
                 unflat(change, float), unflat(start, float), jnp.int32(0), jnp.asarray(1.0), jnp.int32(0),
                 jnp.asarray(float(k)), True,
             )  # fmt: skip
-            state, row, _ = server.receive(state, row, given)
-            message, row = server.dispatch(state, row)
+            state, row, _ = received(server)(state, row, given)
+            message, row = server.dispatch(state, row, Request())
             np.testing.assert_array_equal(flat(message.params), start + change)
             start = flat(message.params)
 
@@ -147,11 +147,11 @@ def test_running_statistics_stay_the_clients_own():
             state, row = server.init(params)
             other = row
             up = jax.tree.map(lambda leaf: leaf + jnp.arange(1.0, 1 + len(leaf)), params)
-            given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), True)
-            state, row, _ = server.receive(state, row, given)
+            given = Arrival(up, params, jnp.int32(0), jnp.asarray(1.0), jnp.int32(0), jnp.asarray(0.0), jnp.bool_(True))
+            state, row, _ = received(server)(state, row, given)
             late = given._replace(upload=jax.tree.map(lambda leaf: -leaf[::-1], up), client=jnp.int32(1))
-            state, other, _ = server.receive(state, other, late)
-            sent = server.dispatch(state, other)[0].params
+            state, other, _ = received(server)(state, other, late)
+            sent = server.dispatch(state, other, Request())[0].params
             np.testing.assert_array_equal(sent["batch_stats"]["mean"], late.upload["batch_stats"]["mean"])
             assert np.abs(sent["params"]["w"] - late.upload["params"]["w"]).max() > 0.1
 
@@ -168,10 +168,16 @@ def test_statistics_do_not_decide_what_is_orthogonal():
             for client, change in enumerate(([1.0, 1.0], [1.0, 0.0])):
                 up = {"params": {"w": jnp.asarray(change)}, "batch_stats": {"mean": jnp.full(1, size)}}
                 given = Arrival(
-                    up, params, jnp.int32(client), jnp.asarray(1.0), jnp.int32(client), jnp.asarray(0.0), True
+                    up,
+                    params,
+                    jnp.int32(client),
+                    jnp.asarray(1.0),
+                    jnp.int32(client),
+                    jnp.asarray(0.0),
+                    jnp.bool_(True),
                 )
-                state, other, _ = server.receive(state, row, given)
-            sent.append(server.dispatch(state, other)[0].params["params"]["w"])
+                state, other, _ = received(server)(state, row, given)
+            sent.append(server.dispatch(state, other, Request())[0].params["params"]["w"])
         np.testing.assert_array_equal(sent[0], sent[1])
         np.testing.assert_allclose(sent[0], [1.0, 0.6])
 
@@ -180,7 +186,9 @@ def test_statistics_do_not_decide_what_is_orthogonal():
 def test_an_upload_that_the_rule_rejects_leaves_its_client_where_it_was(name):
     server = SERVERS[name](overstale_after=1)
     state, row = server.init(jnp.zeros(2))
-    late = Arrival(jnp.full(2, 9.0), jnp.zeros(2), jnp.int32(5), jnp.float32(1), jnp.int32(0), jnp.float32(0), True)
-    state, row, info = server.receive(state, row, late)
-    assert info["weight"] == 0
-    np.testing.assert_array_equal(server.dispatch(state, row)[0].params, np.zeros(2))
+    late = Arrival(
+        jnp.full(2, 9.0), jnp.zeros(2), jnp.int32(5), jnp.float32(1), jnp.int32(0), jnp.float32(0), jnp.bool_(True)
+    )
+    state, row, info = received(server)(state, row, late)
+    assert info.weight == 0
+    np.testing.assert_array_equal(server.dispatch(state, row, Request())[0].params, np.zeros(2))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.server import SERVERS
 from fedjax_async.types import Arrival
+from tests.server.made_up import received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
 MEMBERS = ("asynfl", "ca2fl")  # take the number of clients
@@ -35,7 +36,7 @@ def run_of(name, **options):
                 params_of(1.0 + client, change[step, client]), params_of(0.0, start[step, client]),
                 staleness[step, client], jnp.asarray(4.0), jnp.int32(client), jnp.asarray(0.0), jnp.bool_(client == 1),
             )  # fmt: skip
-            state, rows[client], _ = server.receive(state, rows[client], arrival)
+            state, rows[client], _ = received(server)(state, rows[client], uploading(name, arrival))
         end = server.params(state)
         return end["batch_stats"]["var"], end["params"]["w"]
 

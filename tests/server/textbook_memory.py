@@ -104,6 +104,74 @@ def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Loop:
     return loop
 
 
+def orthofl_released(a=0.6, s=polynomial) -> Loop:
+    """The average of OrthoFL's released code: the first weight is 1, tau counts others' updates since the last own."""
+
+    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
+        own_last = dict.fromkeys(range(CLIENTS), 0)
+        accepted, gathered, path, weights = 0, [], [], []
+        for e, upload in enumerate(uploads):
+            u = upload._replace(staleness=accepted - own_last[e % CLIENTS])
+            way = u.start + u.delta - x
+            factor = guards.factor(way, u) if u.examples > 0 else 0.0
+            factor *= a * s(u.staleness) if accepted else 1.0
+            weights.append(factor)
+            if factor > 0:
+                gathered.append(factor * way)
+                accepted += 1
+                own_last[e % CLIENTS] = accepted
+            if u.closes:
+                x = x + np.mean(gathered, axis=0) if gathered else x
+                gathered = []
+            path.append(x)
+        return np.array(path), np.array(weights)
+
+    return loop
+
+
+def fednova(lr: float = 1.0, by_examples: bool = True) -> Loop:
+    """Wang et al. (2020), eq. 6; an upload of n examples took ``1 + n mod 3`` local steps."""
+
+    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
+        gathered, path, weights = [], [], []
+        for u in uploads:
+            factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
+            share = u.examples if by_examples else 1.0
+            weights.append(share * factor)
+            if factor > 0:
+                gathered.append((factor * u.delta, share, 1 + int(u.examples) % 3))
+            if u.closes and gathered:
+                total = sum(n for _, n, _ in gathered)
+                steps = sum(n / total * tau for _, n, tau in gathered)
+                x = x + lr * steps * sum(n / total * d / tau for d, n, tau in gathered)
+                gathered = []
+            path.append(x)
+        return np.array(path), np.array(weights)
+
+    return loop
+
+
+def feddyn(alpha: float) -> Loop:
+    """Acar et al. (2021), Algorithm 1, the server's side; guard rails bound the way to the client's model."""
+
+    def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
+        h, gathered, path, weights = np.zeros(len(x)), [], [], []
+        for u in uploads:
+            way = u.start + u.delta - x
+            factor = guards.factor(way, u) if u.examples > 0 else 0.0
+            weights.append(factor)
+            if factor > 0:
+                gathered.append((factor * way, u.delta))
+            if u.closes and gathered:
+                h = h - alpha / CLIENTS * sum(delta for _, delta in gathered)
+                x = x + np.mean([way for way, _ in gathered], axis=0) - h / alpha
+                gathered = []
+            path.append(x)
+        return np.array(path), np.array(weights)
+
+    return loop
+
+
 def handed_on(groups: list[slice]) -> Loop:
     """OrthoFL without moving average: ``W <- w_m + (W - start_m)_perp`` at every arrival."""
 
