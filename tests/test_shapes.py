@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
 from fedjax_async.local import batch, permute
 from fedjax_async.models import MODELS, NEED_WEIGHTS
 from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival
+from fedjax_async.types import Arrival, Info
 
 B, CLASSES = 4, 10
 checked = jaxtyped(typechecker=beartype)
@@ -83,8 +83,8 @@ def test_rules_keep_the_params_shapes(name):
         return rule.params(state)
 
     @checked
-    def weight(info: dict) -> Float32[Array, ""]:
-        return info["weight"]
+    def weight(info: Info) -> Float32[Array, ""]:
+        return info.weight
 
     x = {"a": jnp.ones((2, 3)), "b": jnp.ones(4)}
     state, memory = rule.init(x)
@@ -93,4 +93,5 @@ def test_rules_keep_the_params_shapes(name):
         state, memory, Arrival(x, x, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True))
     )
     weight(info)
+    state, memory = rule.close(state, memory)
     assert jax.tree.map(jnp.shape, params(state)) == jax.tree.map(jnp.shape, x)

@@ -23,7 +23,8 @@ from fedjax_async.engine.methods import method as method_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.results.figure import new, save_figure
 from fedjax_async.results.store import MANIFEST
-from fedjax_async.types import Run
+from fedjax_async.server import closed, known
+from fedjax_async.types import Run, ServerAlgorithm
 
 FAST = 10.0
 SLOW = (30.0, 60.0, 100.0)
@@ -36,16 +37,18 @@ def watched(spec: str, layer: str) -> Method:
     """The method, recording too how each update changes the weights into each neuron of ``layer``, on average."""
     usual = method_of(spec)
 
-    def server(hyper: Any) -> Any:
-        rule = bound(usual.server, hyper)
-
+    def recording(rule: ServerAlgorithm) -> ServerAlgorithm:
         def receive(state: Any, row: Any, arrival: Any) -> Any:
             after, row, info = rule.receive(state, row, arrival)
+            after, row = closed(rule, after, row)  # every arrival closes its step
             old, new = (rule.params(each)[layer]["kernel"] for each in (state, after))
             change = (new - old).mean(axis=0)
-            return after, row, info | {f"{NEURON}{i}": change[i] for i in range(len(change))}
+            return after, row, info._replace(columns={f"{NEURON}{i}": change[i] for i in range(len(change))})
 
-        return rule._replace(receive=receive)
+        return rule._replace(receive=receive, close=None, given=lambda facts: recording(known(rule, facts)))
+
+    def server(hyper: Any) -> ServerAlgorithm:
+        return recording(bound(usual.server, hyper))
 
     return usual._replace(server=server)
 

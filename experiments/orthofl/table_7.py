@@ -42,11 +42,12 @@ from fedjax_async.models import make
 from fedjax_async.models.checkpoint import EncoderConfig
 from fedjax_async.models.encoder import Classifier
 from fedjax_async.results.figure import PALETTE, label, new, save_figure
+from fedjax_async.server import closed, known
 from fedjax_async.server.calibration import Combine, by_average, plus
 from fedjax_async.server.orthofl import moving_average, orthogonal
 from fedjax_async.server.staleness import staleness_weight
 from fedjax_async.server.transforms import chain, scale_by_staleness
-from fedjax_async.types import Array, Arrival, Params, State
+from fedjax_async.types import Array, Arrival, Facts, Params, State
 
 # The paper's models: spec, shape of an input, classes.
 MODELS: dict[str, tuple[str, tuple[int, ...], int]] = {
@@ -88,16 +89,17 @@ def shifted(change: Params, now: Params, before: Params) -> Params:
 def serving(params: Params, combine: Combine) -> Callable[[int], State]:
     """``call(arrivals)`` takes so many of ``CLIENTS`` in turn, each with one of two changes; its state goes on."""
     average = moving_average(chain(), scale_by_staleness(staleness_weight("polynomial"), 0.6))
-    server = by_average(average, combine)
+    server = known(by_average(average, combine), Facts(CLIENTS, every_closes=True))
 
     def one(k: Array, served: State, changes: Params, starts: Params) -> State:
         state, rows = served
         client = k % CLIENTS
         arrival = Arrival(
             upload=tree.take(changes, k % 2), start=tree.take(starts, k % 2), staleness=k % 3, weight=jnp.ones(()),
-            client=client, time=jnp.zeros(()), closes=True,
+            client=client, time=jnp.zeros(()), closes=jnp.bool_(True),
         )  # fmt: skip
         state, row, _ = server.receive(state, read_rows(rows, client), arrival)
+        state, row = closed(server, state, row)
         return state, tree.put(rows, client, row)
 
     def all_of_them(served: State, changes: Params, starts: Params, span: Array) -> State:

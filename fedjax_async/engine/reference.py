@@ -125,7 +125,7 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
 
     def train(job: int, applied: bool, spoiled: bool = False) -> tuple[Any, Message, Any, Any, dict[str, Any]]:
         who, message = schedule.client[job], messages.pop(job)
-        own = ClientData(*pool, data.offset[who], data.size[who])
+        own = ClientData(pool[0], pool[1], pool[2], data.offset[who], data.size[who])
         upload, client_state[who], norm, accepted, noted = _job(client)(
             hyper, key, schedule.number[job], np.int32(schedule.version[job]), message, client_state[who], own, who,
             schedule.local_steps[job], jnp.asarray(norm_limit, real), spoiled, applied,
@@ -136,8 +136,9 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
         nonlocal sent
         while sent < len(schedule.client) and schedule.dispatched_after[sent] == position:
             who = schedule.client[sent]
-            before = latest.get(who)
-            if before is not None and schedule.fate[before] in TRAINED_IN_VAIN and jax.tree.leaves(client_state[who]):
+            before = latest.get(who, -1)
+            keeps = before >= 0 and bool(jax.tree.leaves(client_state[who]))
+            if keeps and schedule.fate[before] in TRAINED_IN_VAIN:
                 in_vain[before] = train(before, applied=False)[-1]  # what the client keeps goes on from there
             request = Request(
                 who, jnp.asarray(schedule.dispatch_time[sent], real), np.int32(schedule.version[sent]),

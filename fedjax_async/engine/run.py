@@ -49,11 +49,11 @@ class Member(NamedTuple):
 
     pieces: Pieces
     schedule: Schedule  # of all that is trained
-    applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
     params: Params
     key: Key
     points: Points  # in arrivals of ``schedule``
-    norm_limit: float = float("inf")
+    norm_limit: float
+    applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
 
 
 def make_member(
@@ -64,7 +64,7 @@ def make_member(
     kept = jax.eval_shape(lambda p: bound(pieces.client, pieces.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])
-    return Member(pieces, training.schedule, training.applied, params, key, points, norm_limit)
+    return Member(pieces, training.schedule, params, key, points, norm_limit, training.applied)
 
 
 def known_of(members: Sequence[Member]) -> Known:

@@ -54,7 +54,8 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
 
     ``h <- h - (alpha / N) sum_i Delta_i`` and ``x <- mean_i w_i - h / alpha`` over the clients of a server step. The
     clients are :func:`feddyn_client`'s, with the same alpha. Asynchronously ``Delta_i`` counts from the model that the
-    client started from. Here alpha cancels, since h grows with it: what it changes is local training. ``clip`` bounds ``w_i - x`` in the mean.
+    client started from. Here alpha cancels, since h grows with it: what it changes is local training.
+    ``clip`` bounds ``w_i - x`` in the mean.
 
     Args:
       alpha: weight of the dynamic regulariser, > 0.

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_async import registry
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Every, Pieces, evaluation_points
 from fedjax_async.local import local_steps, sgd
 from fedjax_async.models.wrap import cross_entropy
-from fedjax_async.server import SERVERS
+from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import FederatedData, Model
 
 FEATURES, HIDDEN, CLASSES = 5, 7, 3
@@ -68,6 +69,16 @@ def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
     return sgd(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
 
 
+@functools.cache
+def client_of(rule: str):
+    """The local training that a rule comes with."""
+    made = METHODS[rule].client if rule in METHODS else sgd
+    if made is sgd:
+        return client()
+    options = {"lr": 0.1, "optimizer": optax.sgd(0.1), "alpha": 0.5, "batch_size": 4}
+    return made(MODEL, **{key: options[key] for key in options if key in registry.options_of(made)})
+
+
 class Case(NamedTuple):
     """Arguments of either engine, in order."""
 
@@ -84,6 +95,7 @@ def case(
 ) -> Case:  # fmt: skip
     """One experiment; call it inside ``jax.enable_x64`` for float64."""
     who = data(sizes)
+    trainer = client(proximal) if proximal or not isinstance(rule, str) else client_of(rule)
     rule = server(rule) if isinstance(rule, str) else rule
     schedule = plan(
         timing,
@@ -98,7 +110,7 @@ def case(
     )
     points = evaluation_points(schedule, every or Every(updates=5))
     params = MODEL.init(jax.random.key(1))
-    return Case(Pieces(rule, client(proximal), MODEL, who), schedule, params, jax.random.key(2), points)
+    return Case(Pieces(rule, trainer, MODEL, who), schedule, params, jax.random.key(2), points)
 
 
 def close(a, b, rtol):

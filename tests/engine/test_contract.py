@@ -11,7 +11,7 @@ import pytest
 from fedjax_async import tree
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.server import fedasync, fedbuff
-from fedjax_async.types import ClientAlgorithm, Message, ServerAlgorithm
+from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
 TIMINGS = ["every", "every:concurrency=3", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
@@ -26,9 +26,10 @@ def remembering() -> ServerAlgorithm:
 
     def receive(state, memory, arrival):
         x = jax.tree.map(lambda x, d, h: x + 0.3 * (d - 0.5 * h), state["x"], arrival.upload, memory)
-        return {"x": x, "count": state["count"] + 1}, arrival.upload, {"count": state["count"]}
+        kept = tree.where(arrival.weight > 0, arrival.upload, memory)
+        return {"x": x, "count": state["count"] + 1}, kept, Info(arrival.weight, {"count": state["count"]})
 
-    def dispatch(state, memory):
+    def dispatch(state, memory, request):
         sent = jax.tree.map(lambda x, h: x + 0.25 * h, state["x"], memory)
         return Message(sent, extra=tree.norm(memory)), jax.tree.map(lambda h: 0.9 * h, memory)
 

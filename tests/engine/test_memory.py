@@ -15,9 +15,9 @@ from fedjax_async.clock import Until, plan
 from fedjax_async.data import open_folder, write_folder
 from fedjax_async.engine import execute, prepare, programs, run_reference, run_waves
 from fedjax_async.engine.memory import parse_size
-from fedjax_async.engine.run import Member, make_stack, memory_needed, plan_stack, shape_of
+from fedjax_async.engine.run import make_member, make_stack, memory_needed, plan_stack, shape_of
 from fedjax_async.models import MODELS, rematerialised
-from fedjax_async.types import Schedule
+from fedjax_async.types import Request, Schedule
 from tests.engine.problem import case, close, data
 
 BASE = Settings(dataset="fashion_mnist_6k", model="mlp", clients=20, method="fedbuff", delay="exponential",
@@ -30,7 +30,7 @@ def run(**changes):
 
 def needed(**changes):
     e = prepare(dataclasses.replace(BASE, **changes))
-    members = [Member(e.pieces, e.schedule, e.params, e.key, e.points)]
+    members = [make_member(e.pieces, e.schedule, e.params, e.key, e.points)]
     made = plan_stack(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
     return memory_needed(make_stack(members, made, shape_of(made)))
 
@@ -68,7 +68,7 @@ def test_half_precision_slots_round_the_start_models_only(engine):
 def test_half_precision_slots_take_half_the_memory():
     e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
     message = jax.eval_shape(lambda p: e.pieces.server(e.pieces.hyper).dispatch(
-        *e.pieces.server(e.pieces.hyper).init(p))[0], e.params)  # fmt: skip
+        *e.pieces.server(e.pieces.hyper).init(p), Request())[0], e.params)  # fmt: skip
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -119,7 +119,7 @@ def test_nothing_on_the_device_grows_with_the_population():
             BASE, dataset="population:features=16", clients=clients, model="logistic",
             method="fedasync@every:concurrency=10", batch_size=8,
         ))  # fmt: skip
-        members = [Member(e.pieces, e.schedule, e.params, e.key, e.points)]
+        members = [make_member(e.pieces, e.schedule, e.params, e.key, e.points)]
         made = plan_stack(members)
         stack = make_stack(members, made, shape_of(made))
         sizes[clients] = memory_needed(stack)

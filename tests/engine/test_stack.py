@@ -11,7 +11,7 @@ import pytest
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Pieces, run_waves
 from fedjax_async.engine.merge import merge, merge_slots, round_bounds
-from fedjax_async.engine.run import Member, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
 from fedjax_async.server import fedasync
 from tests.engine.problem import case, client, close
 from tests.engine.test_contract import carrying, remembering
@@ -26,7 +26,7 @@ def family(hyper):
 def member(timing, seed, mixing, updates, pieces=None):
     one = case("fedasync", timing, "exponential:mean=1", seed=seed, updates=updates)
     pieces = pieces or one.pieces._replace(server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing})
-    return Member(pieces, one.schedule, one.params, jax.random.key(seed), one.points)
+    return make_member(pieces, one.schedule, one.params, jax.random.key(seed), one.points)
 
 
 def together(members, batching, **options):
