@@ -28,7 +28,7 @@ ALLOWED = {
     "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},
-    "registry": {"check"},
+    "registry": {"check", "types"},
     "geometry": BASE,
     "compress": BASE,
     "models": BASE,

@@ -170,11 +170,11 @@ def hexagon(*, side: float = 1.0, around: str, colour: str = "red", shine: str) 
 def test_taken_options_stand_where_their_group_stood():
     found = [(p.name, p.default, p.annotation) for p in registry.options_of(hexagon).values()]
     assert found == [
-        ("side", 1.0, "float"),
-        ("thick", 2.0, "float"),
-        ("dashed", False, "bool"),
-        ("colour", "red", "str"),
-        ("light", "none", "str"),
+        ("side", 1.0, float),
+        ("thick", 2.0, float),
+        ("dashed", False, bool),
+        ("colour", "red", str),
+        ("light", "none", str),
     ]
     assert inspect.signature(hexagon).return_annotation == "tuple[float | str, ...]"
     assert registry.summary(hexagon) == "Six sides." and hexagon.__name__ == "hexagon"

@@ -12,8 +12,9 @@ from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
 
 from fedjax_async.local import batch, permute
 from fedjax_async.models import MODELS, NEED_WEIGHTS
-from fedjax_async.server import SERVERS
+from fedjax_async.server import SERVERS, closed
 from fedjax_async.types import Arrival, Info
+from tests.server.made_up import uploading
 
 B, CLASSES = 4, 10
 checked = jaxtyped(typechecker=beartype)
@@ -89,9 +90,8 @@ def test_rules_keep_the_params_shapes(name):
     x = {"a": jnp.ones((2, 3)), "b": jnp.ones(4)}
     state, memory = rule.init(x)
     one = jnp.ones(())
-    state, memory, info = rule.receive(
-        state, memory, Arrival(x, x, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True))
-    )
+    arrival = Arrival(x, x, jnp.int32(1), one, jnp.int32(0), one, jnp.bool_(True))
+    state, memory, info = rule.receive(state, memory, uploading(name, arrival))
     weight(info)
-    state, memory = rule.close(state, memory)
+    state, memory = closed(rule, state, memory)
     assert jax.tree.map(jnp.shape, params(state)) == jax.tree.map(jnp.shape, x)

@@ -92,6 +92,7 @@ def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
             begin=lambda key, message, state, data: one.begin(key, message, state[0], data),
             finish=finish,
             info=own,
+            unsent=None,
         )
 
     def gap(state):
