@@ -14,6 +14,7 @@ from fedjax_async.clock.fates import TRAINED_IN_VAIN, Fate, fault_counts
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
+from fedjax_async.clock.record import at_or_before
 from fedjax_async.clock.slots import Slots, allocate
 from fedjax_async.clock.statistics import (
     DelayStatistics,
@@ -56,6 +57,7 @@ __all__ = [
     "WaveStatistics",
     "World",
     "allocate",
+    "at_or_before",
     "bind_conditions",
     "bind_delays",
     "check_schedule",

@@ -18,6 +18,17 @@ from fedjax_async.types import Schedule
 SLACK = 1 + 1e-12
 
 
+def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
+    """How many of ``times``, which are sorted, are at or before each moment, up to rounding; int64, as ``moments``.
+
+    A time counts as at a moment if it is later by at most 1e-12 of it.
+
+    >>> at_or_before(np.array([0.1, 3 * 0.1, 0.4]), np.array([0.3, 0.4]))
+    array([2, 3])
+    """
+    return np.searchsorted(times, np.asarray(moments) * SLACK, side="right")
+
+
 def turns(clients: np.ndarray) -> np.ndarray:
     """How many entries before each have the same client; int64."""
     # Sorting numbers takes half the time of sorting places by them.
@@ -84,9 +95,12 @@ class Record:
 
     @property
     def end(self) -> float:
-        """When the plan ended: at its last application if updates or steps were limited and reached, else its time."""
+        """Until when the plan goes: its last application if updates or steps were limited and reached, else its time.
+
+        A comparison with it needs no further tolerance.
+        """
         spent = self.applied >= self._last_update or self.closed >= self._last_step
-        return self._time[-1] if spent and self._time else self.horizon
+        return self._time[-1] * SLACK if spent and self._time else self.horizon
 
     def schedule(self, world: World) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position."""
