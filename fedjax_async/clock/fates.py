@@ -21,7 +21,7 @@ class Fate(enum.IntEnum):
     LATE = 6  # applied, though it came after its timeout
     DROPPED_LATE = 7  # came after its timeout and was not applied
     DROPPED_STALE = 8  # came, but staler than the server admits
-    GIVEN_UP = 9  # the server gave it up at its timeout; it trains on, or its upload would have come later
+    GIVEN_UP = 9  # the server gave it up at its timeout; its upload comes after the end, or its round ended first
 
 
 # The upload reached the server, and these were applied:

@@ -72,10 +72,13 @@ class Record:
         return self.closed - self._closed[self._applied_before[job]]
 
     def call_off(self, job: int, time: float) -> None:
-        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite)."""
+        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite).
+
+        A job that the server has given up before stays given up, from its timeout on.
+        """
         self.upload_time[job] = math.inf
         self.freed[job] = min(self.freed.get(job, math.inf), time)
-        self.fates[job] = Fate.CALLED_OFF
+        self.fates.setdefault(job, Fate.CALLED_OFF)
 
     def apply(self, job: int, time: float, closes: bool) -> bool:
         """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""

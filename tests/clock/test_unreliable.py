@@ -387,6 +387,17 @@ def test_a_round_in_which_everything_is_lost_is_no_step():
     np.testing.assert_array_equal(s.version, [0, 0, 0, 1])
 
 
+def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
+    limits = Limits(timeout=2)
+    s = make("cohort:size=3,over_selection=1", table_of([5], [9], [3], [1]), num_clients=4, updates=3, limits=limits)
+    # nobody is left to wait for at 2: the round ends with one upload
+    np.testing.assert_array_equal(s.fate[:4], [Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.APPLIED])
+    np.testing.assert_array_equal(s.freed_time[:4], [2, 2, 2, 1])
+    np.testing.assert_array_equal(s.upload_time[:4], [np.inf, np.inf, np.inf, 1])
+    np.testing.assert_array_equal(s.dispatch_time[4:8], [2, 2, 2, 2])
+    assert fault_counts(s)["called_off"] == 0
+
+
 def test_cohorts_are_uniform_over_those_that_are_there():
     half = there(*[ALWAYS if i % 2 else [(1e9, 2e9)] for i in range(10)])
     until = Until(steps=3000)

@@ -89,8 +89,10 @@ def check_fates(schedule: Schedule) -> None:
     for j, what in enumerate(fate):
         assert (what in never) <= np.isinf(schedule.upload_time[j])
         assert (what in {Fate.APPLIED, Fate.DROPPED_STALE}) <= np.isfinite(schedule.upload_time[j])
-        if what in {Fate.LATE, Fate.DROPPED_LATE, Fate.GIVEN_UP}:
+        if what in {Fate.LATE, Fate.DROPPED_LATE}:
             assert schedule.freed_time[j] < schedule.upload_time[j] < np.inf
+        if what == Fate.GIVEN_UP:  # infinite: a round ended without it
+            assert schedule.freed_time[j] < schedule.upload_time[j]
         if what == Fate.APPLIED:
             assert schedule.freed_time[j] == schedule.upload_time[j]
         received = {Fate.DROPPED_LATE, Fate.DROPPED_STALE} | arrived
