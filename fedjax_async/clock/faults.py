@@ -97,8 +97,7 @@ def _befalling(
 def _exponential(draws: chance.Draws, who: np.ndarray) -> np.ndarray:
     """Exponential of mean 1 where ``who`` says so, elsewhere infinite."""
     out = np.full(who.shape, np.inf)
-    # One logarithm at a time: that of arrays differs in the last bit from processor to processor.
-    out[who] = [-math.log1p(-u) for u in draws.random(who).tolist()]
+    out[who] = draws.standard_exponential(who)
     return out
 
 
