@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,32 @@ TRAINED_IN_VAIN = (Fate.LOST, Fate.DROPPED_LATE, Fate.DROPPED_STALE, Fate.GIVEN_
 NEVER_CAME = (Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED)
 
 
+def with_outcomes(schedule: Schedule) -> Schedule:
+    """The schedule with ``fate``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
+
+    See ``clock.make_schedule``. ``ValueError`` if one of them is neither empty nor of one entry a job.
+    """
+    jobs = len(schedule.client)
+    columns = {name: np.asarray(getattr(schedule, name)) for name in ("fate", "freed_time", "corrupt", "copies")}
+    for name, column in columns.items():
+        if column.shape not in ((0,), (jobs,)):
+            raise ValueError(f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry a job")
+    empty = [name for name, column in columns.items() if len(column) != jobs]
+    if not empty:
+        return schedule
+    derived: dict[str, Any] = {"corrupt": np.zeros(jobs, np.bool_), "copies": np.zeros(jobs, np.int8)}
+    if "fate" in empty:
+        derived["fate"] = np.where(np.isinf(schedule.upload_time), Fate.CALLED_OFF, Fate.UNDER_WAY).astype(np.int8)
+        derived["fate"][schedule.job] = Fate.APPLIED
+    if "freed_time" in empty:
+        order = np.argsort(schedule.client, kind="stable")
+        clients, sent = schedule.client[order], schedule.dispatch_time[order]
+        following = np.full(jobs, np.inf)
+        following[order[:-1]] = np.where(clients[1:] == clients[:-1], sent[1:], np.inf)
+        derived["freed_time"] = np.where(np.isinf(schedule.upload_time), following, schedule.upload_time)
+    return schedule._replace(**{name: derived[name] for name in empty})
+
+
 def fault_counts(schedule: Schedule) -> dict[str, int]:
     """How many jobs came to grief, and how.
 
@@ -46,6 +73,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     Of ``plan``'s schedules ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``
     + ``given_up`` + ``under_way`` is the number of jobs.
     """
+    schedule = with_outcomes(schedule)
     of = np.bincount(schedule.fate, minlength=len(Fate))
     return {
         "applied": len(schedule.job),
@@ -56,7 +84,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
         "dropped_late": int(of[Fate.DROPPED_LATE]),
         "dropped_stale": int(of[Fate.DROPPED_STALE]),
         "duplicates": int(schedule.copies.sum(dtype=np.int64)),
-        "corrupt": int(schedule.corrupt[schedule.job].sum()) if len(schedule.corrupt) else 0,
+        "corrupt": int(schedule.corrupt[schedule.job].sum()),
         "called_off": int(of[Fate.CALLED_OFF]),
         "given_up": int(of[Fate.GIVEN_UP]),
         "under_way": int(of[Fate.UNDER_WAY]),

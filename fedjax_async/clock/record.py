@@ -29,12 +29,16 @@ def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
     return np.searchsorted(times, np.asarray(moments) * SLACK, side="right")
 
 
+def client_order(clients: np.ndarray) -> np.ndarray:
+    """The places of a column of clients, by client, those of a client in order; int64."""
+    # Sorting numbers takes half the time of sorting places by them.
+    return np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients))) & 0xFFFFFFFF
+
+
 def turns(clients: np.ndarray) -> np.ndarray:
     """How many entries before each have the same client; int64."""
-    # Sorting numbers takes half the time of sorting places by them.
-    ordered = np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients)))
-    order = ordered & 0xFFFFFFFF
-    begins = np.flatnonzero(np.diff(ordered >> 32, prepend=-1))
+    order = client_order(clients)
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
     found = np.empty(len(clients), np.int64)
     found[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
     return found

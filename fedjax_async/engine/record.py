@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import at_or_before, fault_counts
+from fedjax_async.clock import at_or_before, fault_counts, with_outcomes
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -107,7 +107,7 @@ def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[di
 
 def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
-    copies = schedule.copies if len(schedule.copies) else 0  # a further copy of an upload is traffic too
+    copies = with_outcomes(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")
     received = np.broadcast_to((1 + copies) * np.asarray(size, np.int64), len(order))[order]
     total = np.concatenate([[0], np.cumsum(received)])

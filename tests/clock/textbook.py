@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays, Fate, fault_counts
+from fedjax_async.clock import Delays, Fate, check_schedule, fault_counts
 from fedjax_async.types import Schedule
 
 
@@ -43,6 +43,7 @@ def buffered_asynchrony(delays, num_clients, size, updates):
 
 def check_invariants(schedule: Schedule) -> None:
     """What holds for every schedule of every policy."""
+    assert check_schedule(schedule) == schedule  # nothing to fill in, nothing to refuse
     jobs, arrivals = len(schedule.client), len(schedule.job)
     assert {schedule.client.dtype, schedule.number.dtype, schedule.local_steps.dtype} == {np.dtype(np.int32)}
     assert {schedule.dispatch_time.dtype, schedule.upload_time.dtype, schedule.time.dtype} == {np.dtype(np.float64)}
