@@ -67,7 +67,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     * ``late``: came after their timeout; of these ``dropped_late`` were not applied;
     * ``dropped_stale``: refused for their staleness (late ones too);
     * ``duplicates``: further copies delivered, and ignored;
-    * ``corrupt``: applied uploads that are NaN (the engine rejects them);
+    * ``corrupt``: arrivals whose uploads are NaN: the engine rejects them, and they fill no buffer;
     * ``called_off``, ``given_up`` (and not yet arrived at the end), ``under_way``.
 
     Of ``plan``'s schedules ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``

@@ -56,6 +56,7 @@ class Record:
         # the upload came (or because none will)
         self.fates: dict[int, Fate] = {}
         self.freed: dict[int, float] = {}
+        self.corrupt = set[int]()  # jobs whose uploads are or would be NaN
         self.applied = self.closed = 0
         until = world.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
@@ -93,6 +94,10 @@ class Record:
         self._closed.append(self.closed)
         return self.applied < self._last_update and self.closed < self._last_step
 
+    def sound(self, job: int) -> bool:
+        """Whether the upload of ``job`` counts: a corrupt one fills no buffer and closes no step by itself."""
+        return job not in self.corrupt
+
     def apply_step(self, jobs: Iterable[int], time: float) -> bool:
         """Apply ``jobs``, at least one, as one server step at ``time``; false once the budget is spent."""
         if time > self.horizon:
@@ -121,6 +126,8 @@ class Record:
         upload_time = np.array(self.upload_time, np.float64)
         freed_time = upload_time.copy()
         freed_time[list(self.freed)] = list(self.freed.values())
+        corrupt = np.zeros(len(client), np.bool_)
+        corrupt[list(self.corrupt)] = True
         marks = mishaps((one.marks for one in (world.conditions or NO_CONDITIONS).faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in marks.copies:
@@ -140,6 +147,6 @@ class Record:
             step=closed[:-1],
             fate=fate,
             freed_time=freed_time,
-            corrupt=np.zeros(len(client), np.bool_) | marks.corrupt,
+            corrupt=corrupt,
             copies=copies,
         )
