@@ -31,7 +31,7 @@ class Schedule(NamedTuple):
 
     A *job* is one local training of one client, sent at ``dispatch_time[j]`` from the model of version ``version[j]``.
     Jobs are numbered in order of dispatch. An *arrival* is the application of one job's upload by the server; arrivals
-    are listed in the order of application, jobs that never arrive are not.
+    are listed in the order of application, jobs that never arrive are not. ``clock.make_schedule`` makes one by hand.
     """
 
     num_clients: int
@@ -48,7 +48,7 @@ class Schedule(NamedTuple):
     time: np.ndarray  # float64[E]  when the server applies it (for a window: the window's end)
     closes: np.ndarray  # bool[E]    whether this arrival completes its server step
     step: np.ndarray  # int64[E]   server steps closed before this arrival is applied
-    # one entry a job again; ``plan`` always fills these, schedules made by hand may leave them empty
+    # one entry a job again; ``plan`` fills these, and ``clock.check_schedule`` in schedules made by hand
     fate: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of it: ``clock.Fate``
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  its upload, if it arrives, is NaN throughout

@@ -4,16 +4,18 @@ NumPy only. ``plan`` is the entry; ``DELAYS`` and ``TIMINGS`` are the registries
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
+from fedjax_async.clock.checking import check_schedule, make_schedule
 from fedjax_async.clock.conditions import Conditions, Limits, joined
 from fedjax_async.clock.conditions import bind as bind_conditions
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
-from fedjax_async.clock.fates import TRAINED_IN_VAIN, Fate, fault_counts
+from fedjax_async.clock.fates import TRAINED_IN_VAIN, Fate, fault_counts, with_outcomes
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
+from fedjax_async.clock.record import at_or_before
 from fedjax_async.clock.slots import Slots, allocate
 from fedjax_async.clock.statistics import (
     DelayStatistics,
@@ -24,7 +26,7 @@ from fedjax_async.clock.statistics import (
 )
 from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.timing import TIMINGS, Timing
-from fedjax_async.clock.trace import check_schedule, load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
+from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
 from fedjax_async.clock.waves import WaveStatistics, longest_chain, wave_statistics, waves
 from fedjax_async.clock.world import Until, World
 
@@ -56,6 +58,7 @@ __all__ = [
     "WaveStatistics",
     "World",
     "allocate",
+    "at_or_before",
     "bind_conditions",
     "bind_delays",
     "check_schedule",
@@ -67,6 +70,7 @@ __all__ = [
     "load_schedule",
     "load_schedule_csv",
     "longest_chain",
+    "make_schedule",
     "mishaps",
     "plan",
     "save_schedule",
@@ -74,4 +78,5 @@ __all__ = [
     "staleness_histogram",
     "wave_statistics",
     "waves",
+    "with_outcomes",
 ]

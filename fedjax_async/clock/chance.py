@@ -4,6 +4,11 @@ What belongs to a client or a job is *hashed*: its number is a scrambling of (se
 batch of them costs a few array operations and no memory. NumPy's generators serve what is one sequence for
 the whole plan: permutations, cohorts, decks.
 
+Draws are exact on one machine: the same NumPy version on the same kind of processor gives the same bits,
+whatever the size of a batch. Elsewhere they may differ in the last bit, because NumPy's logarithms and
+cosines of arrays follow the instructions that a processor has. Uniform draws are the same everywhere.
+``save_schedule`` carries a schedule from one machine to another exactly.
+
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
 constants of Stafford's variant 13, as in SplitMix64.
 """

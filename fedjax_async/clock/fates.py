@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ class Fate(enum.IntEnum):
     LATE = 6  # applied, though it came after its timeout
     DROPPED_LATE = 7  # came after its timeout and was not applied
     DROPPED_STALE = 8  # came, but staler than the server admits
-    GIVEN_UP = 9  # the server gave it up at its timeout; it trains on, or its upload would have come later
+    GIVEN_UP = 9  # the server gave it up at its timeout; its upload comes after the end, or its round ended first
 
 
 # The upload reached the server, and these were applied:
@@ -33,6 +34,32 @@ TRAINED_IN_VAIN = (Fate.LOST, Fate.DROPPED_LATE, Fate.DROPPED_STALE, Fate.GIVEN_
 NEVER_CAME = (Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED)
 
 
+def with_outcomes(schedule: Schedule) -> Schedule:
+    """The schedule with ``fate``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
+
+    See ``clock.make_schedule``. ``ValueError`` if one of them is neither empty nor of one entry a job.
+    """
+    jobs = len(schedule.client)
+    columns = {name: np.asarray(getattr(schedule, name)) for name in ("fate", "freed_time", "corrupt", "copies")}
+    for name, column in columns.items():
+        if column.shape not in ((0,), (jobs,)):
+            raise ValueError(f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry a job")
+    empty = [name for name, column in columns.items() if len(column) != jobs]
+    if not empty:
+        return schedule
+    derived: dict[str, Any] = {"corrupt": np.zeros(jobs, np.bool_), "copies": np.zeros(jobs, np.int8)}
+    if "fate" in empty:
+        derived["fate"] = np.where(np.isinf(schedule.upload_time), Fate.CALLED_OFF, Fate.UNDER_WAY).astype(np.int8)
+        derived["fate"][schedule.job] = Fate.APPLIED
+    if "freed_time" in empty:
+        order = np.argsort(schedule.client, kind="stable")
+        clients, sent = schedule.client[order], schedule.dispatch_time[order]
+        following = np.full(jobs, np.inf)
+        following[order[:-1]] = np.where(clients[1:] == clients[:-1], sent[1:], np.inf)
+        derived["freed_time"] = np.where(np.isinf(schedule.upload_time), following, schedule.upload_time)
+    return schedule._replace(**{name: derived[name] for name in empty})
+
+
 def fault_counts(schedule: Schedule) -> dict[str, int]:
     """How many jobs came to grief, and how.
 
@@ -40,12 +67,13 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     * ``late``: came after their timeout; of these ``dropped_late`` were not applied;
     * ``dropped_stale``: refused for their staleness (late ones too);
     * ``duplicates``: further copies delivered, and ignored;
-    * ``corrupt``: applied uploads that are NaN (the engine rejects them);
+    * ``corrupt``: arrivals whose uploads are NaN: the engine rejects them, and they fill no buffer;
     * ``called_off``, ``given_up`` (and not yet arrived at the end), ``under_way``.
 
     Of ``plan``'s schedules ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``
     + ``given_up`` + ``under_way`` is the number of jobs.
     """
+    schedule = with_outcomes(schedule)
     of = np.bincount(schedule.fate, minlength=len(Fate))
     return {
         "applied": len(schedule.job),
@@ -56,7 +84,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
         "dropped_late": int(of[Fate.DROPPED_LATE]),
         "dropped_stale": int(of[Fate.DROPPED_STALE]),
         "duplicates": int(schedule.copies.sum(dtype=np.int64)),
-        "corrupt": int(schedule.corrupt[schedule.job].sum()) if len(schedule.corrupt) else 0,
+        "corrupt": int(schedule.corrupt[schedule.job].sum()),
         "called_off": int(of[Fate.CALLED_OFF]),
         "given_up": int(of[Fate.GIVEN_UP]),
         "under_way": int(of[Fate.UNDER_WAY]),

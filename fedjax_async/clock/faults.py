@@ -27,7 +27,7 @@ class Mishap(NamedTuple):
     """What befalls jobs: arrays of one entry a job, or one value for all. The defaults are: nothing."""
 
     lost: Truths = False  # trained, but the upload never reaches the server
-    corrupt: Truths = False  # the upload is NaN throughout
+    corrupt: Truths = False  # the upload is NaN throughout: it arrives, and counts for nothing
     crash_share: Numbers = math.inf  # the client crashes after this share of the job's time,
     crash_after: Numbers = math.inf  # or after so many seconds, whichever is first,
     restart: Numbers = 0.0  # and is down for so many seconds
@@ -67,8 +67,8 @@ class Faults(NamedTuple):
     """The mishaps of jobs, and the absences that a fault model brings with it.
 
     ``course(clients, numbers)`` and ``marks(clients, numbers)``, of arrays that broadcast, are what befalls
-    these jobs; of ``marks`` only ``corrupt`` and ``copies`` count, of ``course`` all else. They may be the same.
-    What only marks an upload does not change how a plan goes, and is drawn when that is known.
+    these jobs; of ``marks`` only ``copies`` count, of ``course`` all else. They may be the same. Copies do not
+    change how a plan goes: they are drawn when it is known.
     """
 
     course: Draw | None = None
@@ -97,8 +97,7 @@ def _befalling(
 def _exponential(draws: chance.Draws, who: np.ndarray) -> np.ndarray:
     """Exponential of mean 1 where ``who`` says so, elsewhere infinite."""
     out = np.full(who.shape, np.inf)
-    # One logarithm at a time: that of arrays differs in the last bit from processor to processor.
-    out[who] = [-math.log1p(-u) for u in draws.random(who).tolist()]
+    out[who] = draws.standard_exponential(who)
     return out
 
 
@@ -163,10 +162,13 @@ def late(*, probability: float = 0.1, extra: float = 0.0, factor: float = 1.0) -
 
 
 def corrupt(*, probability: float = 0.05) -> FaultModel:
-    """An upload arrives as NaN throughout with this `probability` (marked here, made so by the engine)."""
+    """An upload arrives as NaN throughout with this `probability`; it is applied, but fills no place in a buffer.
+
+    The clock marks it, and the engine makes it so.
+    """
     inputs.share("probability", probability)
     bound = _befalling("corrupt", probability, lambda who, draws: Mishap(corrupt=who))
-    return lambda num_clients, seed, part: Faults(marks=bound(seed, part))
+    return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultModel:

@@ -18,12 +18,27 @@ from fedjax_async.types import Schedule
 SLACK = 1 + 1e-12
 
 
+def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
+    """How many of ``times``, which are sorted, are at or before each moment, up to rounding; int64, as ``moments``.
+
+    A time counts as at a moment if it is later by at most 1e-12 of it.
+
+    >>> at_or_before(np.array([0.1, 3 * 0.1, 0.4]), np.array([0.3, 0.4]))
+    array([2, 3])
+    """
+    return np.searchsorted(times, np.asarray(moments) * SLACK, side="right")
+
+
+def client_order(clients: np.ndarray) -> np.ndarray:
+    """The places of a column of clients, by client, those of a client in order; int64."""
+    # Sorting numbers takes half the time of sorting places by them.
+    return np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients))) & 0xFFFFFFFF
+
+
 def turns(clients: np.ndarray) -> np.ndarray:
     """How many entries before each have the same client; int64."""
-    # Sorting numbers takes half the time of sorting places by them.
-    ordered = np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients)))
-    order = ordered & 0xFFFFFFFF
-    begins = np.flatnonzero(np.diff(ordered >> 32, prepend=-1))
+    order = client_order(clients)
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
     found = np.empty(len(clients), np.int64)
     found[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
     return found
@@ -41,6 +56,7 @@ class Record:
         # the upload came (or because none will)
         self.fates: dict[int, Fate] = {}
         self.freed: dict[int, float] = {}
+        self.corrupt = set[int]()  # jobs whose uploads are or would be NaN
         self.applied = self.closed = 0
         until = world.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
@@ -61,10 +77,13 @@ class Record:
         return self.closed - self._closed[self._applied_before[job]]
 
     def call_off(self, job: int, time: float) -> None:
-        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite)."""
+        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite).
+
+        A job that the server has given up before stays given up, from its timeout on.
+        """
         self.upload_time[job] = math.inf
         self.freed[job] = min(self.freed.get(job, math.inf), time)
-        self.fates[job] = Fate.CALLED_OFF
+        self.fates.setdefault(job, Fate.CALLED_OFF)
 
     def apply(self, job: int, time: float, closes: bool) -> bool:
         """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
@@ -75,6 +94,10 @@ class Record:
         self._closed.append(self.closed)
         return self.applied < self._last_update and self.closed < self._last_step
 
+    def sound(self, job: int) -> bool:
+        """Whether the upload of ``job`` counts: a corrupt one fills no buffer and closes no step by itself."""
+        return job not in self.corrupt
+
     def apply_step(self, jobs: Iterable[int], time: float) -> bool:
         """Apply ``jobs``, at least one, as one server step at ``time``; false once the budget is spent."""
         if time > self.horizon:
@@ -84,9 +107,12 @@ class Record:
 
     @property
     def end(self) -> float:
-        """When the plan ended: at its last application if updates or steps were limited and reached, else its time."""
+        """Until when the plan goes: its last application if updates or steps were limited and reached, else its time.
+
+        A comparison with it needs no further tolerance.
+        """
         spent = self.applied >= self._last_update or self.closed >= self._last_step
-        return self._time[-1] if spent and self._time else self.horizon
+        return self._time[-1] * SLACK if spent and self._time else self.horizon
 
     def schedule(self, world: World) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position."""
@@ -100,6 +126,8 @@ class Record:
         upload_time = np.array(self.upload_time, np.float64)
         freed_time = upload_time.copy()
         freed_time[list(self.freed)] = list(self.freed.values())
+        corrupt = np.zeros(len(client), np.bool_)
+        corrupt[list(self.corrupt)] = True
         marks = mishaps((one.marks for one in (world.conditions or NO_CONDITIONS).faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in marks.copies:
@@ -119,6 +147,6 @@ class Record:
             step=closed[:-1],
             fate=fate,
             freed_time=freed_time,
-            corrupt=np.zeros(len(client), np.bool_) | marks.corrupt,
+            corrupt=corrupt,
             copies=copies,
         )

@@ -4,6 +4,11 @@ A policy is ``timing(world) -> Schedule``: it drives one ``EventQueue`` until th
 rules common to all: a client receives its model at the moment it is dispatched, right after the arrivals
 applied so far; it is dispatched again only after its upload was applied (or its job called off); and
 what the budget leaves under way stays in the job arrays, never among the arrivals.
+
+Server steps are made of accepted uploads, as far as the clock knows them. It knows which uploads come too late or
+too stale for the server's limits: those are not arrivals. It knows which the faults make corrupt: those are
+arrivals that fill no place in a buffer or a cohort, and a step without a sound upload is not closed. It does not
+know what training makes of an upload: one that turns out not finite or too large is rejected, but keeps its place.
 """
 
 from __future__ import annotations

@@ -10,28 +10,18 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
-from fedjax_async.clock.fates import APPLIED, Fate
+from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
 
 _FORMAT, _VERSION = "fedjax_async schedule", 2  # 2: what became of the jobs
-_JOBS = {
-    "client": np.int32,
-    "number": np.int32,
-    "local_steps": np.int32,
-    "dispatch_time": np.float64,
-    "upload_time": np.float64,
-    "dispatched_after": np.int64,
-    "version": np.int64,
-    "fate": np.int8,
-    "freed_time": np.float64,
-    "corrupt": np.bool_,
-    "copies": np.int8,
-}
-_ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:
-    """Write a schedule as ``.npz``; a reader sees the old file or the whole new one, never a part."""
+    """Write a schedule as ``.npz``; a reader sees the old file or the whole new one, never a part.
+
+    A schedule made by hand is checked and completed first, as by ``check_schedule``.
+    """
+    schedule = check_schedule(schedule)
     columns: dict[str, Any] = {name: np.asarray(value) for name, value in schedule._asdict().items()}
     header: dict[str, Any] = {"format": np.array(_FORMAT), "format_version": np.array(_VERSION)}
     with disk.replacing(path) as file:
@@ -56,18 +46,21 @@ def load_schedule(path: str | Path) -> Schedule:
         raise ValueError(f"{path}: column {missing[0]!r} is missing")
     columns: dict[str, Any] = {name: found[name] for name in Schedule._fields}
     schedule = Schedule(**(columns | {"num_clients": int(found["num_clients"])}))
-    _check(path, schedule)
-    return schedule
+    return _checked(path, schedule)
 
 
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
-    """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none."""
+    """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none.
+
+    A schedule made by hand is checked and completed first, as by ``check_schedule``.
+    """
+    schedule = check_schedule(schedule)
     place = np.full(len(schedule.client), -1, np.int64)
     place[schedule.job] = np.arange(len(schedule.job))
-    columns = (getattr(schedule, name) for name in _JOBS)
+    columns = (getattr(schedule, name) for name in JOBS)
     jobs = zip(*((c.astype(int) if c.dtype == np.bool_ else c).tolist() for c in columns), place.tolist())
     times, closes = schedule.time.tolist(), schedule.closes.astype(int).tolist()
-    lines = [",".join(["num_clients", *_JOBS, "arrival", "time", "closes"])]
+    lines = [",".join(["num_clients", *JOBS, "arrival", "time", "closes"])]
     for *job, e in jobs:
         arrival = (e, repr(times[e]), closes[e]) if e >= 0 else ("", "", "")
         lines.append(",".join(map(str, (schedule.num_clients, *job, *arrival))))
@@ -80,11 +73,11 @@ def load_schedule_csv(path: str | Path) -> Schedule:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, strict=True))
-        missing = [name for name in ("num_clients", *_JOBS) if rows and name not in rows[0]]
+        missing = [name for name in ("num_clients", *JOBS) if rows and name not in rows[0]]
         if missing:
             raise ValueError(f"no column {missing[0]!r}")
         jobs: dict[str, Any] = {
-            name: np.array([_parse(kind, row[name]) for row in rows], kind) for name, kind in _JOBS.items()
+            name: np.array([_parse(kind, row[name]) for row in rows], kind) for name, kind in JOBS.items()
         }
         arrived = {int(row["arrival"]): (j, row) for j, row in enumerate(rows) if row["arrival"]}
         ordered = [arrived[e] for e in range(len(arrived))]
@@ -101,43 +94,22 @@ def load_schedule_csv(path: str | Path) -> Schedule:
         raise ValueError(f"path = {str(path)!r}: no such file") from None
     except (OSError, ValueError, TypeError, KeyError, IndexError, csv.Error) as error:
         raise ValueError(f"{path}: not a schedule, or truncated ({type(error).__name__}: {error})") from None
-    _check(path, schedule)
-    return schedule
+    return _checked(path, schedule)
 
 
 def _parse(kind: Callable[[Any], Any], text: str) -> Any:
     return int(text) if kind is np.bool_ else kind(text)
 
 
-def _check(path: str | Path, schedule: Schedule) -> None:
+def _checked(path: str | Path, schedule: Schedule) -> Schedule:
     """Shapes, types and the references between the columns; anything amiss is a damaged file."""
-    for names in (_JOBS, _ARRIVALS):
+    for names in (JOBS, ARRIVALS):
         length = len(np.atleast_1d(getattr(schedule, next(iter(names)))))
         for name, kind in names.items():
             column = getattr(schedule, name)
             if column.shape != (length,) or column.dtype != kind:
                 raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")
-    jobs, arrivals = len(schedule.client), len(schedule.job)
-    closed = np.concatenate([[0], np.cumsum(schedule.closes)])
-    sound = (
-        _within(schedule.client, schedule.num_clients)
-        and _within(schedule.job, jobs)
-        and len(np.unique(schedule.job)) == arrivals
-        and _within(schedule.dispatched_after, arrivals + 1)
-        and bool((schedule.dispatched_after[schedule.job] <= np.arange(arrivals)).all())
-        and bool((schedule.version == closed[schedule.dispatched_after]).all())
-        and bool((schedule.step == closed[:-1]).all())
-        and _within(schedule.fate, len(Fate))
-        and np.array_equal(np.flatnonzero(np.isin(schedule.fate, APPLIED)), np.sort(schedule.job))
-        and _within(schedule.copies, 128)
-    )
-    if not sound:
-        raise ValueError(f"{path}: the columns contradict each other; the file is damaged")
-
-
-def _within(values: np.ndarray, end: int) -> bool:
-    return not len(values) or (values.min() >= 0 and values.max() < end)
-
-
-def check_schedule(schedule: Schedule) -> None:
-    """Temporary."""
+    try:
+        return check_schedule(schedule)
+    except ValueError as error:
+        raise ValueError(f"{path}: the columns contradict each other; the file is damaged ({error})") from None

@@ -14,6 +14,9 @@ is applied or dropped as the limits say. A crashed client takes no message befor
 
 Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
 messages), then client, then job.
+
+Corrupting. The server sees that a corrupt upload is one when it comes, and rejects it. It is listed among the
+arrivals, since it was trained and came, and counts for nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from fedjax_async.clock.record import Record
 from fedjax_async.clock.stock import AHEAD, Ahead, Stock
 from fedjax_async.clock.world import World, checked_durations, too_short
 
-# So many jobs in a row of which not one was applied: none ever will be.
+# So many jobs in a row of which not one was applied, or only corrupt ones: none ever will be.
 _FRUITLESS = 100_000
 
 # Members by themselves: looking them up in their class would take much of the time of an event.
@@ -46,8 +49,9 @@ Event = tuple[float, int, int, int]  # time, kind, client, job
 
 
 News = tuple[int, int, bool, bool]  # a job, its client; whether its event frees a place, and whether its client
-# The seconds of a job, or if anything might keep its upload back: seconds, those until a crash, restart, whether lost.
-Work = float | tuple[float, float, float, bool]
+# The seconds of a job; or of one that something befalls: seconds, those until a crash, restart, whether its upload is
+# lost, and whether it is corrupt.
+Work = float | tuple[float, float, float, bool, bool]
 
 
 class Fortune(NamedTuple):
@@ -68,13 +72,13 @@ def works(world: World, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     what = mishaps((one.course for one in faults), clients, numbers)
     seconds = seconds * what.factor + what.extra
     until_crash = np.minimum(what.crash_share * seconds, what.crash_after)
-    kept_back = np.flatnonzero((until_crash < seconds) | what.lost)
-    if not len(kept_back):
+    befallen = np.flatnonzero((until_crash < seconds) | what.lost | what.corrupt)
+    if not len(befallen):
         return seconds
-    columns = np.broadcast_arrays(seconds, until_crash, what.restart, what.lost)
+    columns = np.broadcast_arrays(seconds, until_crash, what.restart, what.lost, what.corrupt)
     found = seconds.astype(object)
     flat = found.reshape(-1)
-    for place, *work in zip(kept_back.tolist(), *(column.reshape(-1)[kept_back].tolist() for column in columns)):
+    for place, *work in zip(befallen.tolist(), *(column.reshape(-1)[befallen].tolist() for column in columns)):
         flat[place] = tuple(work)
     return found
 
@@ -85,7 +89,7 @@ def fortunes(conditions: Conditions) -> Callable[[int, float, Work], Fortune]:
     losing = together([one.window for one in conditions.availability if one.leaving == "lose"])
 
     def fortune(client: int, time: float, work: Work) -> Fortune:
-        seconds, until_crash, restart, lost = work if isinstance(work, tuple) else (work, math.inf, 0.0, False)
+        seconds, until_crash, restart, lost = work[:4] if isinstance(work, tuple) else (work, math.inf, 0.0, False)
         end, crash = time + seconds, time + until_crash
         if pausing is not None:
             end = _with_pauses(pausing, client, time, seconds)
@@ -141,7 +145,8 @@ class UnreliableQueue:
         self.events: list[Event] = []  # a heap
         self.open: dict[int, Fortune] = {}  # jobs whose place is freed, or will be, before their upload comes
         self.late = set[int]()  # jobs given up
-        self._fruitless = self._applied = 0  # jobs in a row that were not applied, after so many that were
+        # jobs in a row of which no sound upload was applied, after so many that were; corrupt uploads applied
+        self._fruitless = self._sound = self._corrupt = 0
 
     def foresee(self, clients: Collection[int], time: float) -> None:
         """Whether these clients are there will probably be asked next."""
@@ -170,7 +175,10 @@ class UnreliableQueue:
             job = self.record.dispatch(client, time, upload)
             heapq.heappush(self.events, (upload, UPLOAD, client, job))
             return job
-        return self._send(client, time, self._fortune(client, time, work))
+        job = self._send(client, time, self._fortune(client, time, work))
+        if isinstance(work, tuple) and work[4]:
+            self.record.corrupt.add(job)
+        return job
 
     def _send(self, client: int, time: float, fortune: Fortune) -> int:
         record = self.record
@@ -226,15 +234,22 @@ class UnreliableQueue:
         """Apply an upload that was judged fit; false once the budget is spent."""
         if fate is not _APPLIED:
             self.record.fates[job] = fate
+        if job in self.record.corrupt:
+            self._note_fruitless()
+            self._corrupt += 1
         return self.record.apply(job, time, closes)
 
     def apply_step(self, judged: list[tuple[int, Fate]], time: float) -> bool:
-        """Apply the fit ones of the judged uploads as one step, drop the others; false once the budget is spent."""
+        """Apply the fit ones of the judged uploads as one step, drop the others; false once the budget is spent.
+
+        The last one closes the step, unless all are corrupt.
+        """
         for job, fate in judged:
             if fate not in APPLIED:
                 self.drop(job, fate)
         fit = [(job, fate) for job, fate in judged if fate in APPLIED]
-        return all(self.apply(job, fate, time, k == len(fit)) for k, (job, fate) in enumerate(fit, 1))
+        last = len(fit) if any(self.record.sound(job) for job, _ in fit) else 0
+        return all(self.apply(job, fate, time, k == last) for k, (job, fate) in enumerate(fit, 1))
 
     def drop(self, job: int, fate: Fate) -> None:
         """Note that an upload came and was not applied."""
@@ -254,10 +269,13 @@ class UnreliableQueue:
         return crashed
 
     def _settle(self, job: int, fate: Fate) -> None:
-        record = self.record
-        record.fates[job] = fate
-        self._fruitless = self._fruitless + 1 if record.applied == self._applied else 1
-        self._applied = record.applied
+        self.record.fates[job] = fate
+        self._note_fruitless()
+
+    def _note_fruitless(self) -> None:
+        sound = self.record.applied - self._corrupt
+        self._fruitless = self._fruitless + 1 if sound == self._sound else 1
+        self._sound = sound
         if self._fruitless > _FRUITLESS:
             raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
 

@@ -5,6 +5,9 @@ becomes of it, is in ``unreliable``. A window acts on losses at its end, as on u
 many clients as it wants of those that are there and have nothing to do; if there are fewer it begins
 with these, if there are none it waits for the first. It ends when it has the uploads it wants, when no
 job of it is left to wait for, or at its deadline; if nothing came it is no step, and the next one begins.
+
+A corrupt upload is applied, and counts for nothing: it fills no place in a buffer and is none of the uploads that
+a cohort wants. A window or a cohort closes its step with its last upload, whether corrupt or not, if one is sound.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
     places = Places(world, concurrency, sampling)
     queue = places.queue
     events, horizon, patient = queue.events, queue.horizon, queue.patient
-    filled, funded, apply, exchange = 0, True, queue.apply, places.exchange
+    filled, funded, apply, exchange, corrupt = 0, True, queue.apply, places.exchange, queue.record.corrupt
     while funded and (now := places.next_event()) <= horizon and now < math.inf:
         news: list[News] = []
         while funded and events and events[0][0] <= now:
@@ -44,8 +47,9 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
             if kind == UPLOAD:
                 fate = _APPLIED if patient else queue.judge(job)
                 if fate in APPLIED:
-                    filled = (filled + 1) % size
-                    funded = apply(job, fate, now, filled == 0)
+                    sound = job not in corrupt
+                    filled = (filled + sound) % size
+                    funded = apply(job, fate, now, sound and filled == 0)
                 else:
                     queue.drop(job, fate)
             if not news and funded and (not events or events[0][0] > now):
@@ -110,7 +114,7 @@ def cohort(world: World, wanted: int, selected: int, deadline: float | None) -> 
         if not queue.apply_step(judged, end):
             break
         start, rounds = end, rounds + 1
-        fruitless = 0 if any(fate in APPLIED for _, fate in judged) else fruitless + 1
+        fruitless = 0 if any(_counts(queue, job, fate) for job, fate in judged) else fruitless + 1
         if fruitless == FRUITLESS_ROUNDS:
             raise ValueError(f"faults, deadline = {deadline}: {fruitless} rounds in a row without an upload")
     return queue.record.schedule(world)
@@ -128,8 +132,13 @@ def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tupl
         left -= queue.news(event)[2]
         if kind == UPLOAD:
             judged.append((job, queue.judge(job)))
-            fit += judged[-1][1] in APPLIED
+            fit += _counts(queue, *judged[-1])
     return judged, end
+
+
+def _counts(queue: UnreliableQueue, job: int, fate: Fate) -> bool:
+    """Whether an upload is one of those that a round waits for."""
+    return fate in APPLIED and queue.record.sound(job)
 
 
 def _ready(queue: UnreliableQueue, down: dict[int, float], client: int, time: float) -> float:

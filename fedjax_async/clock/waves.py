@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import inputs
-from fedjax_async.clock.fates import DROPPED
+from fedjax_async.clock.fates import DROPPED, with_outcomes
 from fedjax_async.types import Schedule
 
 
@@ -69,6 +69,7 @@ def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> Wav
     Jobs in flight are counted at each application, just before anything is applied at that moment;
     jobs that are called off, lost or dropped are left out.
     """
+    schedule = with_outcomes(schedule)
     bounds = waves(schedule) if bounds is None else bounds
     widths = np.diff(bounds)
     arrivals = len(schedule.job)

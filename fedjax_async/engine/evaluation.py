@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
+from fedjax_async.clock import at_or_before
 from fedjax_async.types import Array, FederatedData, Model, Params, Schedule
 
 
@@ -36,8 +37,8 @@ class Every(NamedTuple):
 def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = None) -> Points:
     """The evaluations that ``every`` asks for, in order.
 
-    A virtual time sees every arrival applied at or before it. ``horizon``: the end of the run in
-    virtual seconds, if it was bounded by time; else the last arrival is the end.
+    A virtual time sees every arrival applied at or before it, up to rounding (``clock.at_or_before``).
+    ``horizon``: the end of the run in virtual seconds, if it was bounded by time; else the last arrival is the end.
     """
     if sum(value is not None for value in every) > 1:
         raise ValueError(f"evaluate = {every}: give at most one of time, updates, steps, at")
@@ -59,11 +60,10 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
         if every.time is not None:
             check.positive("evaluate every", every.time)
         interval = every.time if every.time is not None else end / 50
-        count = int(np.floor(end / interval * (1 + 1e-12))) if end > 0 else 0
-        inner = interval * np.arange(1, count + 1)
-    inner = inner[(inner > 0) & (inner < end * (1 - 1e-12))]
+        inner = interval * np.arange(1, int(end / interval) + 2) if end > 0 else np.zeros(0)
+    inner = inner[(inner > 0) & (at_or_before(np.array([end]), inner) == 0)]  # the end itself comes last
     time = np.concatenate([[0.0], inner, [end]])
-    position = np.searchsorted(schedule.time, time, side="right")
+    position = at_or_before(schedule.time, time)
     position[0], position[-1] = 0, total
     return Points(position, time)
 

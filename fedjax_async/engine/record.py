@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import fault_counts
+from fedjax_async.clock import at_or_before, fault_counts, with_outcomes
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -58,7 +58,7 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         "step": closed[points.position],
         **scores,
         "bytes_up": _uploaded(schedule, points, up),
-        "bytes_down": np.searchsorted(sent, points.time, side="right") * traffic.down,
+        "bytes_down": at_or_before(sent, points.time) * traffic.down,
         **({} if values_up is None else {"values_bytes_up": _uploaded(schedule, points, values_up)}),
     }
     job = schedule.job
@@ -107,8 +107,8 @@ def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[di
 
 def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
-    copies = schedule.copies if len(schedule.copies) else 0  # a further copy of an upload is traffic too
+    copies = with_outcomes(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")
     received = np.broadcast_to((1 + copies) * np.asarray(size, np.int64), len(order))[order]
     total = np.concatenate([[0], np.cumsum(received)])
-    return total[np.searchsorted(schedule.upload_time[order], points.time, side="right")]
+    return total[at_or_before(schedule.upload_time[order], points.time)]

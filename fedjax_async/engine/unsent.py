@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import TRAINED_IN_VAIN
+from fedjax_async.clock import TRAINED_IN_VAIN, with_outcomes
 from fedjax_async.types import Schedule
 
 
@@ -29,7 +29,7 @@ def trained_in_vain(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     order = np.lexsort((schedule.number, schedule.client))
     same = schedule.client[order][1:] == schedule.client[order][:-1]
     job, following = order[:-1][same], order[1:][same]
-    vain = np.isin(schedule.fate[job], TRAINED_IN_VAIN) if len(schedule.fate) else np.zeros(len(job), np.bool_)
+    vain = np.isin(with_outcomes(schedule).fate[job], TRAINED_IN_VAIN)
     found = np.argsort(job[vain])
     return job[vain][found], following[vain][found]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.clock import with_outcomes
 from fedjax_async.engine.devices import place
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.streaming import Feed
@@ -166,8 +167,7 @@ def make_world(
 
 def corrupt(schedule: Schedule) -> np.ndarray:
     """Which arrivals bring a non-finite upload; bool[E]."""
-    marked = schedule.corrupt
-    return marked[schedule.job] if len(marked) else np.zeros(len(schedule.job), np.bool_)
+    return with_outcomes(schedule).corrupt[schedule.job]
 
 
 def client_data(world: World, position: Array) -> ClientData:

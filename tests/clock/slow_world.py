@@ -89,9 +89,10 @@ class Script(NamedTuple):
 def play(script: Script, clients: int, updates: int, end: float, size: int = 0, length: float = 0.0):
     """Each of ``clients`` sends itself off again. Every ``size`` arrivals, or every ``length`` seconds, are a step.
 
-    Jobs, by client and number, and arrivals (client, number, time, staleness, step), tick by tick.
+    Corrupt uploads arrive, and make no step. Jobs, by client and number, and arrivals (client, number, time,
+    staleness, step), tick by tick.
     """
-    limits, jobs, arrivals, closed = script.limits, {}, [], 0
+    limits, jobs, arrivals, closed, filled = script.limits, {}, [], 0, 0
     place_free, busy_until, given = [True] * clients, [0.0] * clients, [0] * clients
     uploads, places = [], []  # that the server has not turned to yet
     now = 0.0
@@ -101,17 +102,20 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
         noticed_now = [key for key in latest if jobs[key]["freed"] == now]
         places += noticed_now
         if not length or (now / length).is_integer():
-            before = len(arrivals)
+            sound_ones = False
             for key in uploads:
                 job = jobs[key]
                 job["fate"] = judge(limits, job["freed"] < job["upload"], closed - job["version"])
                 if job["fate"] in ("applied", "late"):
                     arrivals.append((*key, now, closed - job["version"], closed))
-                    closed += bool(size) and len(arrivals) % size == 0
+                    if not script.mishaps.get(key, Mishap()).corrupt:  # a corrupt upload fills no buffer
+                        sound_ones, filled = True, filled + 1
+                    if size and filled == size:
+                        closed, filled = closed + 1, 0
                 if len(arrivals) == updates:
                     return jobs, arrivals
                 busy_until[key[0]] = now
-            closed += bool(length) and len(arrivals) > before
+            closed += bool(length) and sound_ones
             for i, _ in places:
                 place_free[i] = True
             uploads, places = [], []
@@ -152,6 +156,7 @@ def mishaps(draw):
     crashes = draw(st.booleans())
     return Mishap(
         lost=draw(st.booleans()),
+        corrupt=draw(st.booleans()),
         crash_share=draw(eighths) if crashes else math.inf,
         crash_after=draw(quarters) if crashes and draw(st.booleans()) else math.inf,
         restart=draw(quarters),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async.clock import FAULTS, Mishap, mishaps
+from fedjax_async.clock import FAULTS, Mishap, chance, faults, mishaps
 from fedjax_async.clock.conditions import models_of
 from fedjax_async.clock.faults import both
 
@@ -61,6 +61,32 @@ def test_moments_and_delays_have_their_laws():
     (delays,) = drawn("duplicate:probability=1,delay=7").copies
     assert abs(delays.mean() - 7) < 4 * 7 / math.sqrt(len(delays))
     assert abs(delays.std() - 7) < 0.5
+
+
+def test_delays_are_the_exponential_draws_of_the_clock():
+    clients, numbers = np.mgrid[:CLIENTS, :NUMBERS].reshape(2, -1)
+    draws = chance.Draws(0, "duplicate", 0, clients, numbers)
+    copied = draws.random() < 0.5
+    (delays,) = drawn("duplicate:probability=0.5,delay=1").copies
+    np.testing.assert_array_equal(delays[copied], draws.standard_exponential(copied))
+    draws = chance.Draws(0, "crash", 0, clients, numbers)
+    draws.random()
+    np.testing.assert_array_equal(drawn("crash:rate=1").crash_after, draws.standard_exponential())
+
+
+@pytest.mark.parametrize("name", ["random", "standard_exponential", "standard_normal"])
+def test_the_bits_of_a_draw_do_not_depend_on_the_batch_it_is_drawn_in(name):
+    together = getattr(chance.Draws(0, "noise", np.arange(1000)), name)()
+    for width in (1, 3, 7, 64):
+        parts = [np.arange(k, min(k + width, 1000)) for k in range(0, 1000, width)]
+        apart = [getattr(chance.Draws(0, "noise", part), name)() for part in parts]
+        np.testing.assert_array_equal(np.concatenate(apart), together)
+
+
+def test_faults_take_no_logarithm_one_at_a_time(monkeypatch):
+    """One policy about bits: those of NumPy's arrays on this machine, see ``chance``."""
+    monkeypatch.setattr(faults.math, "log1p", None)
+    drawn("duplicate:probability=0.5+crash:rate=1")
 
 
 def test_what_befalls_a_job_depends_on_nothing_else():

@@ -212,6 +212,8 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
         fate = Fate(s.fate[j]).name.lower()
         sent = (float(s.dispatch_time[j]), int(s.version[j]), int(s.dispatched_after[j]))
         planned[int(s.client[j]), int(s.number[j])] = (*sent, float(s.upload_time[j]), float(s.freed_time[j]), fate)
+    corrupt = [script.mishaps.get(key, Mishap()).corrupt for key in zip(s.client.tolist(), s.number.tolist())]
+    np.testing.assert_array_equal(s.corrupt, corrupt)
     assert planned == {
         key: (job["sent"], job["version"], job["after"], job["upload"], job["freed"], job["fate"])
         for key, job in jobs.items()
@@ -385,6 +387,96 @@ def test_a_round_in_which_everything_is_lost_is_no_step():
     np.testing.assert_array_equal(s.dispatch_time, [0, 2, 10, 12])
     np.testing.assert_array_equal(s.time, [12, 14])
     np.testing.assert_array_equal(s.version, [0, 0, 0, 1])
+
+
+def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
+    limits = Limits(timeout=2)
+    s = make("cohort:size=3,over_selection=1", table_of([5], [9], [3], [1]), num_clients=4, updates=3, limits=limits)
+    # nobody is left to wait for at 2: the round ends with one upload
+    np.testing.assert_array_equal(s.fate[:4], [Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.APPLIED])
+    np.testing.assert_array_equal(s.freed_time[:4], [2, 2, 2, 1])
+    np.testing.assert_array_equal(s.upload_time[:4], [np.inf, np.inf, np.inf, 1])
+    np.testing.assert_array_equal(s.dispatch_time[4:8], [2, 2, 2, 2])
+    assert fault_counts(s)["called_off"] == 0
+
+
+def corrupting(*jobs):
+    """These jobs, (client, number), are corrupt."""
+    return Script([], {job: Mishap(corrupt=True) for job in jobs}, [], Limits()).faults
+
+
+def test_a_buffer_waits_for_sound_uploads():
+    faults = corrupting((0, 0), (0, 2), (0, 3))
+    s = make("buffer:size=2", table_of([1], [10.5]), num_clients=2, updates=8, faults=faults)
+    np.testing.assert_array_equal(s.client[s.job], [0] * 8)
+    np.testing.assert_array_equal(s.corrupt[s.job], [1, 0, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(s.closes, [0, 0, 0, 0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(s.step, [0, 0, 0, 0, 0, 1, 1, 2])
+    np.testing.assert_array_equal(s.version[s.client == 0][:6], [0, 0, 0, 0, 0, 1])
+    counts = fault_counts(s)
+    assert (counts["applied"], counts["corrupt"]) == (8, 3)
+
+
+def test_a_corrupt_arrival_closes_nothing_by_itself():
+    s = make("every", table_of([1]), num_clients=1, updates=4, faults=corrupting((0, 1), (0, 2)))
+    np.testing.assert_array_equal(s.closes, [1, 0, 0, 1])
+    np.testing.assert_array_equal(s.staleness, [0, 0, 0, 0])
+    steps = make("every", table_of([1]), num_clients=1, until=Until(steps=4), faults=corrupting((0, 1), (0, 2)))
+    np.testing.assert_array_equal(steps.time, [1, 2, 3, 4, 5, 6])
+
+
+def test_a_window_with_corrupt_uploads_only_is_no_step():
+    faults = corrupting((0, 0), (1, 1), (0, 2), (1, 2))
+    s = make("window:length=3", table_of([1], [2]), num_clients=2, updates=8, faults=faults)
+    np.testing.assert_array_equal(s.client[s.job], [0, 1] * 4)
+    np.testing.assert_array_equal(s.corrupt[s.job], [1, 0, 0, 1, 1, 1, 0, 0])
+    # the last listed one closes, though it is corrupt in the second window
+    np.testing.assert_array_equal(s.closes, [0, 1, 0, 1, 0, 0, 0, 1])
+    np.testing.assert_array_equal(s.step, [0, 0, 1, 1, 2, 2, 2, 2])
+
+
+def test_a_cohort_waits_for_sound_uploads():
+    faults = corrupting((0, 0), (1, 0), (2, 0), (0, 1))
+    delays = table_of([1], [2], [3], [4])
+    s = make("cohort:size=1,over_selection=3", delays, num_clients=4, until=Until(steps=2), faults=faults)
+    # of the first round one sound upload is wanted, and it is the last; in the second it is client 1's
+    np.testing.assert_array_equal(s.client[s.job], [0, 1, 2, 3, 0, 1])
+    np.testing.assert_array_equal(s.time, [4, 4, 4, 4, 6, 6])
+    np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
+    spoiled = corrupting((0, 0), (1, 0), (0, 1))
+    s = make("cohort:size=2", table_of([1], [2]), num_clients=2, until=Until(steps=2), faults=spoiled)
+    # a round of corrupt uploads only ends when nobody is left to wait for, and is no step
+    np.testing.assert_array_equal(s.time, [2, 2, 4, 4, 6, 6])
+    np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(s.step, [0, 0, 0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("timing", TIMING_SPECS)
+def test_every_step_has_a_sound_upload(timing, limits):
+    size = {"buffer:size=2,concurrency=5": 2, "every": 1}.get(timing.partition(":")[0] if "=" not in timing else timing)
+    for seed in range(4):
+        s = make(timing, faults="corrupt:probability=0.5+drop+duplicate:probability=0.5", limits=limits, seed=seed)
+        sound = ~s.corrupt[s.job]
+        assert 10 < sound.sum() < 50
+        of_step = np.bincount(s.step, weights=sound, minlength=s.closes.sum())[: s.closes.sum()]
+        assert (of_step > 0).all()
+        if size is not None:
+            np.testing.assert_array_equal(of_step, size)
+            assert sound[s.closes].all()
+        marks = [model(N, seed, part).course for model, part in models_of("faults", FAULTS, "corrupt:probability=0.5")]
+        np.testing.assert_array_equal(s.corrupt, mishaps(marks, s.client, s.number).corrupt)
+
+
+@pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3"])
+def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monkeypatch):
+    monkeypatch.setattr("fedjax_async.clock.unreliable._FRUITLESS", 2000)
+    faults = "corrupt:probability=1"
+    s = make(timing, faults=faults, updates=30)
+    assert len(s.job) == 30
+    assert not s.closes.any()
+    with pytest.raises(ValueError, match=r"not one was applied|without an upload"):
+        make(timing, faults=faults, until=Until(steps=1))
 
 
 def test_cohorts_are_uniform_over_those_that_are_there():

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays, Fate, fault_counts
+from fedjax_async.clock import Delays, Fate, check_schedule, fault_counts
 from fedjax_async.types import Schedule
 
 
@@ -43,6 +43,7 @@ def buffered_asynchrony(delays, num_clients, size, updates):
 
 def check_invariants(schedule: Schedule) -> None:
     """What holds for every schedule of every policy."""
+    assert check_schedule(schedule) == schedule  # nothing to fill in, nothing to refuse
     jobs, arrivals = len(schedule.client), len(schedule.job)
     assert {schedule.client.dtype, schedule.number.dtype, schedule.local_steps.dtype} == {np.dtype(np.int32)}
     assert {schedule.dispatch_time.dtype, schedule.upload_time.dtype, schedule.time.dtype} == {np.dtype(np.float64)}
@@ -89,8 +90,10 @@ def check_fates(schedule: Schedule) -> None:
     for j, what in enumerate(fate):
         assert (what in never) <= np.isinf(schedule.upload_time[j])
         assert (what in {Fate.APPLIED, Fate.DROPPED_STALE}) <= np.isfinite(schedule.upload_time[j])
-        if what in {Fate.LATE, Fate.DROPPED_LATE, Fate.GIVEN_UP}:
+        if what in {Fate.LATE, Fate.DROPPED_LATE}:
             assert schedule.freed_time[j] < schedule.upload_time[j] < np.inf
+        if what == Fate.GIVEN_UP:  # infinite: a round ended without it
+            assert schedule.freed_time[j] < schedule.upload_time[j]
         if what == Fate.APPLIED:
             assert schedule.freed_time[j] == schedule.upload_time[j]
         received = {Fate.DROPPED_LATE, Fate.DROPPED_STALE} | arrived

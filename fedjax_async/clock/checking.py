@@ -1,0 +1,212 @@
+"""Schedules made by hand: what is left out is derived, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock.fates import APPLIED, Fate, with_outcomes
+from fedjax_async.clock.record import SLACK, client_order, turns
+from fedjax_async.types import Schedule
+
+JOBS = {
+    "client": np.int32,
+    "number": np.int32,
+    "local_steps": np.int32,
+    "dispatch_time": np.float64,
+    "upload_time": np.float64,
+    "dispatched_after": np.int64,
+    "version": np.int64,
+    "fate": np.int8,
+    "freed_time": np.float64,
+    "corrupt": np.bool_,
+    "copies": np.int8,
+}
+ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
+OPTIONAL = ("fate", "freed_time", "corrupt", "copies")
+
+_FATE = np.isin(np.arange(len(Fate)), APPLIED)  # by code, whether the upload was applied
+
+
+def make_schedule(
+    *,
+    num_clients: int,
+    client: Any,
+    local_steps: Any,
+    dispatch_time: Any,
+    upload_time: Any,
+    dispatched_after: Any,
+    job: Any,
+    time: Any,
+    closes: Any,
+    number: Any = None,
+    version: Any = None,
+    step: Any = None,
+    fate: Any = None,
+    freed_time: Any = None,
+    corrupt: Any = None,
+    copies: Any = None,
+) -> Schedule:
+    """A ``Schedule`` from its columns, sequences or arrays, in the shapes that ``Schedule`` says.
+
+    ``local_steps`` and ``closes`` may be one value for all. Derived where not given: ``number``, ``version`` and
+    ``step`` are counts of what came before; an arrival's ``fate`` is APPLIED, that of another job UNDER_WAY, or
+    CALLED_OFF if its upload never comes; ``freed_time`` is the upload's time, or, if that is infinite, when the
+    client gets its next job; no upload is corrupt or comes twice.
+
+    Raises ``ValueError`` where ``check_schedule`` does.
+
+    >>> schedule = make_schedule(num_clients=2, client=[0, 1, 0], local_steps=5, dispatch_time=[0, 0, 1],
+    ...     upload_time=[1, 2, 3], dispatched_after=[0, 0, 1], job=[0, 1], time=[1, 2], closes=True)
+    >>> schedule.staleness.tolist(), schedule.number.tolist()
+    ([0, 1], [0, 0, 1])
+    """
+    jobs, arrivals = np.shape(client), np.shape(job)
+    given = {"client": client, "closes": _spread(closes, arrivals)}
+    columns = {name: _cast(name, value, (JOBS | ARRIVALS)[name]) for name, value in given.items()}
+    dispatched_after = _cast("dispatched_after", dispatched_after, np.int64)
+    if columns["closes"].shape != arrivals:
+        raise ValueError(
+            f"schedule.closes: has length {np.size(closes)}, must have one entry an arrival ({arrivals[0]})"
+        )
+    closed = np.concatenate([[0], np.cumsum(columns["closes"], dtype=np.int64)])
+    _within("dispatched_after", dispatched_after, 0, len(closed) - 1)
+    _within("client", columns["client"], 0, num_clients - 1)
+    return check_schedule(
+        Schedule(
+            num_clients=num_clients,
+            **columns,
+            number=turns(columns["client"]) if number is None else number,
+            local_steps=_spread(local_steps, jobs),
+            dispatch_time=dispatch_time,
+            upload_time=upload_time,
+            dispatched_after=dispatched_after,
+            version=closed[dispatched_after] if version is None else version,
+            job=job,
+            time=time,
+            step=closed[:-1] if step is None else step,
+            **{
+                name: np.zeros(0) if value is None else value
+                for name, value in zip(OPTIONAL, (fate, freed_time, corrupt, copies))
+            },
+        )
+    )
+
+
+def check_schedule(schedule: Schedule) -> Schedule:
+    """The same schedule with the types of ``Schedule`` and all optional columns filled, see ``make_schedule``.
+
+    Raises ``ValueError`` naming the column and the value if columns differ in length or type, contradict each
+    other, or if a client gets a job before it is through with the one before: before an arrival was applied, the
+    server turned from the job, or its upload came. Times may differ by rounding, see ``at_or_before``.
+    """
+    check.whole("schedule.num_clients", schedule.num_clients)
+    columns: dict[str, Any] = {}
+    for kinds, whose in ((JOBS, "a job"), (ARRIVALS, "an arrival")):
+        length = None
+        for name, kind in kinds.items():
+            value = _cast(name, getattr(schedule, name), kind)
+            length = value.shape[0] if length is None else length
+            if value.shape != (length,) and not (name in OPTIONAL and len(value) == 0):
+                raise ValueError(f"schedule.{name}: has length {len(value)}, must have one entry {whose} ({length})")
+            columns[name] = value
+    _check_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
+    filled = with_outcomes(schedule._replace(num_clients=int(schedule.num_clients), **columns))
+    _check_outcomes(filled)
+    _check_overlaps(filled)
+    return filled
+
+
+def _spread(value: Any, shape: tuple[int, ...]) -> Any:
+    return np.broadcast_to(value, shape) if np.ndim(value) == 0 else value
+
+
+def _cast(name: str, value: Any, kind: type[np.generic]) -> np.ndarray:
+    """A column as an array of one dimension and its type; ``ValueError`` if that changed a value."""
+    found = np.asarray(value)
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        raise ValueError(f"schedule.{name}: must be a sequence of numbers, not {found.dtype} of shape {found.shape}")
+    if found.dtype == kind:
+        return found
+    with np.errstate(invalid="ignore"):
+        cast = found.astype(kind)
+    _require(name, found, cast == found, f"of type {np.dtype(kind)}")
+    return cast
+
+
+def _require(name: str, values: np.ndarray, sound: np.ndarray, allowed: str) -> None:
+    """``ValueError`` for the first value that is not sound."""
+    if not sound.all():
+        place = int(np.argmin(sound))
+        raise ValueError(f"schedule.{name}[{place}] = {values[place].item()}: must be {allowed}")
+
+
+def _within(name: str, values: np.ndarray, low: float, high: float) -> None:
+    if len(values) and not (values.min() >= low and values.max() <= high):  # NaN is not within
+        _require(name, values, (values >= low) & (values <= high), f"from {low} to {high}")
+
+
+def _ordered(name: str, values: np.ndarray) -> None:
+    if not (values[1:] >= values[:-1]).all():
+        _require(name, values, np.concatenate([[True], values[1:] >= values[:-1]]), "at least the one before")
+
+
+def _check_columns(s: Schedule) -> None:
+    """The columns that are never left out."""
+    jobs, arrivals = len(s.client), len(s.job)
+    _within("client", s.client, 0, s.num_clients - 1)
+    _within("local_steps", s.local_steps, 1, np.iinfo(np.int32).max)
+    _within("dispatch_time", s.dispatch_time, 0, np.finfo(np.float64).max)
+    _within("time", s.time, 0, np.finfo(np.float64).max)
+    _within("dispatched_after", s.dispatched_after, 0, arrivals)
+    _within("job", s.job, 0, jobs - 1)
+    for name in ("dispatch_time", "dispatched_after", "time"):
+        _ordered(name, getattr(s, name))
+    _require("upload_time", s.upload_time, s.upload_time >= s.dispatch_time, "at or after its dispatch")
+    own = turns(s.client)
+    _require("number", s.number, s.number == own, "the count of jobs that the client had been given before")
+    _require("job", s.job, np.bincount(s.job, minlength=jobs)[s.job] == 1, "among the arrivals once")
+    sent = s.dispatched_after[s.job]
+    _require("job", s.job, sent <= np.arange(arrivals), "a job that was sent before it arrives")
+    came = s.upload_time[s.job] <= s.time * SLACK
+    _require("time", s.time, came, "at or after the upload's")
+    closed = np.concatenate([[0], np.cumsum(s.closes, dtype=np.int64)])
+    steps = "the count of steps closed before"
+    _require("version", s.version, s.version == closed[s.dispatched_after], steps)
+    _require("step", s.step, s.step == closed[:-1], steps)
+
+
+def _check_outcomes(s: Schedule) -> None:
+    """The columns that may be left out."""
+    _within("fate", s.fate, 0, len(Fate) - 1)
+    _within("copies", s.copies, 0, np.iinfo(np.int8).max)
+    arrived = np.zeros(len(s.client), np.bool_)
+    arrived[s.job] = True
+    _require("fate", s.fate, _FATE[s.fate] == arrived, "APPLIED or LATE for arrivals, and for them alone")
+    _require("freed_time", s.freed_time, s.freed_time >= s.dispatch_time, "at or after its dispatch")
+
+
+def _check_overlaps(s: Schedule) -> None:
+    """A client has one job at a time."""
+    order = client_order(s.client)
+    same = s.client[order[1:]] == s.client[order[:-1]]
+    job, following = order[:-1][same], order[1:][same]
+    place = np.full(len(s.client), -1, np.int64)
+    place[s.job] = np.arange(len(s.job))
+    through = np.maximum(_finite(s.freed_time), _finite(s.upload_time))
+    through[s.job] = s.time
+    sound = (s.dispatched_after[following] > place[job]) & (through[job] <= s.dispatch_time[following] * SLACK)
+    if not sound.all():
+        k = int(np.argmin(sound))
+        one, other = int(job[k]), int(following[k])
+        arrival = f", arrival {place[one]}," if place[one] >= 0 else ""
+        raise ValueError(
+            f"schedule.dispatch_time[{other}] = {s.dispatch_time[other]} after {s.dispatched_after[other]} arrivals: "
+            f"must not be before client {s.client[one]} is through with its job {one}{arrival} at {through[one]}"
+        )
+
+
+def _finite(times: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(times), times, 0.0)

@@ -1,0 +1,62 @@
+"""One tolerance says what is at or before a moment: 3 windows of 0.1 s end at 0.30000000000000004 s, which is 0.3 s."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async.clock import Until, at_or_before, plan
+from fedjax_async.clock.record import Record
+from fedjax_async.clock.world import World
+from fedjax_async.engine import Every, evaluation_points
+from fedjax_async.engine.record import Outcome, Traffic, make_run
+from tests.clock.textbook import table_of
+
+
+def windows(**until):
+    return plan("window:length=0.1", table_of([0.05], [0.1]), num_clients=2, local_steps=1, until=Until(**until))
+
+
+def test_times_that_differ_by_rounding_are_the_same_moment():
+    times = np.arange(1, 1001) * 0.1
+    moments = np.cumsum(np.full(1000, 0.1))
+    assert (times != moments).any()
+    np.testing.assert_array_equal(at_or_before(times, moments), np.arange(1, 1001))
+    np.testing.assert_array_equal(at_or_before(moments, times), np.arange(1, 1001))
+    assert at_or_before(times, 0.1 * (1 - 1e-9)) == 0
+    np.testing.assert_array_equal(at_or_before(np.array([0.0, np.inf]), np.array([0.0, np.inf])), [1, 2])
+
+
+@pytest.mark.parametrize("every", [Every(at=[0.3]), Every(time=0.3)])
+def test_an_evaluation_at_a_multiple_of_a_window_sees_its_arrivals(every):
+    schedule = windows(time=0.5)
+    assert schedule.time[4] > 0.3
+    points = evaluation_points(schedule, every, horizon=0.5)
+    np.testing.assert_array_equal(points.time, [0, 0.3, 0.5])
+    seen = np.sum(schedule.time < 0.35)
+    np.testing.assert_array_equal(points.position, [0, seen, len(schedule.job)])
+    assert seen > np.sum(schedule.time < 0.25)
+
+
+def test_a_moment_that_is_the_end_up_to_rounding_is_evaluated_once():
+    schedule = windows(time=0.3)
+    assert evaluation_points(schedule, Every(time=0.1), horizon=0.3).time.tolist() == [0, 0.1, 0.2, 0.3]
+    assert evaluation_points(schedule, Every(at=[0.1 * 3]), horizon=0.3).time.tolist() == [0, 0.3]
+
+
+def test_traffic_is_counted_with_the_same_tolerance():
+    schedule = windows(time=0.5)
+    schedule = schedule._replace(upload_time=schedule.upload_time.copy())
+    schedule.upload_time[schedule.job] = schedule.time
+    points = evaluation_points(schedule, Every(at=[0.3]), horizon=0.5)
+    arrivals = len(schedule.job)
+    records = {"accepted": np.ones(arrivals, bool), "weight": np.ones(arrivals)}
+    run = make_run({}, schedule, points, Outcome((), {}, records, {}), Traffic(down=1, up=1))
+    assert run.evaluations["bytes_up"][1] == run.evaluations["update"][1] == points.position[1]
+    assert run.evaluations["bytes_down"][1] == np.sum(schedule.dispatch_time < 0.35)
+
+
+def test_copies_at_the_end_of_a_plan_count_up_to_rounding():
+    record = Record(World(2, np.ones(2, np.int64), None, Until(updates=1), 0))
+    assert record.apply(record.dispatch(0, 0.0, 0.3), 0.3, True) is False
+    assert record.end >= 0.1 + 0.2
