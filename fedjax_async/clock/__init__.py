@@ -11,7 +11,7 @@ from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
-from fedjax_async.clock.fates import TRAINED_IN_VAIN, Fate, fault_counts, with_outcomes
+from fedjax_async.clock.fates import Fate, fault_counts, trained_in_vain, with_outcomes
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.planning import plan
@@ -38,7 +38,6 @@ __all__ = [
     "NETWORKS",
     "SUCCESSORS",
     "TIMINGS",
-    "TRAINED_IN_VAIN",
     "Availability",
     "AvailabilityModel",
     "Conditions",
@@ -76,6 +75,7 @@ __all__ = [
     "save_schedule",
     "save_schedule_csv",
     "staleness_histogram",
+    "trained_in_vain",
     "wave_statistics",
     "waves",
     "with_outcomes",

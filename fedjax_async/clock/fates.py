@@ -29,9 +29,18 @@ class Fate(enum.IntEnum):
 APPLIED = (Fate.APPLIED, Fate.LATE)
 DROPPED = (Fate.DROPPED_LATE, Fate.DROPPED_STALE)
 RECEIVED = APPLIED + DROPPED
-# The client trains these to the end although the server never applies them.
-TRAINED_IN_VAIN = (Fate.LOST, Fate.DROPPED_LATE, Fate.DROPPED_STALE, Fate.GIVEN_UP)
 NEVER_CAME = (Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED)
+
+
+def trained_in_vain(schedule: Schedule) -> np.ndarray:
+    """Which jobs the client trains to the end although the server never applies them; bool[J].
+
+    Their uploads are lost, dropped, or come after the server has given them up. Crashed and interrupted jobs, and those
+    whose round ended before them, are not trained to the end.
+    """
+    schedule = with_outcomes(schedule)
+    unapplied = np.isin(schedule.fate, (Fate.LOST, *DROPPED))
+    return unapplied | ((schedule.fate == Fate.GIVEN_UP) & np.isfinite(schedule.upload_time))
 
 
 def with_outcomes(schedule: Schedule) -> Schedule:

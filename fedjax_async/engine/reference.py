@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.clock import TRAINED_IN_VAIN, check_schedule
+from fedjax_async.clock import check_schedule, trained_in_vain
 from fedjax_async.engine.evaluation import Points, make_evaluate, owners
 from fedjax_async.engine.kernels import finished
 from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
@@ -101,7 +101,7 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
 ) -> Outcome:
     """Walk through the schedule, arrival by arrival."""
     server, client, model, data, numbers = pieces
-    check_schedule(schedule)
+    schedule = check_schedule(schedule)
     facts = facts_of(schedule)
     init, receive, close, dispatch, params_of = _server(server, facts.num_clients, facts.every_closes)
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
@@ -120,7 +120,8 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
     latest: dict[int, int] = {}  # the last job sent to each client
     sent = 0
     records: list[dict[str, Any]] = []
-    in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
+    in_vain = trained_in_vain(schedule)
+    noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
     scores = Scores([points], [np.arange(len(schedule.job))])
 
     def train(job: int, applied: bool, spoiled: bool = False) -> tuple[Any, Message, Any, Any, dict[str, Any]]:
@@ -138,8 +139,8 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
             who = schedule.client[sent]
             before = latest.get(who, -1)
             keeps = before >= 0 and bool(jax.tree.leaves(client_state[who]))
-            if keeps and schedule.fate[before] in TRAINED_IN_VAIN:
-                in_vain[before] = train(before, applied=False)[-1]  # what the client keeps goes on from there
+            if keeps and in_vain[before]:
+                noted_in_vain[before] = train(before, applied=False)[-1]  # what the client keeps goes on from there
             request = Request(
                 who, jnp.asarray(schedule.dispatch_time[sent], real), np.int32(schedule.version[sent]),
                 schedule.local_steps[sent], jnp.asarray(data.size[who], real),
@@ -184,7 +185,7 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
         params=jax.device_get(params_of(known, state)),
         scores=scores.columns(0),
         records=_table(records),
-        in_vain=np.array(list(in_vain), np.int64),
-        in_vain_records=_table(list(in_vain.values())),
+        in_vain=np.array(list(noted_in_vain), np.int64),
+        in_vain_records=_table(list(noted_in_vain.values())),
         counters={"waves": len(records), "mean_width": 1.0},
     )

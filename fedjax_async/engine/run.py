@@ -60,7 +60,7 @@ def make_member(
     pieces: Pieces, schedule: Schedule, params: Params, key: Key, points: Points, norm_limit: float = float("inf")
 ) -> Member:
     """The run of a schedule, which is checked, with the jobs that are trained in vain."""
-    check_schedule(schedule)
+    schedule = check_schedule(schedule)
     kept = jax.eval_shape(lambda p: bound(pieces.client, pieces.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import TRAINED_IN_VAIN, with_outcomes
+from fedjax_async.clock import trained_in_vain
 from fedjax_async.types import Schedule
 
 
@@ -24,12 +24,12 @@ class Training(NamedTuple):
     position: np.ndarray  # int64[E + 1]: for each number of applied arrivals, the arrivals up to there
 
 
-def trained_in_vain(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Jobs that are trained in vain, and the next job of each one's client, which needs it; int64 each."""
     order = np.lexsort((schedule.number, schedule.client))
     same = schedule.client[order][1:] == schedule.client[order][:-1]
     job, following = order[:-1][same], order[1:][same]
-    vain = np.isin(with_outcomes(schedule).fate[job], TRAINED_IN_VAIN)
+    vain = trained_in_vain(schedule)[job]
     found = np.argsort(job[vain])
     return job[vain][found], following[vain][found]
 
@@ -37,7 +37,7 @@ def trained_in_vain(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 def all_training(schedule: Schedule, stateful: bool) -> Training:
     """What has to be trained; ``stateful``: whether clients keep anything between jobs."""
     arrivals = len(schedule.job)
-    job, following = trained_in_vain(schedule) if stateful else (np.zeros(0, np.int64),) * 2
+    job, following = _needed(schedule) if stateful else (np.zeros(0, np.int64),) * 2
     if not len(job):
         return Training(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
     due = schedule.dispatched_after[following]  # each goes in after so many applied arrivals

@@ -172,7 +172,8 @@ def batch(*, momentum: float = 0.9) -> Norm:
     return Norm(partial(BatchNorm, momentum=momentum))
 
 
-def _is_statistic(path: Path) -> bool:
+def is_statistic(path: Path) -> bool:
+    """Whether a leaf of the params is one of BatchNorm's running statistics."""
     return path[0] == STATISTICS
 
 
@@ -185,7 +186,7 @@ def local() -> Norm:
 
     Source: Andreux et al. (2020), SiloBN: scale and bias are shared, statistics are not.
     """
-    return Norm(partial(BatchNorm, running=False), _is_statistic)
+    return Norm(partial(BatchNorm, running=False), is_statistic)
 
 
 def group(*, groups: int = 32) -> Norm:

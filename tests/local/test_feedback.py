@@ -202,11 +202,16 @@ def test_bad_options_are_refused(wrap):
         feedback(drawing(), topk(), error_feedback=1.5)
 
 
+def is_y(path):
+    return path == ("y",)
+
+
 def test_what_is_private_passes_by():
     """It is neither counted nor signed, and leaves no residual."""
     for wrap in (feedback, ef21):
-        wrapped = wrap(keeping(drawing(), "y"), sign(), private="y")
+        wrapped = wrap(keeping(drawing(), is_y), sign(), private=is_y)
         upload, state = compiled(wrapped, zeros())(jax.random.key(1), wrapped.init(zeros()))
         np.testing.assert_array_equal(upload["y"], [0, 0])
-        assert set(state.kept) == {"x"} and set(np.abs(upload["x"])) == {1}
+        assert [np.shape(leaf) for leaf in jax.tree.leaves(state.kept)] == [np.shape(upload["x"])]
+        assert state.kept["y"] is None and set(np.abs(upload["x"])) == {1}
         assert {name: int(value) for name, value in wrapped.info(state).items()}["values_bits"] == D

@@ -12,6 +12,7 @@ from fedjax_async import tree
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.local import keeping, run_job, sgd
 from fedjax_async.local.batches import seed_of
+from fedjax_async.models.norm import is_statistic
 from fedjax_async.types import Message, Model
 from tests.engine.problem import case, close
 from tests.engine.problem import client as engine_client
@@ -97,18 +98,18 @@ def test_statistics_move_and_the_optimiser_never_touches_them():
 def test_private_statistics_stay_with_the_client():
     """The second job goes on from the first's statistics, whatever the message holds; zeros are uploaded."""
     with jax.enable_x64(True):
-        client, mean = algorithm("batch_stats"), np.full(FEATURES, 0.25)
+        client, mean = algorithm(is_statistic), np.full(FEATURES, 0.25)
         state = client.init(sent().params)
         for message in (sent(99.0), sent(-5.0)):
             upload, state = run_job(client, KEY, message, state, client_data(), 4)
             w, _, mean = expected_of(4, **OPTIONS, mean=mean)
             np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
-            np.testing.assert_allclose(state[1]["mean"], mean, rtol=1e-12)
+            np.testing.assert_allclose(state[1]["batch_stats"]["mean"], mean, rtol=1e-12)
             np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
 
 
 def test_finishing_twice_gives_the_same():
-    client, data = algorithm("batch_stats"), client_data()
+    client, data = algorithm(is_statistic), client_data()
     state = client.init(sent().params)
     work = client.step(client.begin(KEY, sent(), state, data), jnp.int32(0), sent(), data)
     first, second = (client.finish(work, sent(), state) for _ in range(2))
@@ -117,7 +118,7 @@ def test_finishing_twice_gives_the_same():
 
 def test_a_private_head_is_trained_and_kept():
     """Of a model without statistics: the bias is personal, trained, and starts where the client left it."""
-    model = softmax_regression()._replace(private="b")
+    model = softmax_regression()._replace(private=lambda path: path == ("b",))
     with jax.enable_x64(True):
         client = sgd(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
         message = Message(start_params(), version=jnp.int32(0))
@@ -129,18 +130,19 @@ def test_a_private_head_is_trained_and_kept():
             new_w, b = textbook.train(w, b, x, y, minibatches(5), lr=0.3, proximal=0.5)
             np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
             np.testing.assert_array_equal(upload["b"], 0.0)
-            np.testing.assert_allclose(state[1], b, rtol=1e-9)
+            np.testing.assert_allclose(state[1]["b"], b, rtol=1e-9)
 
 
 def test_clients_vmapped_equal_one_by_one():
-    client, data = algorithm("batch_stats"), client_data()
+    client, data = algorithm(is_statistic), client_data()
     keys, starts = jax.random.split(KEY, 3), jnp.array([0.1, 0.2, 0.3])
     each = [client_data(i) for i in range(3)]
     offsets, sizes = jnp.stack([d.offset for d in each]), jnp.stack([d.size for d in each])
 
     def one(key, mean, offset, size):
         message = sent()
-        state = ((), {"mean": jnp.full(FEATURES, mean)})
+        own = {"batch_stats": {"mean": jnp.full(FEATURES, mean)}, "params": dict.fromkeys(start_params())}
+        state = ((), own)
         return run_job(client, key, message, state, data._replace(offset=offset, size=size), 4)
 
     together, alone = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes), jax.jit(one)
@@ -154,7 +156,7 @@ def test_clients_vmapped_equal_one_by_one():
 def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
     with jax.enable_x64(True):
         given = case("fedbuff", "buffer:size=2")
-        given = given._replace(pieces=given.pieces._replace(client=keeping(engine_client(), "hidden")))
+        given = given._replace(pieces=given.pieces._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden")))
         want, have = run_reference(*given), run_waves(*given, batching=batching)
         close(have.params, want.params, 1e-10)
         # nothing was uploaded for it, and the rest was trained

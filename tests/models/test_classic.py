@@ -11,7 +11,7 @@ from flax import linen as nn
 from fedjax_async import tree
 from fedjax_async.models import LOWERINGS, from_flax, make
 from fedjax_async.models.mobilenet import Inverted, MobileNetV2
-from fedjax_async.models.norm import BatchNorm, Nothing
+from fedjax_async.models.norm import BatchNorm, Nothing, is_statistic
 from fedjax_async.models.resnet import Block, ResNet, part_means, pool_by_two
 from fedjax_async.models.vgg import VGG
 
@@ -82,7 +82,7 @@ def test_outputs_are_one_number_a_class(name, variant, norm):
     params = jax.eval_shape(model.init, jax.random.key(0))
     x, key = jnp.zeros((2, *shape)), jax.random.key(1)
     assert jax.eval_shape(model.apply, params, x).shape == jax.eval_shape(model.apply, params, x, key).shape == (2, 5)
-    assert (model.private == "batch_stats") == (norm == "local")
+    assert (model.private is is_statistic) == (norm == "local")
     if model.train is not None:
         out, moved = jax.eval_shape(model.train, params, x, key, jnp.ones(2, bool))
         assert out.shape == (2, 5)
@@ -177,7 +177,7 @@ def test_orthofls_resnet_takes_every_norm(norm):
     model = make(f"resnet18_1d:variant=orthofl,width=0.125,norm={norm}", **HAR)
     params = jax.eval_shape(model.init, jax.random.key(0))
     assert jax.eval_shape(model.apply, params, jnp.zeros((2, 128, 9))).shape == (2, 6)
-    assert (model.private == "batch_stats") == (norm == "local")
+    assert (model.private is is_statistic) == (norm == "local")
     assert (model.train is None) == (norm in {"group", "off"})
     weights = params if model.train is None else params["params"]
     assert ("norm" in weights["stem"]) == (norm != "off")
