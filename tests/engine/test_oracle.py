@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import numpy as np
 import pytest
@@ -26,9 +28,15 @@ def test_policies_are_all_there():
     assert set(POLICIES) == set(TIMINGS)
 
 
-@pytest.mark.parametrize("delay", DELAYS)
-@pytest.mark.parametrize("timing", [spec for specs in POLICIES.values() for spec in specs])
-@pytest.mark.parametrize("rule", SERVERS)
+def matrix():
+    """Every rule under every timing: with one delay each, so that each rule and timing meets all; the others slow."""
+    timings = [spec for specs in POLICIES.values() for spec in specs]
+    for (i, rule), (j, timing), (k, delay) in product(enumerate(SERVERS), enumerate(timings), enumerate(DELAYS)):
+        slow = [] if (i + j) % len(DELAYS) == k else [pytest.mark.slow]
+        yield pytest.param(rule, timing, delay, marks=slow, id=f"{rule}-{timing}-{delay}")
+
+
+@pytest.mark.parametrize(("rule", "timing", "delay"), matrix())
 def test_engine_equals_oracle(rule, timing, delay):
     with jax.enable_x64(True):
         given = case(rule, timing, delay)

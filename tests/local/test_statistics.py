@@ -156,7 +156,9 @@ def test_clients_vmapped_equal_one_by_one():
 def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
     with jax.enable_x64(True):
         given = case("fedbuff", "buffer:size=2")
-        given = given._replace(pieces=given.pieces._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden")))
+        given = given._replace(
+            pieces=given.pieces._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
+        )
         want, have = run_reference(*given), run_waves(*given, batching=batching)
         close(have.params, want.params, 1e-10)
         # nothing was uploaded for it, and the rest was trained
