@@ -87,6 +87,10 @@ class FederatedData(NamedTuple):
     test_offset: np.ndarray | None = None
     test_size: np.ndarray | None = None
     streamed: bool = False
+    # rows of x and y that each client holds out of training (CSR, like order/offset/size); None: no validation part
+    validation_order: np.ndarray | None = None
+    validation_offset: np.ndarray | None = None
+    validation_size: np.ndarray | None = None
 
 
 class ClientData(NamedTuple):
@@ -251,7 +255,8 @@ class Run(NamedTuple):
     upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], or empty.
     ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too
     large or too stale), trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave
-    engine batches, widths, slots, useful_steps, executed_steps, programs.
+    engine batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: a table a
+    probe, a row a chosen arrival: update (its number, from 0), client, time and the probe's own columns.
     """
 
     settings: dict[str, Any]
@@ -261,3 +266,4 @@ class Run(NamedTuple):
     per_client: dict[str, np.ndarray]
     counters: dict[str, Any]
     schedule: Schedule
+    probes: Mapping[str, dict[str, np.ndarray]] = {}

@@ -20,6 +20,7 @@ def federate(
     num_clients: int | None = None,
     seed: int = 0,
     test_fraction: float | None = None,
+    validation_fraction: float | None = None,
 ) -> FederatedData:
     """Deal the training examples of ``dataset`` to ``num_clients`` clients.
 
@@ -28,7 +29,8 @@ def federate(
     with natural owners (then one client an owner). ``seed`` makes the NumPy Generator
     that makes every choice here. With ``test_fraction``, that share of every client's own examples is
     held out as its test part; the held-out examples of all clients then *are* the test set and the data
-    set's own test set is not used. Without it, the test set is global.
+    set's own test set is not used. Without it, the test set is global. With ``validation_fraction``, that share of what
+    every client has left to train on is held out of training as its validation part, which probes see.
 
     Returns ``FederatedData``; the pool is not copied unless ``test_fraction`` is given. Raises ``ValueError``
     for impossible partitions.
@@ -45,13 +47,15 @@ def federate(
         natural = partitioner in (None, "natural")
         require(natural, "partitioner", partitioner, f"natural: clients of {dataset.name} have examples of their own")
         require(test_fraction is None, "test_fraction", test_fraction, f"None: {dataset.name} has its own test set")
+        allowed = f"None: clients of {dataset.name} have examples of their own"
+        require(validation_fraction is None, "validation_fraction", validation_fraction, allowed)
         return dataset.deal(num_clients, seed)
     check_dataset(dataset)
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
         require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
-        return _pool(dataset, parts)
+        return _pool(dataset, *_validated(parts, validation_fraction, rng))
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _rows(test)
     # the pool is split for good, so that a held-out example can neither be trained on nor counted twice
@@ -59,7 +63,8 @@ def federate(
     split = dataset._replace(
         x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
     )
-    return _pool(split, [np.searchsorted(kept, part) for part in train])._replace(
+    moved = [np.searchsorted(kept, part) for part in train]
+    return _pool(split, *_validated(moved, validation_fraction, rng))._replace(
         test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
     )
 
@@ -82,13 +87,26 @@ def _deal(
     return parts
 
 
-def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
-    """``FederatedData`` in which client i owns ``parts[i]`` and the test set is global."""
+def _validated(
+    parts: Sequence[np.ndarray], fraction: float | None, rng: np.random.Generator
+) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray] | None]:
+    """Each client's training part and, with a ``fraction``, its validation part."""
+    return (parts, None) if fraction is None else split_clients(parts, fraction, rng, "validation_fraction")
+
+
+def _pool(
+    dataset: Dataset, parts: Sequence[np.ndarray], validation: Sequence[np.ndarray] | None = None
+) -> FederatedData:
+    """``FederatedData`` in which client i trains on ``parts[i]`` and the test set is global."""
     order, offset, size = _rows(parts)
     d = dataset
-    return FederatedData(
+    data = FederatedData(
         d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=d.decode, num_classes=d.num_classes
     )
+    if validation is None:
+        return data
+    order, offset, size = _rows(validation)
+    return data._replace(validation_order=order, validation_offset=offset, validation_size=size)
 
 
 def client_rows(data: FederatedData, client: int) -> np.ndarray:

@@ -24,18 +24,18 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
 
 
 def split_clients(
-    parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator
+    parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator, field: str = "test_fraction"
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Split each client's examples at random into a training and a test part of its own.
+    """Split each client's examples at random into a training part and a part that is held out.
 
-    ``fraction`` in (0, 1) of every client goes to its test part, rounded, at least one example to either
-    side; a client with a single example is a ``ValueError``. Returns ``(train, test)``, indices ascending.
+    ``fraction`` in (0, 1) of every client is held out, rounded, at least one example to either
+    side; a client with a single example is a ``ValueError`` naming ``field``. Returns ``(train, held out)``, ascending.
     """
-    require(0 < fraction < 1, "test_fraction", fraction, "a number between 0 and 1, both excluded")
+    require(0 < fraction < 1, field, fraction, "a number between 0 and 1, both excluded")
     train, test = [], []
     for client, part in enumerate(parts):
         allowed = f"used with at least 2 examples a client; client {client} has {len(part)}"
-        require(len(part) >= 2, "test_fraction", fraction, allowed)
+        require(len(part) >= 2, field, fraction, allowed)
         held_out = min(max(round(fraction * len(part)), 1), len(part) - 1)
         shuffled = rng.permutation(part)
         test.append(np.sort(shuffled[:held_out]))

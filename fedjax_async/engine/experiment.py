@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,17 +14,18 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, Limits, Timing, Until, plan
-from fedjax_async.data import DATASETS, Federation, federate
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.methods import Method, method, preset_of
+from fedjax_async.engine.named_data import data_of, with_owners
 from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, rule_of, split_options
+from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Progress, run_waves
-from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
-from fedjax_async.engine.storage import client_restoring, server_storing
+from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
 from fedjax_async.engine.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps
 from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
@@ -59,46 +59,16 @@ class Experiment(NamedTuple):
     points: Points
     traffic: Traffic
     norm_limit: float = math.inf
+    probes: Probes = NO_PROBES
 
 
 # Equal specs give the same objects, so that runs that share pieces share compiled programs.
 _method = lru_cache(maxsize=64)(method)
 
 
-@lru_cache(maxsize=4)
-def _dataset(dataset: str) -> Any:
-    return registry.bind("dataset", DATASETS, dataset)()
-
-
-@lru_cache(maxsize=4)
-def _with_fewer_tests(dataset: str, count: int | None) -> Any:
-    """The data set with ``count`` of its test examples, spread evenly over their order."""
-    whole = _dataset(dataset)
-    if count is None:
-        return whole
-    check.require(not isinstance(whole, Federation), "eval_examples", count, f"left out: {dataset} comes by clients")
-    check.whole("eval_examples", count, high=len(whole.test_y))
-    chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
-    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
-
-
-@lru_cache(maxsize=64)
-def _data(
-    dataset: str, tests: int | None, partition: str | None, clients: int, seed: int, test_fraction: float | None
-) -> FederatedData:
-    return federate(_with_fewer_tests(dataset, tests), partition, clients, seed=seed, test_fraction=test_fraction)
-
-
 def resolved(settings: Settings) -> Settings:
     """The settings with what follows filled in: from their data set whose the examples are, from the method uploads."""
-    return with_uploads(_with_owners(settings), preset_of(settings.method))
-
-
-def _with_owners(settings: Settings) -> Settings:
-    dataset = _dataset(settings.dataset)
-    natural = isinstance(dataset, Federation) or dataset.groups is not None
-    usual = "natural" if natural else USUAL_PARTITION
-    return dataclasses.replace(settings, partition=settings.partition or usual)
+    return with_uploads(with_owners(settings), preset_of(settings.method))
 
 
 @lru_cache(maxsize=16)
@@ -172,6 +142,7 @@ def prepare(
     model: Model | None = None,
     data: FederatedData | None = None,
     client: ClientAlgorithm | None = None,
+    probes: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
@@ -180,8 +151,10 @@ def prepare(
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
     minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
     compressed like any other's where the settings or the method say so.
+
+    ``probes``: by name, functions to evaluate on arrivals, or each a :class:`Probe` that says on which.
     """
-    s = settings if data is not None else _with_owners(settings)
+    s = settings if data is not None else with_owners(settings)
     kinds = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
     for name, (given, kind) in (kinds | {"client": (client, ClientAlgorithm)}).items():
         check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
@@ -203,10 +176,7 @@ def prepare(
     # a method's own "@timing" is more particular than the run's
     spec = chosen.timing if method is None and "@" in s.method else s.timing or chosen.timing
     timing = registry.bind("timing", TIMINGS, spec)()
-    if data is None:
-        data = _data(s.dataset, s.eval_examples, s.partition, s.clients, s.seed, s.test_fraction)
-    else:
-        check.require(s.eval_examples is None, "eval_examples", s.eval_examples, "left out with data of your own")
+    data = data_of(s, data)
     if method is None:
         chosen = _method(s.method, len(data.size))
     if model is None:
@@ -237,13 +207,17 @@ def prepare(
     if s.per_client:
         owners(data)
     check_capacity(jax.eval_shape(lambda p: bound(chosen.server, chosen.hyper).init(p)[0], shapes), schedule)
-    params, key = initial(root)
     server = chosen.server
+    pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+    watched = resolved_probes(probes, data, len(schedule.job))
+    columns_of(watched, pieces, shapes)
+    params, key = initial(root)
     if s.slots != "full":
         server, trainer = server_storing(server, s.slots), client_restoring(trainer, _real(s.compute))
-    pieces = Pieces(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+        pieces = pieces._replace(server=server, client=trainer)
+        watched = {name: probe_restoring(probe, _real(s.compute)) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, described, pieces, schedule, params, key, points, traffic, limit)
+    return Experiment(s, described, pieces, schedule, params, key, points, traffic, limit, watched)
 
 
 def _sent(
@@ -366,6 +340,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
         per_client=s.per_client,
         on_bad=s.on_bad,
         norm_limit=e.norm_limit,
+        probes=e.probes,
         progress=progress,
         **options,
     )
@@ -381,7 +356,7 @@ def simulate(
     """Simulate one asynchronous (or synchronous) federated run.
 
     Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
-    be objects instead of names.
+    be objects instead of names. ``probes``: see :func:`prepare`; what they return is in ``Run.probes``.
 
     >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
     >>> run.counters["updates"]
@@ -390,7 +365,7 @@ def simulate(
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
     """
     given = {}
-    for name in ("method", "model", "data", "client"):
+    for name in ("method", "model", "data", "client", "probes"):
         if name in changes and not isinstance(changes[name], str):
             given[name] = changes.pop(name)
     base = as_dict(settings) if settings is not None else {}

@@ -7,6 +7,7 @@ and which hyperparameters are its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class Live(NamedTuple):
     slots: Message  # start models, [S, ...]
     records: dict[str, Array]  # one column an info, [E']
     rejected: Array  # int32[], uploads refused so far
+    probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
 
 class Rows(NamedTuple):

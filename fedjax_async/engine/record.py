@@ -25,6 +25,7 @@ class Outcome(NamedTuple):
     counters: dict[str, Any]
     in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
     in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
+    probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # a table each
 
 
 class Traffic(NamedTuple):
@@ -85,7 +86,7 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
         **{name: faults[name] for name in FAULTS},
         **outcome.counters,
     }
-    return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule)
+    return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
 
 
 def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:

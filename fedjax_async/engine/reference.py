@@ -6,7 +6,7 @@ agree with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedjax_async.clock import check_schedule, trained_in_vain
 from fedjax_async.engine.evaluation import Points, make_evaluate, owners
 from fedjax_async.engine.kernels import finished
 from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
+from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.run import Progress, refuse
 from fedjax_async.engine.scores import Scores
@@ -33,6 +34,7 @@ from fedjax_async.types import (
     Message,
     Model,
     Params,
+    Parts,
     Request,
     Schedule,
     ServerAlgorithm,
@@ -83,6 +85,11 @@ def _evaluate(model: Model, total: int, labels: bool, num_clients: int | None) -
     return jax.jit(make_evaluate(model, total=total, labels=labels, num_clients=num_clients))
 
 
+@lru_cache(maxsize=64)
+def _probe(name: str, function: Callable[..., Any]) -> Any:
+    return jax.jit(checked(name, function))
+
+
 def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
@@ -97,11 +104,16 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
     per_client: bool = False,
     on_bad: str = "reject",
     norm_limit: float = float("inf"),
+    probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Walk through the schedule, arrival by arrival."""
     server, client, model, data, numbers = pieces
     schedule = check_schedule(schedule)
+    resolved = resolved_probes(probes, data, len(schedule.job))
+    shapes = columns_of(resolved, pieces, params)
+    chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in resolved.items()}
+    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in resolved}
     facts = facts_of(schedule)
     init, receive, close, dispatch, params_of = _server(server, facts.num_clients, facts.every_closes)
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
@@ -123,10 +135,21 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
     in_vain = trained_in_vain(schedule)
     noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
     scores = Scores([points], [np.arange(len(schedule.job))])
+    validation, test = (jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test"))
+
+    def own_data(who: Any) -> ClientData:
+        return ClientData(pool[0], pool[1], pool[2], data.offset[who], data.size[who])
+
+    def parts_of(who: Any) -> Parts:
+        return Parts(
+            own_data(who),
+            ClientData(pool[0], pool[1], validation[0], validation[1][who], validation[2][who]),
+            ClientData(tests[0], tests[1], test[0], test[1][who], test[2][who]),
+        )
 
     def train(job: int, applied: bool, spoiled: bool = False) -> tuple[Any, Message, Any, Any, dict[str, Any]]:
         who, message = schedule.client[job], messages.pop(job)
-        own = ClientData(pool[0], pool[1], pool[2], data.offset[who], data.size[who])
+        own = own_data(who)
         upload, client_state[who], norm, accepted, noted = _job(client)(
             hyper, key, schedule.number[job], np.int32(schedule.version[job]), message, client_state[who], own, who,
             schedule.local_steps[job], jnp.asarray(norm_limit, real), spoiled, applied,
@@ -169,6 +192,10 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
             local_steps=schedule.local_steps[j],
             extra=message.extra,
         )
+        for name, probe in resolved.items():
+            if e in chosen[name]:
+                given = (state, memory[who], arrival, parts_of(who))
+                seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
         state, memory[who], info = receive(known, state, memory[who], arrival)
         if schedule.closes[e]:
             state, memory[who] = close(known, state, memory[who])
@@ -188,4 +215,13 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
         in_vain=np.array(list(noted_in_vain), np.int64),
         in_vain_records=_table(list(noted_in_vain.values())),
         counters={"waves": len(records), "mean_width": 1.0},
+        probes={
+            name: probe_table(
+                schedule,
+                chosen[name],
+                chosen[name],
+                {c: np.array([row[c] for row in seen[name]], shape.dtype) for c, shape in shapes[name].items()},
+            )
+            for name in resolved
+        },
     )

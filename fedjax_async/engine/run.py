@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.memory import bytes_of, temporary_bytes
 from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, digest, make_plan
+from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.scores import Scores
@@ -54,17 +55,25 @@ class Member(NamedTuple):
     points: Points  # in arrivals of ``schedule``
     norm_limit: float
     applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
+    probes: Probes = NO_PROBES
 
 
 def make_member(
-    pieces: Pieces, schedule: Schedule, params: Params, key: Key, points: Points, norm_limit: float = float("inf")
+    pieces: Pieces,
+    schedule: Schedule,
+    params: Params,
+    key: Key,
+    points: Points,
+    norm_limit: float = float("inf"),
+    probes: Mapping[str, Any] | None = None,
 ) -> Member:
     """The run of a schedule, which is checked, with the jobs that are trained in vain."""
     schedule = check_schedule(schedule)
+    chosen = resolved_probes(probes, pieces.data, len(schedule.job))
     kept = jax.eval_shape(lambda p: bound(pieces.client, pieces.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])
-    return Member(pieces, training.schedule, params, key, points, norm_limit, training.applied)
+    return Member(pieces, training.schedule, params, key, points, norm_limit, training.applied, chosen)
 
 
 def known_of(members: Sequence[Member]) -> Known:
@@ -73,6 +82,7 @@ def known_of(members: Sequence[Member]) -> Known:
         members[0].schedule.num_clients,
         all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
         all(bool(np.all(m.applied)) for m in members),
+        tuple((name, probe.function) for name, probe in members[0].probes.items()),
     )
 
 
@@ -175,6 +185,7 @@ def make_stack(
         [m.pieces.hyper for m in members],
         [m.norm_limit for m in members],
         [m.applied for m in members],
+        [m.probes for m in members],
         feed=feed,
         sharding=everywhere(mesh),
     )
@@ -221,6 +232,7 @@ def run_stack(
 
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(plan))
+        keeper.identify("probes", described(stack.members[0].probes))
     snapshot = None if keeper is None else keeper.restore()
     if snapshot is None:
         scores.take(0, evaluate)
@@ -262,13 +274,14 @@ def run_waves(
     per_client: bool = False,
     on_bad: str = "reject",
     norm_limit: float = float("inf"),
+    probes: Mapping[str, Any] | None = None,
     devices: int | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
 ) -> Outcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
-    members = [make_member(pieces, schedule, params, key, points, norm_limit)]
+    members = [make_member(pieces, schedule, params, key, points, norm_limit, probes)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
     shared = 1 if mesh is None else mesh.size
@@ -321,6 +334,11 @@ def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
     place = plan.place[run]
     own = np.unique(np.searchsorted(plan.waves, place, side="right"))
     columns = {name: np.asarray(column)[place] for name, column in jax.device_get(live.records).items()}
+    applied, seen = np.flatnonzero(member.applied), {}
+    for name, probe in member.probes.items():
+        numbers = numbers_of(probe, len(applied))
+        rows = {c: np.asarray(v)[place][applied[numbers]] for c, v in jax.device_get(live.probes[name]).items()}
+        seen[name] = probe_table(member.schedule, applied[numbers], numbers, rows)
     return Outcome(
         params=jax.device_get(rule.params(state)),
         scores=scores.columns(run),
@@ -337,4 +355,5 @@ def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
             "executed_steps": plan.executed_steps,
             "programs": len(plan.widths) + OTHER_PROGRAMS,
         },
+        probes=seen,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,9 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.engine.kernels import Live, Rows, hyper_of, info_of
 from fedjax_async.engine.pieces import Client, Server, bound, rule_of
+from fedjax_async.engine.probing import noted as probed
+from fedjax_async.engine.probing import noted_rounds as probed_rounds
+from fedjax_async.engine.probing import values_of
 from fedjax_async.engine.world import World, client_data
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
@@ -37,6 +41,7 @@ class Known(NamedTuple):
     num_clients: int
     every_closes: bool  # every arrival completes its server step
     all_applied: bool  # there are no jobs that are trained in vain
+    probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
 
 
 def rule_at(server: Server, world: World, known: Known, run: Array) -> ServerAlgorithm:
@@ -118,18 +123,18 @@ def make_start(server: Server, client: Client, known: Known, slots: int) -> Any:
             who = bound(client, first)
             work = who.begin(world.key[0], message, own, client_data(world, zero))
             upload, after = who.finish(work, message, own)
-            return rule.receive(state, memory, _arrival(world, upload, message, zero, jnp.bool_(True)))[2], info_of(
-                who, after
-            )
+            arrival = _arrival(world, upload, message, zero, jnp.bool_(True))
+            seen = values_of(known.probes, world, zero, state, memory, arrival)
+            return rule.receive(state, memory, arrival)[2], info_of(who, after), seen
 
-        info, sent = jax.eval_shape(both, *example, message)
+        info, sent, seen = jax.eval_shape(both, *example, message)
         columns = _columns(info)
         check.require(not set(columns) & set(sent), "client.info", list(sent), f"named other than {list(columns)}")
         length = world.client.shape[0]
         records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in (columns | sent).items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
         table = tree.stack_zeros(message, slots)
-        live = Live(state, rows_of(memory), rows_of(own), table, records, zero)
+        live = Live(state, rows_of(memory), rows_of(own), table, records, zero, tree.stack_zeros(seen, length))
         return write_messages(server, world, known, live, zero)
 
     return start
@@ -175,6 +180,7 @@ def make_receive(server: Server, known: Known) -> Any:
         arrival = _arrived(world, rows, p)
         rule = rule_at(server, world, known, run)
         state, memory = state_of(world, live.server, run), read_rows(live.memory, owner)
+        seen = probed(known.probes, world, live.probes, p, state, memory, arrival)
         state, memory, info = rule.receive(state, memory, arrival)
         if known.every_closes:
             state, memory = closed(rule, state, memory)
@@ -186,6 +192,7 @@ def make_receive(server: Server, known: Known) -> Any:
             memory=tree.put(live.memory, owner, memory),
             records=live.records | {name: live.records[name].at[p].set(value) for name, value in noted.items()},
             rejected=live.rejected + jnp.logical_not(accepted).astype(jnp.int32),
+            probes=seen,
         )
 
     def one(world: World, rows: Rows, p: Array, live: Live) -> Live:
@@ -230,6 +237,7 @@ def make_receive_rounds(server: Server, known: Known) -> Any:
         accepted = rows.accepted[row]
         arrival = jax.vmap(lambda p: _arrived(world, rows, p))(p)
         before = tree.take(live.server, run), read_rows(live.memory, owner)
+        seen = probed_rounds(known.probes, world, live.probes, p, arrives, *before, arrival)
         state, memory, info = jax.vmap(gathered, in_axes=(None, 0, 0, 0, 0))(world, run, *before, arrival)
         if not known.every_closes:
             closes = arrival.closes & arrives
@@ -247,6 +255,7 @@ def make_receive_rounds(server: Server, known: Known) -> Any:
             records=tree.put_some({n: live.records[n] for n in noted}, p, noted, arrives)
             | tree.put_some({n: live.records[n] for n in sent}, p, sent, active),
             rejected=live.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
+            probes=seen,
         )
         return write_due(world, live, world.write_bounds[low + 1], world.write_bounds[high + 1], lane)
 

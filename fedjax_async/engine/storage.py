@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,8 @@ from fedjax_async.types import (
     Key,
     Message,
     Params,
+    Parts,
+    Probe,
     Request,
     ServerAlgorithm,
     State,
@@ -84,3 +87,17 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
         return one._replace(begin=begin, step=step, finish=finish, own=own)
 
     return family
+
+
+def probe_restoring(probe: Probe, dtype: str) -> Probe:
+    """The probe, which sees in ``dtype`` what a job started from."""
+    return probe._replace(function=_seeing(probe.function, dtype))
+
+
+@lru_cache(maxsize=64)
+def _seeing(function: Callable[..., Mapping[str, Any]], dtype: str) -> Callable[..., Mapping[str, Any]]:
+    def restored(state: State, memory: State, arrival: Arrival, parts: Parts) -> Mapping[str, Any]:
+        full = arrival._replace(start=_cast(arrival.start, dtype), extra=_cast(arrival.extra, dtype))
+        return function(state, memory, full, parts)
+
+    return restored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,7 +67,11 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
 
 
 def plan_groups(
-    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None
+    settings: Sequence[Settings],
+    *,
+    memory_limit: int | None = None,
+    lanes: int | None = None,
+    probes: Mapping[str, Any] | None = None,
 ) -> list[Group]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
@@ -81,7 +85,7 @@ def plan_groups(
         for name in OF_SWEEP:
             value = getattr(one, name)
             check.require(value is None, name, value, "left out of the runs of a sweep, which sees to it as a whole")
-    experiments = [prepare(s) for s in settings]
+    experiments = [prepare(s, probes=probes) for s in settings]
     found: dict[Any, list[int]] = {}
     for i, experiment in enumerate(experiments):
         alone = (i,) if experiment.settings.engine == "reference" else ()
@@ -138,7 +142,7 @@ def _num_bytes(e: Experiment) -> int:
 
 def member_of(e: Experiment) -> Member:
     """The run of a prepared experiment."""
-    return make_member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit)
+    return make_member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes)
 
 
 def execute_group(
@@ -148,13 +152,15 @@ def execute_group(
     on_finished: Callable[[int, Run], None],
     progress: Progress | None = None,
     folder: Path | None = None,
+    probes: Mapping[str, Any] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
     ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
-    ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there.
+    ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there. ``probes``: of every
+    run, those that the group was planned with.
     """
-    experiments = {i: prepare(settings[i]) for i in group.members}
+    experiments = {i: prepare(settings[i], probes=probes) for i in group.members}
     if experiments[group.members[0]].settings.engine == "reference":
         for i in group.members:
             on_finished(i, execute(experiments[i], progress=progress))

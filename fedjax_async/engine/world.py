@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,8 +11,23 @@ import numpy as np
 from fedjax_async.clock import with_outcomes
 from fedjax_async.engine.devices import place
 from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
+
+
+class Probing(NamedTuple):
+    """What probes need besides: which arrivals they see, and the held out parts of the clients that arrive."""
+
+    chosen: dict[str, Array]  # bool[E'] a probe
+    validation_order: Array  # rows of World.x
+    validation_offset: Array  # int32[E']
+    validation_size: Array  # int32[E']
+    test_x: Array
+    test_y: Array
+    test_order: Array  # rows of test_x
+    test_offset: Array  # int32[E']
+    test_size: Array  # int32[E']
 
 
 class World(NamedTuple):
@@ -53,6 +68,7 @@ class World(NamedTuple):
     write_version: Array  # int32[E'']
     write_steps: Array  # int32[E'']
     write_weight: Array  # float[E'']
+    probing: Any = ()  # Probing, where there are probes
 
 
 class Shape(NamedTuple):
@@ -77,18 +93,49 @@ def _padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.nd
     return table
 
 
-def pooled(data: Sequence[FederatedData]) -> tuple[Any, list[int]]:
-    """One ``order`` for all runs, and where each run's begins; a run's own where there is only one."""
-    if all(one.order is data[0].order for one in data):
-        return data[0].order, [0] * len(data)
+def pooled(arrays: Sequence[Any]) -> tuple[Any, list[int]]:
+    """One array for all runs, and where each run's rows begin; a run's own where there is only one."""
+    if all(one is arrays[0] for one in arrays):
+        return arrays[0], [0] * len(arrays)
     begins: dict[int, int] = {}
-    orders, total = [], 0
-    for one in data:
-        if id(one.order) not in begins:
-            begins[id(one.order)] = total
-            orders.append(one.order)
-            total += len(one.order)
-    return np.concatenate(orders), [begins[id(one.order)] for one in data]
+    distinct, total = [], 0
+    for one in arrays:
+        if id(one) not in begins:
+            begins[id(one)] = total
+            distinct.append(one)
+            total += len(one)
+    return np.concatenate(distinct), [begins[id(one)] for one in arrays]
+
+
+def _probing(
+    probes: Sequence[Probes],
+    data: Sequence[FederatedData],
+    client: Sequence[np.ndarray],
+    applied: Sequence[np.ndarray],
+    column: Callable[..., np.ndarray],
+) -> Probing:
+    """``client``: of each run's arrivals; ``column`` brings values of these into the order of the stack."""
+
+    def chosen(name: str) -> np.ndarray:
+        marked = [np.zeros(len(one), np.bool_) for one in applied]
+        for row, own, one in zip(marked, probes, applied):
+            position = np.flatnonzero(one)
+            row[position[numbers_of(own[name], len(position))]] = True
+        return column(marked, np.bool_)
+
+    def rows(kind: str, shift: Sequence[int]) -> dict[str, Any]:
+        parts = [held_out_rows(one, kind) for one in data]
+        orders = [part[0] + np.int32(by) if by else part[0] for part, by in zip(parts, shift)]
+        order, begins = pooled(orders)
+        offset = column([part[1][c] + begin for part, c, begin in zip(parts, client, begins)])
+        size = column([part[2][c] for part, c in zip(parts, client)])
+        return {f"{kind}_order": order, f"{kind}_offset": offset, f"{kind}_size": size}
+
+    test_x, begins = pooled([d.test_x for d in data])
+    test_y, _ = pooled([d.test_y for d in data])
+    marked: Any = {name: chosen(name) for name in probes[0]}
+    held_out = rows("validation", [0] * len(data)) | rows("test", begins)
+    return Probing(chosen=marked, test_x=test_x, test_y=test_y, **held_out)
 
 
 def make_world(
@@ -99,6 +146,7 @@ def make_world(
     hyper: Sequence[Mapping[str, float]],
     norm_limit: Sequence[float],
     applied: Sequence[np.ndarray],
+    probes: Sequence[Probes],
     feed: Feed | None = None,
     sharding: Any = None,
 ) -> World:
@@ -107,7 +155,7 @@ def make_world(
     ``applied``: per run, which arrivals are; bool[E_r]. ``feed``: of data that are shipped batch by batch.
     """
     slots, real = plan.slots, jnp.result_type(float)
-    order, begins = pooled(data)
+    order, begins = pooled([d.order for d in data])
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
     first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in plan.schedules])
 
@@ -161,8 +209,9 @@ def make_world(
         "write_steps": of_writes([s.local_steps for s in plan.schedules], np.int32),
         "write_weight": of_writes([d.size[s.client] for d, s in zip(data, plan.schedules)], real),
     }
+    probing = _probing(probes, data, client, applied, column) if any(probes) else ()
     spare = [keys[0]] * (shape.runs - len(keys))
-    return World(**place(tables | pool | {"key": jnp.stack([*keys, *spare])}, sharding))
+    return World(**place(tables | pool | {"key": jnp.stack([*keys, *spare]), "probing": probing}, sharding))
 
 
 def corrupt(schedule: Schedule) -> np.ndarray:

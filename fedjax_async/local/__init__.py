@@ -8,6 +8,7 @@ from fedjax_async.local.ef21 import ef21
 from fedjax_async.local.feedback import feedback
 from fedjax_async.local.job import job_key, run_job, run_steps
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
+from fedjax_async.local.parts import mean_loss, part_mean
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sgd import sgd
 from fedjax_async.local.steps import local_steps
@@ -30,6 +31,8 @@ __all__ = [
     "job_key",
     "keeping",
     "local_steps",
+    "mean_loss",
+    "part_mean",
     "permute",
     "run_job",
     "run_steps",

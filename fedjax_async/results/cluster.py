@@ -101,6 +101,7 @@ def submit(
     folder that cannot be written or is in use, by jobs too.
     """
     scheduler, options = parse_target(target)
+    check.require(not work.probes, "probes", list(work.probes or ()), "left out of what is submitted")
     home = Path(folder).resolve()
     executor = _executor(scheduler, options, home)
     with claimed(home):  # and released before the first job starts
@@ -147,6 +148,6 @@ def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> s
         points = sweep_folder.read_definition(home)
         chosen = [points[int(place)] for place in members.split(",")]
         with claimed(sweep_folder.run_folder(home, chosen[0])):
-            work = plan_sweep(chosen, folder=home, **limits)
+            work = plan_sweep(chosen, folder=home, memory_limit=limits["memory_limit"], lanes=limits["lanes"])
             train_into(home, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"

@@ -28,6 +28,7 @@ FILES = (
     "per_client.npz",
     "params.npz",
 )
+PROBES = "probes.npz"  # only of a run with probes: arrays named probe/column
 SCHEDULE = "schedule.npz"  # the clock has its own format
 CHECKPOINTS = "checkpoints"  # of a run that is not finished
 BARE = "."  # the name of a parameter tree that is a single array
@@ -76,7 +77,8 @@ def _contents(run: Run) -> dict[str, bytes]:
         disk.npz_bytes(run.per_client),
         disk.npz_bytes(flatten(run.params)),
     )
-    return dict(zip(FILES, contents, strict=True))
+    tables = {f"{name}/{column}": v for name, table in run.probes.items() for column, v in table.items()}
+    return dict(zip(FILES, contents, strict=True)) | ({PROBES: disk.npz_bytes(tables)} if tables else {})
 
 
 def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -114,9 +116,10 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write ``run`` into ``folder`` (made if missing) and return the folder.
 
     ``settings.json``, ``versions.json`` and ``counters.json``; ``evaluations.csv`` and ``updates.csv``, floats
-    with every digit; ``per_client.npz``, ``params.npz`` (arrays named by their path, such as ``conv/kernel``)
-    and ``schedule.npz``, all readable by ``numpy.load``; ``manifest.json`` with column types and check sums,
-    written last. The same run gives the same bytes: no file holds a wall-clock time or a host name.
+    with every digit; ``per_client.npz``, ``params.npz`` (arrays named by their path, such as ``conv/kernel``),
+    ``schedule.npz`` and, of a run with probes, ``probes.npz`` (named ``probe/column``), all readable by
+    ``numpy.load``; ``manifest.json`` with column types and check sums, written last. The same run gives the same
+    bytes: no file holds a wall-clock time or a host name.
 
     ``ValueError`` as in ``require_room``. Temporary files of processes that were killed while they wrote are
     removed, other files in the folder left alone.
@@ -142,7 +145,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a saved run; ``ValueError`` unless the folder holds one."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        if manifest["format"] == FORMAT and set(manifest["sha256"]) == {*FILES, SCHEDULE}:
+        if manifest["format"] == FORMAT and set(manifest["sha256"]) - {PROBES} == {*FILES, SCHEDULE}:
             return manifest
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
@@ -171,7 +174,8 @@ def load(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    content = {name: read_checked(folder, name, manifest["sha256"][name]) for name in (*FILES, SCHEDULE)}
+    content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
+    probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}
     return Run(
         settings=json.loads(content["settings.json"]),
         params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
@@ -180,4 +184,5 @@ def load(folder: str | Path) -> Run:
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
         counters=json.loads(content["counters.json"]),
         schedule=load_schedule(folder / SCHEDULE),
+        probes=unflatten(probes),
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fedjax_async import disk
 from fedjax_async.engine.grid import Point
 from fedjax_async.engine.settings import Settings, as_dict
 from fedjax_async.results import files, store
 from fedjax_async.results.report import write_run
-from fedjax_async.types import Run
+from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
@@ -22,10 +25,12 @@ def run_folder(folder: Path, point: Point) -> Path:
     return folder / "runs" / point.name
 
 
-def definition(points: Sequence[Point]) -> bytes:
-    """The sweep as its folder keeps it: every run's name, swept values in order, and settings."""
+def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bytes:
+    """The sweep as its folder keeps it: every run's name, swept values in order, and settings; the probes, if any."""
     runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
-    return files.json_bytes({"format": FORMAT, "runs": runs})
+    chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
+    about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
+    return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
 
 
 def read_definition(folder: str | Path) -> list[Point]:
@@ -55,7 +60,9 @@ def is_finished(folder: Path, settings: Settings) -> bool:
     return contents["settings.json"] == files.json_bytes(as_dict(settings))
 
 
-def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool = False) -> Path:
+def require_room(
+    folder: str | Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None, *, overwrite: bool = False
+) -> Path:
     """``ValueError`` unless the sweep may use ``folder``: missing, empty, or of the same definition (or ``overwrite``).
 
     What a killed process left behind is no obstacle.
@@ -67,7 +74,7 @@ def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool
         return folder
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
     saved = folder / DEFINITION
-    if left and (not saved.is_file() or saved.read_bytes() != definition(points)):
+    if left and (not saved.is_file() or saved.read_bytes() != definition(points, probes)):
         found = "another sweep" if saved.is_file() else "other files"
         raise ValueError(
             f"folder = {str(folder)!r}: must be empty or hold the same sweep, but it holds {found} "
@@ -76,10 +83,10 @@ def require_room(folder: str | Path, points: Sequence[Point], *, overwrite: bool
     return folder
 
 
-def begin(folder: Path, points: Sequence[Point]) -> None:
+def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
     """Write the definition, before the first run is."""
     folder.mkdir(parents=True, exist_ok=True)
-    disk.write(folder / DEFINITION, definition(points))
+    disk.write(folder / DEFINITION, definition(points, probes))
     disk.sweep_up(folder)
 
 

@@ -58,6 +58,7 @@ class Work(NamedTuple):
     points: tuple[Point, ...]
     finished: frozenset[int]  # places among the points
     groups: tuple[Group, ...]  # the stacks with something left to train; members are places among the points
+    probes: Mapping[str, Any] | None = None  # of every run
 
     @property
     def updates(self) -> int:
@@ -83,6 +84,7 @@ def plan_sweep(
     folder: str | Path | None = None,
     memory_limit: int | None = None,
     lanes: int | None = None,
+    probes: Mapping[str, Any] | None = None,
 ) -> Work:
     """Look at everything, change nothing: which runs are finished, and how the others are grouped.
 
@@ -96,14 +98,15 @@ def plan_sweep(
         if value is not None:
             check.whole(name, value)
     with precision(points):
-        groups = sweeping.plan_groups([point.settings for point in points], memory_limit=memory_limit, lanes=lanes)
+        settings = [point.settings for point in points]
+        groups = sweeping.plan_groups(settings, memory_limit=memory_limit, lanes=lanes, probes=probes)
     if folder is None:
-        return Work(tuple(points), frozenset(), tuple(groups))
+        return Work(tuple(points), frozenset(), tuple(groups), probes)
     home = Path(folder)
     done = [sweep_folder.is_finished(sweep_folder.run_folder(home, point), point.settings) for point in points]
     finished = frozenset(place for place, yes in enumerate(done) if yes)
     left = (_left(group, finished, points, home) for group in groups)
-    return Work(tuple(points), finished, tuple(group for group in left if group.stacks))
+    return Work(tuple(points), finished, tuple(group for group in left if group.stacks), probes)
 
 
 def _left(group: Group, finished: frozenset[int], points: Sequence[Point], folder: Path) -> Group:
@@ -140,7 +143,8 @@ def train(
     try:
         with precision(work.points):
             for group in work.groups:
-                sweeping.execute_group(settings, group, on_finished=finish, progress=report, folder=kept)
+                options: dict[str, Any] = {"progress": report, "folder": kept, "probes": work.probes}
+                sweeping.execute_group(settings, group, on_finished=finish, **options)
                 before += group.updates
     finally:
         meter.close()
@@ -157,7 +161,7 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
         return Sweep(work.points, None, tuple(finished[place] for place in range(len(work.points))))
     home = Path(folder)
     with claimed(home):
-        sweep_folder.begin(home, work.points)
+        sweep_folder.begin(home, work.points, work.probes)
         train_into(home, work, progress=progress)
         shutil.rmtree(home / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, home)
@@ -183,6 +187,7 @@ def sweep(
     lanes: int | None = None,
     progress: bool | None = None,
     overwrite: bool = False,
+    probes: Mapping[str, Any] | None = None,
 ) -> Sweep:
     """Run every combination of a grid; runs that differ only in numbers are trained side by side.
 
@@ -198,6 +203,7 @@ def sweep(
       lanes: see ``Settings.lanes``.
       progress: show a bar over all updates (default: on a terminal).
       overwrite: let the sweep take the place of another in ``folder``; finished runs of the same settings stay.
+      probes: of every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with others is refused.
 
     Returns: the finished runs; with a folder they are read from it when asked for.
 
@@ -207,11 +213,12 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
+    check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
         if folder is not None:
-            sweep_folder.require_room(folder, expanded, overwrite=overwrite)
-        work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes)
+            sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
+        work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes, probes=probes)
         return run_work(work, folder=folder, progress=progress)
 
 

@@ -31,7 +31,7 @@ def made_up(settings: Settings) -> Run:
 
 
 def plan_groups(
-    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None
+    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None, probes: Any = None
 ) -> list[Group]:
     """A group a method, two runs a stack."""
     by_method: dict[str, list[int]] = {}
@@ -68,6 +68,7 @@ class Engine:
         on_finished: Callable[[int, Run], None],
         progress: Any = None,
         folder: Path | None = None,
+        probes: Any = None,
     ) -> None:
         self.folders.add(folder)
         done = 0

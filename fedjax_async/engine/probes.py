@@ -1,0 +1,131 @@
+"""Probes on the host: which arrivals they see, what they return, and the tables that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.engine.pieces import Pieces, bound, rule_of
+from fedjax_async.types import Arrival, ClientData, Facts, FederatedData, Key, Params, Parts, Probe, Request, Schedule
+
+Probes = Mapping[str, Probe]
+NO_PROBES: Probes = {}
+COLUMNS = ("update", "client", "time")  # of every probe's table, before its own
+
+
+def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arrivals: int) -> dict[str, Probe]:
+    """Every probe as a :class:`Probe` with numbers in range, for a run of ``arrivals``; ``ValueError`` otherwise."""
+    allowed = "a dict of names and probes"
+    check.require(probes is None or isinstance(probes, Mapping), "probes", probes, allowed)
+    if not probes:
+        return {}
+    check.require(not data.streamed, "probes", list(probes), f"left out: {data.name} is too large for the device")
+    return {name: _resolved(name, probe, arrivals) for name, probe in probes.items()}
+
+
+def _resolved(name: Any, given: Any, arrivals: int) -> Probe:
+    _check_name("probe name", name)
+    probe = given if isinstance(given, Probe) else Probe(given)
+    field = f"probes[{name!r}]"
+    check.require(callable(probe.function), field, given, "a function or a Probe of one")
+    check.whole(f"{field}.every", probe.every)
+    if probe.at is None:
+        return probe
+    check.require(probe.every == 1, f"{field}.every", probe.every, "left out where at is given")
+    listed = isinstance(probe.at, (list, tuple, range, np.ndarray))
+    check.require(listed, f"{field}.at", probe.at, "a list of numbers of arrivals")
+    for number in probe.at:
+        check.whole(f"{field}.at", number, low=0, high=arrivals - 1)
+    return probe._replace(at=tuple(sorted({int(number) for number in probe.at})))
+
+
+def _check_name(field: str, name: Any) -> None:
+    good = isinstance(name, str) and name and not set(name) & set("/:")
+    check.require(bool(good), field, name, "a text without '/' and ':'")
+
+
+def numbers_of(probe: Probe, arrivals: int) -> np.ndarray:
+    """The numbers of the arrivals that a resolved probe sees, in order; int64."""
+    return np.arange(0, arrivals, probe.every) if probe.at is None else np.asarray(probe.at, np.int64)
+
+
+def described(probes: Probes) -> dict[str, Any] | None:
+    """Names and chosen arrivals, for the identity of a checkpoint; ``None`` without probes."""
+    chosen = {name: {"every": p.every} if p.at is None else {"at": list(p.at)} for name, p in probes.items()}
+    return chosen or None
+
+
+def checked(name: str, function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """``function``, whose result is made a dict of scalar arrays; ``ValueError`` where it cannot be."""
+
+    def call(*given: Any) -> dict[str, Any]:
+        found = function(*given)
+        field = f"probes[{name!r}]"
+        check.require(
+            isinstance(found, Mapping) and bool(found), field, found, "a function that returns {name: scalar}"
+        )
+        return {column: _scalar(field, column, value) for column, value in found.items()}
+
+    return call
+
+
+def _scalar(field: str, column: Any, value: Any) -> Any:
+    _check_name(f"column of {field}", column)
+    check.require(column not in COLUMNS, f"column of {field}", column, f"named other than {', '.join(COLUMNS)}")
+    try:
+        array = jnp.asarray(value)
+        numeric = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == jnp.bool_
+    except (TypeError, ValueError):
+        numeric = False
+    place = f"{field}[{column!r}]"
+    check.require(numeric, place, value, "a number")
+    check.require(array.shape == (), f"{place}.shape", array.shape, "(), that of a scalar")
+    return array.astype(array.dtype)  # a Python number has no dtype of its own
+
+
+def columns_of(probes: Probes, pieces: Pieces, params: Params) -> dict[str, dict[str, Any]]:
+    """Shapes of what each probe returns; nothing is computed. ``ValueError`` unless they are dicts of scalars."""
+    if not probes:
+        return {}
+    data, hyper = pieces.data, pieces.hyper
+    row = [jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.x, data.y)]
+    held_out = [jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.test_x, data.test_y)]
+
+    def outputs(params: Params, key: Key, pool: Any, tests: Any) -> dict[str, dict[str, Any]]:
+        zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
+        order = jnp.zeros(1, jnp.int32)
+        own, test = (ClientData(x, y, order, zero, zero + 1) for x, y in (pool, tests))
+        rule = rule_of(pieces.server, hyper, Facts(len(data.size)))
+        state, memory = rule.init(params)
+        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero)
+        client = bound(pieces.client, hyper)
+        kept = client.init(params)
+        upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)
+        arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)
+        given = (state, memory, arrival, Parts(own, own, test))
+        return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
+
+    found: dict[str, dict[str, Any]] = jax.eval_shape(outputs, params, jax.random.key(0), row, held_out)
+    return found
+
+
+def held_out_rows(data: FederatedData, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``(order, offset, size)`` of the clients' ``"validation"`` or ``"test"`` parts, empty where there are none."""
+    order, offset, size = (getattr(data, f"{kind}_{name}") for name in ("order", "offset", "size"))
+    if order is None or len(order) == 0:
+        nothing = np.zeros(len(data.size), np.int32)
+        return np.zeros(1, np.int32), nothing, nothing
+    return np.asarray(order, np.int32), np.asarray(offset, np.int32), np.asarray(size, np.int32)
+
+
+def probe_table(
+    schedule: Schedule, position: np.ndarray, numbers: np.ndarray, columns: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The table of a probe: ``numbers`` of its arrivals, which stand at ``position`` in the schedule."""
+    client = schedule.client[schedule.job[position]]
+    return {"update": numbers, "client": client, "time": schedule.time[position], **columns}

@@ -1,0 +1,315 @@
+"""Probes: what they see, in both engines and in stacks, what is kept of it, and that they change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, simulate, sweep, tree
+from fedjax_async.data import fashion_mnist_6k, federate
+from fedjax_async.engine import execute, execute_group, plan_groups, prepare, run_reference, run_waves
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.local import mean_loss
+from fedjax_async.results import load, save
+from fedjax_async.results.resume import run_into
+from fedjax_async.types import ClientAlgorithm, ClientData, Info, Message, Probe, ServerAlgorithm
+from tests.engine.problem import MODEL, case, client, close, data
+
+TIMINGS = ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
+
+
+def remembering() -> ServerAlgorithm:
+    """A server with a memory row a client and personal messages."""
+
+    def init(params):
+        return params, jax.tree.map(jnp.zeros_like, params)
+
+    def receive(state, memory, arrival):
+        state = jax.tree.map(lambda x, d, h: x + 0.3 * (d - 0.5 * h), state, arrival.upload, memory)
+        return state, arrival.upload, Info(arrival.weight)
+
+    def dispatch(state, memory, request):
+        sent = jax.tree.map(lambda x, h: x + 0.25 * h, state, memory)
+        return Message(sent, extra=tree.norm(memory)), jax.tree.map(lambda h: 0.9 * h, memory)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state)
+
+
+def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
+    """A client whose state survives between jobs: it adds half of its last upload."""
+
+    def begin(key, message, state, data):
+        return base.begin(key, message, (), data)
+
+    def finish(work, message, state):
+        upload, _ = base.finish(work, message, ())
+        upload = jax.tree.map(lambda u, e: u + 0.5 * e, upload, state)
+        return upload, upload
+
+    return ClientAlgorithm(lambda params: jax.tree.map(jnp.zeros_like, params), begin, base.step, finish)
+
+
+def validated(who, first=0):
+    """The data, whose clients have validation parts of 0, 1, 2 ... rows, and one fewer test row each."""
+    size = np.arange(len(who.size), dtype=np.int32)
+    offset = (np.cumsum(size) - size).astype(np.int32)
+    order = ((np.arange(size.sum()) + first) % len(who.x)).astype(np.int32)
+    return who._replace(
+        validation_order=order, validation_offset=offset, validation_size=size, test_size=who.test_size - 1
+    )
+
+
+def everything(state, memory, arrival, parts):
+    """Depends on all four arguments and on all three parts."""
+    after = jax.tree.map(jnp.add, arrival.start, arrival.upload)
+    return {
+        "train": mean_loss(MODEL, state, parts.train, batch_size=4),
+        "validation": mean_loss(MODEL, after, parts.validation, batch_size=3),
+        "test": mean_loss(MODEL, arrival.start, parts.test),
+        "memory": tree.norm(memory),
+        "extra": arrival.extra,
+        "staleness": arrival.staleness,
+        "fresh": arrival.staleness == 0,
+        "constant": 1.5,
+    }
+
+
+def staleness(state, memory, arrival, parts):
+    return {"tau": arrival.staleness}
+
+
+PROBES = {"all": everything, "some": Probe(staleness, every=4), "few": Probe(everything, at=[7, 0, 12])}
+
+
+def problem(timing="every", seed=3, updates=24, first=0, **conditions):
+    given = case(remembering(), timing, "exponential:mean=1", seed=seed, updates=updates, **conditions)
+    return given._replace(pieces=given.pieces._replace(client=carrying(client()), data=validated(data(), first)))
+
+
+def same(have, want, rtol=0.0):
+    assert have.keys() == want.keys()
+    for name, table in want.items():
+        assert list(have[name]) == list(table)
+        for column, values in table.items():
+            assert have[name][column].dtype == values.dtype, (name, column)
+            np.testing.assert_allclose(have[name][column], values, rtol=rtol, atol=rtol, err_msg=f"{name} {column}")
+
+
+@pytest.mark.parametrize("timing", TIMINGS)
+def test_engine_equals_oracle_and_the_run_is_unchanged(timing):
+    with jax.enable_x64(True):
+        given = problem(timing, faults="drop:probability=0.3")
+        want = run_reference(*given, probes=PROBES)
+        assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
+        for batching in ("vmap", "loop"):
+            have = run_waves(*given, batching=batching, probes=PROBES)
+            same(have.probes, want.probes, rtol=1e-9)
+            plain = run_waves(*given, batching=batching)
+            for a, b in zip(
+                jax.tree.leaves((have.params, have.scores, have.records)),
+                jax.tree.leaves((plain.params, plain.scores, plain.records)),
+                strict=True,
+            ):
+                np.testing.assert_array_equal(a, b)
+    tables = want.probes
+    np.testing.assert_array_equal(tables["all"]["update"], np.arange(24))
+    np.testing.assert_array_equal(tables["some"]["update"], np.arange(0, 24, 4))
+    np.testing.assert_array_equal(tables["few"]["update"], [0, 7, 12])
+    schedule = given.schedule
+    np.testing.assert_array_equal(tables["all"]["client"], schedule.client[schedule.job])
+    np.testing.assert_array_equal(tables["all"]["time"], schedule.time)
+    np.testing.assert_array_equal(tables["all"]["staleness"], schedule.staleness)
+    np.testing.assert_array_equal(tables["few"]["train"], tables["all"]["train"][[0, 7, 12]])
+    assert (np.isnan(tables["all"]["validation"]) == (tables["all"]["client"] == 0)).all()
+    assert tables["all"]["fresh"].dtype == np.bool_ and (tables["all"]["constant"] == 1.5).all()
+    assert len(set(tables["all"]["memory"])) > 5
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_a_stack_of_two_runs_each_as_alone(batching):
+    with jax.enable_x64(True):
+        cases = [
+            problem("buffer:size=2", faults="drop:probability=0.3"),
+            problem("buffer:size=2", seed=4, updates=17, first=5),
+        ]
+        second = cases[1].pieces.data
+        own = second._replace(test_x=second.test_x[::-1].copy(), test_y=second.test_y[::-1].copy())
+        pieces = [cases[0].pieces, cases[0].pieces._replace(data=own)]
+        cases = [one._replace(pieces=its) for one, its in zip(cases, pieces)]
+        members = [make_member(*one, probes=PROBES) for one in cases]
+        made = plan_stack(members, batching=batching)
+        for have, one in zip(run_stack(make_stack(members, made, shape_of(made))), cases, strict=True):
+            want = run_reference(*one, probes=PROBES)
+            same(have.probes, want.probes, rtol=1e-9)
+            close(have.params, want.params, 1e-9)
+
+
+class Killed(Exception):
+    """What the progress bar raises in place of a kill."""
+
+
+def killer(at):
+    def progress(done, total, **status):
+        if done >= at:
+            raise Killed
+
+    return progress
+
+
+def test_a_resumed_run_has_the_same_tables(tmp_path):
+    given = problem("buffer:size=2", updates=40, faults="drop:probability=0.3")
+    want = run_waves(*given, probes=PROBES)
+    for at in (11, 30):
+        with pytest.raises(Killed):
+            run_waves(*given, probes=PROBES, keeper=Keeper(tmp_path, 5, {}), progress=killer(at))
+    for others in ({}, {"all": everything}, PROBES | {"some": Probe(staleness, every=5)}):
+        with pytest.raises(ValueError, match="probes differ"):
+            run_waves(*given, probes=others, keeper=Keeper(tmp_path, 5, {}))
+    keeper = Keeper(tmp_path, 5, {})
+    assert keeper.restore().groups > 0
+    same(run_waves(*given, probes=PROBES, keeper=keeper).probes, want.probes)
+
+
+SMALL = {"model": "logistic", "clients": 4, "updates": 9, "steps": 2, "delay": "exponential", "batch_size": 8}
+
+
+def sizes(state, memory, arrival, parts):
+    return {name: getattr(parts, name).size for name in parts._fields} | {"norm": tree.norm(arrival.start)}
+
+
+def test_simulated_saved_and_loaded(tmp_path):
+    options = SMALL | {"validation_fraction": 0.25, "test_fraction": 0.1, "partition": "iid"}
+    probes = {"sizes": sizes, "late": Probe(sizes, at=(8,))}
+    run = simulate(probes=probes, **options)
+    table = run.probes["sizes"]
+    assert set(table) == {"update", "client", "time", "train", "validation", "test", "norm"}
+    # 5,000 examples: 1,250 a client, 125 for its test, 281 of the other 1,125 for validation
+    assert set(table["train"]) == {844} and set(table["validation"]) == {281} and set(table["test"]) == {125}
+    np.testing.assert_array_equal(table["client"], run.updates["client"])
+    np.testing.assert_array_equal(table["time"], run.updates["arrival_time"])
+    same(load(save(run, tmp_path / "a")).probes, run.probes)
+    experiment = prepare(Settings(**options, checkpoint=4), probes=probes)
+    again = run_into(experiment, tmp_path / "b", plots=False)
+    same(again.probes, run.probes)
+    same(load(tmp_path / "b").probes, run.probes)
+    oracle = simulate(probes=probes, engine="reference", **options)
+    same(oracle.probes, run.probes, rtol=1e-5)
+    plain = simulate(**options)
+    assert plain.probes == {} and load(save(plain, tmp_path / "c")).probes == {}
+    assert not (tmp_path / "c" / "probes.npz").exists()
+    jax.tree.map(np.testing.assert_array_equal, plain.params, run.params)
+
+
+def test_start_models_kept_at_half_precision_are_seen_in_full():
+    def starting(state, memory, arrival, parts):
+        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(arrival.start))
+        return {"norm": tree.norm(arrival.start)}
+
+    assert len(simulate(probes={"start": starting}, slots="bfloat16", **SMALL).probes["start"]["norm"]) == 9
+
+
+def test_every_run_of_a_sweep_has_its_own_tables(tmp_path):
+    probes = {"sizes": Probe(sizes, every=2)}
+    base = SMALL | {"validation_fraction": 0.2}
+    found = sweep(base, {"lr": [0.01, 0.2]}, seeds=2, probes=probes, progress=False)
+    for settings, run in zip(found.settings, found.runs, strict=True):
+        same(run.probes, execute(prepare(settings, probes=probes)).probes, rtol=1e-5)
+    settings = [dataclasses.replace(found.settings[0], seed=seed) for seed in (0, 1)]
+    runs = {}
+    (group,) = plan_groups(settings, probes=probes, lanes=1)
+    assert len(group.stacks) == 1, "runs with other partitions, side by side"
+    execute_group(settings, group, on_finished=runs.__setitem__, probes=probes)
+    assert not np.array_equal(runs[0].probes["sizes"]["train"], runs[1].probes["sizes"]["train"])
+    kept = sweep(base, seeds=[0], folder=tmp_path, probes=probes, progress=False)
+    assert list(kept.run(0).probes) == ["sizes"]
+    assert list(sweep(base, seeds=[0], folder=tmp_path, probes=probes, progress=False).run(0).probes) == ["sizes"]
+    with pytest.raises(ValueError, match="another sweep"):
+        sweep(base, seeds=[0], folder=tmp_path, progress=False)
+
+
+def test_mean_loss_is_the_mean_over_the_part():
+    who, params = data(), MODEL.init(jax.random.key(4))
+    x, y, order = jnp.asarray(who.x, jnp.float32), jnp.asarray(who.y), jnp.asarray(who.order)
+    for i, size in enumerate(who.size):
+        part = ClientData(x, y, order, jnp.int32(who.offset[i]), jnp.int32(size))
+        rows = who.order[who.offset[i] : who.offset[i] + size]
+        want = np.mean(MODEL.loss(MODEL.apply(params, x[rows]), y[rows]))
+        for batch_size in (1, 4, 13, 256):
+            np.testing.assert_allclose(mean_loss(MODEL, params, part, batch_size), want, rtol=1e-5)
+    assert np.isnan(mean_loss(MODEL, params, part._replace(size=jnp.int32(0))))
+
+
+def test_the_validation_part_is_held_out_of_training():
+    for test_fraction in (None, 0.2):
+        whole = federate(fashion_mnist_6k(), "dirichlet:alpha=0.5", 5, seed=1, test_fraction=test_fraction)
+        cut = federate(
+            fashion_mnist_6k(), "dirichlet:alpha=0.5", 5, seed=1, test_fraction=test_fraction, validation_fraction=0.3
+        )
+        np.testing.assert_array_equal(cut.x, whole.x)
+        np.testing.assert_array_equal(cut.validation_size, np.round(0.3 * whole.size))
+        for i in range(5):
+            own, held_out, all_of_them = (
+                order[offset[i] : offset[i] + size[i]]
+                for order, offset, size in (
+                    (cut.order, cut.offset, cut.size),
+                    (cut.validation_order, cut.validation_offset, cut.validation_size),
+                    (whole.order, whole.offset, whole.size),
+                )
+            )
+            np.testing.assert_array_equal(np.sort(np.concatenate([own, held_out])), all_of_them)
+
+
+def gives(value):
+    return lambda state, memory, arrival, parts: value
+
+
+@pytest.mark.parametrize(
+    ("probes", "words"),
+    [
+        ([everything], r"^probes = .*: must be a dict"),
+        ({"a/b": staleness}, r"^probe name = 'a/b': must be"),
+        ({"": staleness}, r"^probe name = ''"),
+        ({"a": 3}, r"^probes\['a'\] = 3: must be a function or a Probe"),
+        ({"a": Probe(None)}, r"^probes\['a'\] = Probe.*: must be"),
+        ({"a": Probe(staleness, every=0)}, r"^probes\['a'\]\.every = 0: must be a whole number >= 1"),
+        ({"a": Probe(staleness, every=1.5)}, r"^probes\['a'\]\.every = 1\.5"),
+        ({"a": Probe(staleness, every=2, at=[1])}, r"^probes\['a'\]\.every = 2: must be left out where at is given"),
+        ({"a": Probe(staleness, at=3)}, r"^probes\['a'\]\.at = 3: must be a list"),
+        ({"a": Probe(staleness, at=[9])}, r"^probes\['a'\]\.at = 9: must be a whole number from 0 to 8"),
+        ({"a": Probe(staleness, at=[-1])}, r"^probes\['a'\]\.at = -1"),
+        ({"a": gives(1.0)}, r"^probes\['a'\] = 1\.0: must be a function"),
+        ({"a": gives({})}, r"^probes\['a'\] = {}"),
+        ({"a": gives({"b": np.zeros(3)})}, r"^probes\['a'\]\['b'\]\.shape = \(3,\): must be \(\)"),
+        ({"a": gives({"b": "text"})}, r"^probes\['a'\]\['b'\] = 'text': must be a number"),
+        ({"a": gives({"b/c": 1.0})}, r"^column of probes\['a'\] = 'b/c'"),
+        ({"a": gives({"time": 1.0})}, r"^column of probes\['a'\] = 'time': must be named other than"),
+    ],
+)
+def test_bad_probes_are_refused_before_anything_is_compiled(probes, words):
+    with pytest.raises(ValueError, match=words) as error:
+        prepare(Settings(**SMALL), probes=probes)
+    assert "\n" not in str(error.value)
+    given = problem(updates=9)
+    for engine in (run_waves, run_reference):
+        with pytest.raises(ValueError, match=words):
+            engine(*given, probes=probes)
+
+
+def test_data_that_cannot_be_cut_or_seen_are_refused():
+    own = data()._replace(x=data().x.astype(np.float32), test_x=data().test_x.astype(np.float32))
+    for name in ("test_fraction", "validation_fraction"):
+        with pytest.raises(ValueError, match=f"^{name} = 0.2: must be left out with data of your own"):
+            prepare(Settings(**SMALL, **{name: 0.2}), data=own)
+    with pytest.raises(ValueError, match=r"^probes = \['a'\]: must be left out"):
+        prepare(Settings(**SMALL), data=own._replace(streamed=True), probes={"a": staleness})
+    with pytest.raises(ValueError, match=r"^validation_fraction = 1\.0: must be"):
+        prepare(Settings(**SMALL, validation_fraction=1.0))
+    from fedjax_async.data import population
+
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.1: must be None"):
+        federate(population(), None, 4, validation_fraction=0.1)
