@@ -13,9 +13,9 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedjax_async.types import TRACED
-
 Made = TypeVar("Made")
+
+TRACED = "a number that may be traced"  # in the metadata of such an annotation: ``types.Traced``
 
 
 def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
+from fedjax_async.registry import TRACED
+
 if TYPE_CHECKING:
     from jax import Array
 else:
@@ -126,7 +128,6 @@ class Model(NamedTuple):
 
 # --- learning: kernels that see ONE client; only engine/ stacks, gathers, scatters and vmaps ------
 
-TRACED = "a number that may be traced"
 # The annotation of a factory's number that sweeps may vary within one compiled program: a float, or a tracer.
 Traced = Annotated[Any, TRACED]
 

@@ -21,14 +21,14 @@ METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
 # room -> what it may import, itself aside
 ALLOWED = {
-    "types": set(),
+    "types": {"registry"},
     "check": set(),
     "home": {"registry"},
     "lazy": set(),
     "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},
-    "registry": {"check", "types"},
+    "registry": {"check"},
     "geometry": BASE,
     "compress": BASE,
     "models": BASE,
