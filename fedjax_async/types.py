@@ -253,7 +253,8 @@ class Run(NamedTuple):
     ``evaluations``, a row each: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, one an arrival:
     client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight, upload_norm,
     accepted, closes, step_changed. Compressed uploads add values_bytes_up to the one, upload_bytes and
-    upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], or empty.
+    upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], and own_accuracy
+    and own_loss where clients have models of their own; or empty.
     ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too
     large or too stale), trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave
     engine batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: a table a

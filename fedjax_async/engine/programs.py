@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -15,7 +16,8 @@ from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.devices import everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.engine.memory import bytes_of
-from fedjax_async.engine.pieces import Client, Server
+from fedjax_async.engine.own import make_own, rows_at
+from fedjax_async.engine.pieces import Client, Server, bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.serving import Known, rule_at
 from fedjax_async.engine.world import Shape, World
@@ -65,14 +67,28 @@ def receive(server: Server, known: Known, rounds: bool, mesh: Mesh | None) -> An
 
 
 @lru_cache(maxsize=64)
-def evaluate(model: Model, server: Server, known: Known, total: int, labels: bool, per_client: bool) -> Any:
-    """Jitted ``evaluate(world, states, run, test_x, test_y, owner)``."""
+def evaluate(
+    model: Model, server: Server, client: Client | None, known: Known, total: int, labels: bool, per_client: bool
+) -> Any:
+    """Jitted ``evaluate(world, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
+
+    Without a ``client`` no own models are evaluated, and memory and clients are ``()``.
+    """
     clients = known.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
-    def evaluate(world: World, states: State, run: Array, *tests: Any) -> dict[str, Array]:
-        rule = rule_at(server, world, known, run)
-        return score(rule.params(serving.state_of(world, states, run)), *tests)
+    own = make_own(model, labels)
+
+    def evaluate(
+        world: World, seen: tuple[State, State, State], run: Array, now: Any, x: Array, y: Array, owner: Any, tests: Any
+    ) -> dict[str, Array]:
+        rule, state = rule_at(server, world, known, run), serving.state_of(world, seen[0], run)
+        scores = score(rule.params(state), x, y, owner)
+        if client is None:
+            return scores
+        memory, kept = (rows_at(table, run * jnp.int32(known.num_clients)) for table in seen[1:])
+        who = bound(client, kernels.hyper_of(world, run))
+        return scores | own(rule, who, state, memory, kept, now, x, y, tests)
 
     return jax.jit(evaluate)
 
@@ -126,7 +142,9 @@ def compile_programs(
     buffers = jax.eval_shape(make_rows, world, live)
     if mesh is not None:
         live, buffers = _placed(live, everywhere(mesh)), _placed(buffers, spread(mesh))
-    score = evaluate(model, server, known, len(tests[1]), labels, per_client)
+    own = tests[3] is not None
+    score = evaluate(model, server, client if own else None, known, len(tests[1]), labels, per_client)
+    now = (np.zeros((), world.time.dtype), np.zeros((), np.int32))
     return Programs(
         start=begin.lower(world, params).compile(),
         rows=make_rows.lower(world, live).compile(),
@@ -135,11 +153,16 @@ def compile_programs(
             for w in plan.widths
         },
         receive=receive(server, known, by_rounds, mesh).lower(world, live, buffers, span[:2]).compile(),
-        evaluate=score.lower(world, live.server, span[0], *tests).compile(),
+        evaluate=score.lower(world, evaluated(live, own), span[0], now, *tests).compile(),
         by_rounds=by_rounds,
         live_bytes=bytes_of(live),
         rows_bytes=bytes_of(buffers),
     )
+
+
+def evaluated(live: kernels.Live, own: bool) -> tuple[State, State, State]:
+    """What an evaluation looks at; ``own``: whether that includes the models of the clients."""
+    return (live.server, live.memory, live.clients) if own else (live.server, (), ())
 
 
 def _placed(shapes: Any, sharding: Any) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_async.clock import check_schedule, trained_in_vain
 from fedjax_async.engine.evaluation import Points, make_evaluate, owners
 from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.own import differs, make_own, now_of, own_tests, rows_at
 from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.record import Outcome
@@ -83,6 +84,17 @@ def _server(server: Server, num_clients: int, every_closes: bool) -> tuple[Any, 
 @lru_cache(maxsize=64)
 def _evaluate(model: Model, total: int, labels: bool, num_clients: int | None) -> Any:
     return jax.jit(make_evaluate(model, total=total, labels=labels, num_clients=num_clients))
+
+
+@lru_cache(maxsize=64)
+def _own(server: Server, client: Client, model: Model, labels: bool, num_clients: int, every_closes: bool) -> Any:
+    own = make_own(model, labels)
+
+    def evaluate(known: tuple[Any, Any], state: State, memory: State, kept: State, *given: Any) -> dict[str, Any]:
+        rule = rule_of(server, known[0], Facts(num_clients, every_closes, *known[1]))
+        return own(rule, bound(client, known[0]), state, rows_at(memory, 0), rows_at(kept, 0), *given)
+
+    return jax.jit(evaluate)
 
 
 @lru_cache(maxsize=64)
@@ -172,9 +184,17 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
             latest[who] = sent
             sent += 1
 
-    def evaluate(run: int) -> Any:
+    own = jax.device_put(own_tests(data, schedule)) if per_client and differs(pieces, params) else None
+    score_own = _own(server, client, model, labels, facts.num_clients, facts.every_closes)
+
+    def evaluate(run: int, position: int) -> Any:
         del run
-        return score(params_of(known, state), *tests)
+        scored = score(params_of(known, state), *tests)
+        if own is None:
+            return scored
+        now = now_of(points, schedule, position, real)
+        rows = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *table) for table in (memory, client_state))
+        return scored | score_own(known, state, *rows, now, *tests[:2], own)
 
     send(0)
     scores.take(0, evaluate)

@@ -19,10 +19,11 @@ from fedjax_async.engine.devices import everywhere, make_mesh, place
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.memory import bytes_of, temporary_bytes
+from fedjax_async.engine.own import differs, now_of, own_tests
 from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, digest, make_plan
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
-from fedjax_async.engine.programs import Programs, compile_programs
+from fedjax_async.engine.programs import Programs, compile_programs, evaluated
 from fedjax_async.engine.record import Outcome
 from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.serving import Known
@@ -94,7 +95,7 @@ class Stack(NamedTuple):
     shape: Shape
     world: World
     params: Params  # [R, ...]; without the axis where R = 1
-    tests: list[Any]  # per member: test inputs, targets, owners
+    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests
     programs: Programs
     feed: Feed | None = None
     sharding: Any = None  # of what every device holds
@@ -192,9 +193,12 @@ def make_stack(
     every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
     params = place(params, everywhere(mesh))
-    held_out = {id(d.test_x): (d.test_x, d.test_y, owners(d) if per_client else None) for d in data}
-    on_device = place(held_out, everywhere(mesh))
-    tests = [on_device[id(d.test_x)] for d in data]
+    held_out = place({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
+    own = per_client and differs(pieces, members[0].params)
+    split = [
+        (owners(d) if per_client else None, own_tests(d, m.schedule) if own else None) for d, m in zip(data, members)
+    ]
+    tests = [(*held_out[id(d.test_x)], *place(one, everywhere(mesh))) for d, one in zip(data, split)]
     labels = bool(np.issubdtype(data[0].test_y.dtype, np.integer))
     programs = compile_programs(
         pieces.server,
@@ -227,8 +231,11 @@ def run_stack(
     rounds = plan.rounds if programs.by_rounds else None
     scores = Scores([m.points for m in stack.members], plan.place, rounds)
 
-    def evaluate(run: int) -> dict[str, Any]:
-        return programs.evaluate(world, live.server, np.int32(run), *stack.tests[run])
+    def evaluate(run: int, local: int) -> dict[str, Any]:
+        member, tests, real = stack.members[run], stack.tests[run], world.time.dtype
+        seen, now = evaluated(live, tests[3] is not None), now_of(member.points, member.schedule, local, real)
+        with jax.enable_x64(real == np.float64):  # a setting of each thread
+            return programs.evaluate(world, seen, np.int32(run), now, *tests)
 
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(plan))

@@ -37,10 +37,10 @@ class Scores:
         inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
         return list(itertools.pairwise([low, *inner.tolist(), high]))
 
-    def take(self, position: int, evaluate: Callable[[int], dict[str, Any]]) -> None:
-        """Evaluate every run that is due after ``position`` arrivals."""
+    def take(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
+        """Evaluate every run that is due after ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
         for run, local in self._due.get(position, ()):
-            self.at[run, local] = evaluate(run)
+            self.at[run, local] = evaluate(run, local)
 
     def latest(self) -> float:
         """The newest accuracy that the device has finished, NaN if none; never waits."""

@@ -84,7 +84,7 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
         def own(message: Message, state: State) -> Params:
             return full(message).params if one.own is None else one.own(full(message), state)
 
-        return one._replace(begin=begin, step=step, finish=finish, own=own)
+        return one._replace(begin=begin, step=step, finish=finish, own=None if one.own is None else own)
 
     return family
 

@@ -21,7 +21,7 @@ class Training(NamedTuple):
 
     schedule: Schedule
     applied: np.ndarray  # bool[E'], which arrivals really are
-    position: np.ndarray  # int64[E + 1]: for each number of applied arrivals, the arrivals up to there
+    position: np.ndarray  # int64[E + 1]: for each number of applied arrivals, the arrivals before the next one
 
 
 def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
@@ -64,5 +64,5 @@ def all_training(schedule: Schedule, stateful: bool) -> Training:
         step=merged(schedule.step, closed[due]),
     )
     applied = merged(np.ones(arrivals, np.bool_), np.zeros(len(job), np.bool_))
-    position = np.concatenate([[0], moved + 1])
+    position = np.concatenate([moved, [total]])  # with those in vain that are due by then, as messages sent then need
     return Training(expanded, applied, position)
