@@ -36,7 +36,7 @@ def matrix():
         yield pytest.param(rule, timing, delay, marks=slow, id=f"{rule}-{timing}-{delay}")
 
 
-@pytest.mark.parametrize(("rule", "timing", "delay"), matrix())
+@pytest.mark.parametrize(("rule", "timing", "delay"), list(matrix()))
 def test_engine_equals_oracle(rule, timing, delay):
     with jax.enable_x64(True):
         given = case(rule, timing, delay)
