@@ -85,6 +85,13 @@ class Record:
         self.freed[job] = min(self.freed.get(job, math.inf), time)
         self.fates.setdefault(job, Fate.CALLED_OFF)
 
+    def no_later(self, job: int, time: float) -> None:
+        """What happens to ``job`` within rounding error of ``time`` happens at ``time`` at the latest."""
+        if self.upload_time[job] <= time * SLACK:
+            self.upload_time[job] = min(self.upload_time[job], time)
+        if job in self.freed:
+            self.freed[job] = min(self.freed[job], time)
+
     def apply(self, job: int, time: float, closes: bool) -> bool:
         """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
         self._job.append(job)

@@ -22,6 +22,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
 from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
 from fedjax_async.clock.event_queue import EventQueue
+from fedjax_async.clock.record import SLACK
 from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.unreliable_timing import FRUITLESS_ROUNDS
 from fedjax_async.clock.world import World
@@ -85,7 +86,8 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
 def window(*, length: float = 60.0, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
     """Every `length` seconds are a server step: what arrived is applied at the window's end, then all leave.
 
-    An upload at the very end still counts. Uploads are applied in order of arrival, the last one closes
+    An upload at the very end still counts, and so does one that comes later by a rounding error only: its
+    ``upload_time`` is then the window's end. Uploads are applied in order of arrival, the last one closes
     the step; then their clients (or others, see ``buffer``) start from the new model. A window in which
     nothing arrived is no step.
     """
@@ -101,12 +103,14 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
         count = 0
         while queue.next_time() <= queue.horizon:
             count = max(count + 1, math.floor(queue.next_time() / length))
-            while count * length < queue.next_time():
+            while count * length * SLACK < queue.next_time():
                 count += 1
             end = count * length
             arrived = []
-            while (upload := queue.take(end)) is not None:
+            while (upload := queue.take(end * SLACK)) is not None:
                 arrived.append(upload)
+                if upload[0] > end:
+                    queue.record.no_later(upload[2], end)
             if not queue.record.apply_step((job for _, _, job in arrived), end):
                 break
             leaving = [successor(client) for _, client, _ in arrived]

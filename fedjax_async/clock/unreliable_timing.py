@@ -21,6 +21,7 @@ import numpy as np
 from fedjax_async.clock import chance
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.places import Places
+from fedjax_async.clock.record import SLACK
 from fedjax_async.clock.unreliable import FREED, UPLOAD, News, UnreliableQueue
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
@@ -69,19 +70,21 @@ def window(world: World, length: float, concurrency: int, sampling: str) -> Sche
     count, funded = 0, True
     while funded and (now := min(queue.next_time(), places.next_time())) <= queue.horizon and now < math.inf:
         count = max(count + 1, math.floor(now / length))
-        while count * length < now:
+        while count * length * SLACK < now:
             count += 1
         end = count * length
+        limit = min(end * SLACK, queue.horizon)
         uploads, news = [], []
-        while (now := min(queue.next_time(), places.next_time())) <= min(end, queue.horizon):
-            if now == end < queue.next_time():
-                break  # who appears at the end of the window leaves with the others
-            while (event := queue.take(now)) is not None:
+        while (now := min(queue.next_time(), places.next_time())) <= limit:
+            while (event := queue.take(now if now < end else limit)) is not None:
                 news.append(queue.news(event))
                 if event[1] == UPLOAD:
                     uploads.append(event[3])
-            if now < end:
-                places.fill(now)
+                if event[0] > end:
+                    queue.record.no_later(event[3], end)
+            if now >= end:
+                break  # clients that appear at the end of the window leave with the others
+            places.fill(now)
         if end > queue.horizon:
             break
         funded = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
