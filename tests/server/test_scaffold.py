@@ -1,0 +1,215 @@
+"""SCAFFOLD, server and clients, against float64 NumPy written from the paper, and what follows from its equations."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import local, simulate
+from fedjax_async.server import closed, fedavg, known, scaffold, scaffold_client
+from fedjax_async.server.scaffold import Change
+from fedjax_async.types import Facts, Message, Request
+from tests.server.textbook_drift import (
+    LR,
+    MODEL,
+    SIZES,
+    START,
+    STEPS,
+    TIMETABLES,
+    D,
+    Job,
+    N,
+    arrival_of,
+    data_of,
+    descend,
+    flat,
+    gradient,
+    job_of,
+    plain_client,
+    play,
+    scaffold_by_hand,
+    unflat,
+)
+
+SMALL = {"model": "logistic", "clients": 6, "steps": 2, "updates": 12}
+
+
+@cache
+def client():
+    return scaffold_client(MODEL, lr=LR, batch_size=max(SIZES))
+
+
+@cache
+def played(name):
+    return play(scaffold(server_lr=0.7), client(), TIMETABLES[name], server=lambda state: state.control)
+
+
+@pytest.mark.parametrize("name", TIMETABLES)
+def test_params_and_every_control_variate_equal_numpy(name):
+    want, have = scaffold_by_hand(TIMETABLES[name], 0.7), played(name)
+    for ours, theirs in zip(have, want, strict=True):
+        assert ours.shape == theirs.shape and np.abs(theirs).max() > 0.05
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_the_timetables_are_what_they_are_for():
+    late = [t - job.version for t, (job,) in enumerate(TIMETABLES["one at a time"])]
+    assert max(late) > 5 and min(late) == 0
+    accepted = [sum(job.accepted for job in step) for step in TIMETABLES["rejected"]]
+    assert set(accepted) == {0, 1, 2}
+    assert all(sum(map(len, timetable)) >= 50 for timetable in TIMETABLES.values())
+
+
+@pytest.mark.parametrize("name", ["everyone", "some", "one at a time"])
+def test_the_server_keeps_the_mean_of_the_clients_control_variates(name):
+    """Both sum the same changes, whoever takes part; ``rejected`` below is what breaks it."""
+    run = played(name)
+    np.testing.assert_allclose(run.server, run.own.mean(axis=1), rtol=0, atol=1e-12)
+
+
+def test_a_client_keeps_what_the_server_rejected():
+    run = played("rejected")
+    assert np.abs(run.server - run.own.mean(axis=1))[-1].max() > 1e-2
+    before = np.concatenate([np.zeros((1, N, D)), run.own[:-1]])
+    for step, old, new in zip(TIMETABLES["rejected"], before, run.own):
+        for job in step:
+            assert np.abs(new - old)[job.client].max() > 0
+
+
+@pytest.mark.parametrize("every_closes", [True, False])
+def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
+    """Weight 0 decides, not the zeros that come with it."""
+    with jax.enable_x64(True):
+        rule = known(scaffold(), Facts(N, every_closes))
+        state, memory = rule.init(unflat(START))
+        message, memory = rule.dispatch(state, memory, Request())
+        upload, _ = job_of(client())(message, client().init(message.params), jnp.int32(0), jnp.int32(3))
+        arrival = arrival_of(message, upload, Job(0, 0), steps=3)
+        state, memory, _ = rule.receive(state, memory, arrival)
+        state, memory = closed(rule, state, memory)
+        assert np.abs(flat(state.control)).max() > 1e-3  # or nothing could be seen of it
+        lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
+        assert float(info.weight) == 0.0
+        if every_closes:
+            lost, memory = closed(rule, lost, memory)
+            np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
+            np.testing.assert_array_equal(flat(lost.control), flat(state.control))
+        ends = []
+        for before in (state, lost):  # nor may it count with the next one that is accepted
+            after, memory, _ = rule.receive(before, memory, arrival)
+            ends.append(closed(rule, after, memory)[0])
+        np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
+        np.testing.assert_array_equal(flat(ends[0].control), flat(ends[1].control))
+
+
+def test_a_first_job_is_plain_sgd():
+    """Of minibatches, to the last bit: nothing is corrected while c and c_i are zero."""
+    with jax.enable_x64(True):
+        start = unflat(START)
+        one = scaffold_client(MODEL, lr=LR, batch_size=2)
+        plain = local.sgd(MODEL, optimizer=optax.sgd(LR), batch_size=2)
+        key, message = jax.random.key(3), Message(start, jax.tree.map(jnp.zeros_like, start))
+        change, _ = local.run_job(one, key, message, one.init(start), data_of(2), 7)
+        delta, _ = local.run_job(plain, key, Message(start), (), data_of(2), 7)
+    np.testing.assert_array_equal(flat(change.params), flat(delta))
+    assert np.abs(flat(delta)).max() > 1e-2
+
+
+def controls(steps, decay=None):
+    """c, c_i, the upload, and c_i+ after one job of client 2 with random control variates."""
+    chance = np.random.default_rng(12)
+    c, own = chance.normal(size=(2, D))
+    with jax.enable_x64(True):
+        one = client() if decay is None else scaffold_client(MODEL, lr=LR, batch_size=max(SIZES), scale=decay)
+        message = Message(unflat(START), unflat(c), jnp.int32(3))
+        change, (_, new) = job_of(one)(message, ((), unflat(own)), jnp.int32(2), jnp.int32(steps))
+        assert isinstance(change, Change)
+        return c, own, flat(change.params), flat(change.control), flat(new)
+
+
+def test_option_two_is_the_formula_of_the_paper():
+    c, own, delta, change, new = controls(4)
+    want = descend(START, 2, 4, lambda w: c - own) - START
+    np.testing.assert_allclose(delta, want, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(new, own - c - want / (4 * LR), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(change, new - own, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("decay", [None, lambda version: 1.0 / (1.0 + version.astype(float))])
+def test_after_one_step_a_control_variate_is_the_gradient(decay):
+    """Option II is then option I, whatever c and c_i were and however the learning rate has decayed."""
+    *_, new = controls(1, decay)
+    np.testing.assert_allclose(new, gradient(START, 2), rtol=0, atol=1e-12)
+
+
+def test_one_client_alone_is_sgd():
+    """Its c_i is c, so that the corrections cancel, though neither is zero."""
+    timetable = [[Job(0, t)] for t in range(20)]
+    run = play(scaffold(), client(), timetable, server=lambda state: state.control, num_clients=1)
+    plain = play(fedavg(), plain_client(), timetable, num_clients=1)
+    w, path = START, []
+    for _ in timetable:
+        w = descend(w, 0, STEPS[0])
+        path.append(w)
+    np.testing.assert_allclose(run.params, path, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.params, plain.params, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run.server, run.own[:, 0], rtol=0, atol=1e-12)
+    assert np.abs(run.server).max() > 1e-2
+
+
+@cache
+def simulated(method):
+    return simulate(**SMALL, method=method)
+
+
+def test_bytes_are_twice_those_of_fedavg_both_ways():
+    twice, once = (simulated(f"{name}@every") for name in ("scaffold", "fedavg"))
+    for column in ("bytes_up", "bytes_down"):
+        assert once.evaluations[column][-1] > 0
+        np.testing.assert_array_equal(twice.evaluations[column], 2 * once.evaluations[column])
+
+
+def test_compressed_uploads_are_the_same_in_both_engines():
+    given = SMALL | {"method": "scaffold@every"}
+    fast, slow = (simulate(**given, compress="topk:ratio=0.1", engine=engine) for engine in ("waves", "reference"))
+    full = simulated(given["method"])
+    for a, b, c in zip(*(jax.tree.leaves(run.params) for run in (fast, slow, full))):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+        assert np.abs(a - c).max() > 1e-4  # compression is not left out in both
+    for column in ("upload_bytes", "accepted"):
+        np.testing.assert_array_equal(fast.updates[column], slow.updates[column])
+    assert (fast.updates["upload_bytes"] < 0.5 * full.evaluations["bytes_up"][-1] / 12).all()
+
+
+@pytest.fixture
+def compiled():
+    """Names of the programs compiled since, as JAX itself reports them."""
+    seen: list[str] = []
+
+    def listen(event: str, seconds: float, **details) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(str(details.get("fun_name", event)))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd:momentum=0.9"])
+def test_what_is_made_for_plain_sgd_refuses_other_optimisers_before_it_compiles(compiled, method, optimizer):
+    with pytest.raises(ValueError, match=r"^optimizer = '.*': must be sgd") as error:
+        simulate(**SMALL, method=method, optimizer=optimizer)
+    assert optimizer in str(error.value) and "\n" not in str(error.value)
+    assert compiled == []
+
+
+def test_the_listener_hears_of_programs(compiled):
+    """Or the test above could not fail."""
+    jax.jit(lambda x: x * 1.2345 + len(compiled))(jnp.ones(7))
+    assert compiled
