@@ -167,8 +167,9 @@ def simulated(method):
     return simulate(**SMALL, method=method)
 
 
-def test_bytes_are_twice_those_of_fedavg_both_ways():
-    twice, once = (simulated(f"{name}@every") for name in ("scaffold", "fedavg"))
+@pytest.mark.parametrize("timing", ["every", "cohort:size=3"])
+def test_bytes_are_twice_those_of_fedavg_both_ways(timing):
+    twice, once = (simulated(f"{name}@{timing}") for name in ("scaffold", "fedavg"))
     for column in ("bytes_up", "bytes_down"):
         assert once.evaluations[column][-1] > 0
         np.testing.assert_array_equal(twice.evaluations[column], 2 * once.evaluations[column])
@@ -201,7 +202,7 @@ def compiled():
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fednova"])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd:momentum=0.9"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd:momentum=0.9", "sgd:weight_decay=0.1"])
 def test_what_is_made_for_plain_sgd_refuses_other_optimisers_before_it_compiles(compiled, method, optimizer):
     with pytest.raises(ValueError, match=r"^optimizer = '.*': must be sgd") as error:
         simulate(**SMALL, method=method, optimizer=optimizer)
