@@ -21,7 +21,7 @@ PRIVATE = MODEL._replace(private=lambda path: path[0] == "output")
 CLIENT = sgd(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
 
-def tested(who, sizes):
+def with_test_rows(who, sizes):
     """The data, whose clients have so many test rows."""
     size = np.array(sizes, np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
@@ -31,7 +31,7 @@ def tested(who, sizes):
 def problem(rule, timing="buffer:size=2", private=True, **options):
     """Clients with 4, 3, 4, 0 and 4 test rows."""
     given = case(rule, timing, "exponential:mean=1", **options)
-    pieces = given.pieces._replace(data=tested(data(), [4, 3, 4, 0, 4]))
+    pieces = given.pieces._replace(data=with_test_rows(data(), [4, 3, 4, 0, 4]))
     return given._replace(pieces=pieces._replace(model=PRIVATE, client=CLIENT) if private else pieces)
 
 
@@ -124,7 +124,7 @@ def test_engine_equals_oracle_and_the_run_is_unchanged(rule, timing):
 def test_a_stack_of_two_runs_each_as_alone(batching):
     with jax.enable_x64(True):
         cases = [problem("orthofl", faults="drop:probability=0.3"), problem("orthofl", seed=4, updates=17)]
-        pieces = cases[0].pieces._replace(data=tested(data(), [2, 0, 5, 3, 1]))
+        pieces = cases[0].pieces._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
         cases[1] = cases[1]._replace(pieces=pieces)
         members = [make_member(*one) for one in cases]
         made = plan_stack(members, batching=batching)

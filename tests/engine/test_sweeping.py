@@ -92,7 +92,8 @@ def test_everything_that_may_vary_inside_a_group():
         )
     ]
     groups, runs = swept(settings)
-    assert sorted(len(group.members) for group in groups) == [2, 5]  # given exponents are traced, the default is not
+    # given exponents are traced, the default is not; where uploads arrive corrupt, not every arrival closes a step
+    assert sorted(sorted(group.members) for group in groups) == [[0, 3, 4, 5], [1, 2], [6]]
     for one, have in zip(settings, runs, strict=True):
         equal(have, execute(prepare(one)))
     assert runs[5].counters["rejected"] > 0 and runs[6].counters["rejected"] > 0
