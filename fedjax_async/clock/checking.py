@@ -116,6 +116,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
     filled = with_outcomes(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     _check_outcomes(filled)
     _check_overlaps(filled)
+    _check_order(filled)
     return filled
 
 
@@ -206,6 +207,14 @@ def _check_overlaps(s: Schedule) -> None:
             f"schedule.dispatch_time[{other}] = {s.dispatch_time[other]} after {s.dispatched_after[other]} arrivals: "
             f"must not be before client {s.client[one]} is through with its job {one}{arrival} at {through[one]}"
         )
+
+
+def _check_order(s: Schedule) -> None:
+    """Counts of arrivals before a dispatch agree with the times."""
+    times = np.concatenate([[0.0], s.time, [np.inf]])
+    before, after = times[s.dispatched_after], times[s.dispatched_after + 1]
+    sound = (before <= s.dispatch_time * SLACK) & (s.dispatch_time <= after * SLACK)
+    _require("dispatched_after", s.dispatched_after, sound, "the count of arrivals applied before its dispatch")
 
 
 def _finite(times: np.ndarray) -> np.ndarray:

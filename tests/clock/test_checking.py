@@ -120,6 +120,8 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"upload_time": [1, 3, np.inf, 5]}, r"schedule\.time\[1\] = 2\.0: must be at or after the upload's"),
         ({"dispatched_after": [0, 0, 1, 4]}, r"schedule\.dispatched_after\[3\] = 4: must be from 0 to 3"),
         ({"dispatched_after": [0, 0, 2, 1]}, r"schedule\.dispatched_after\[3\] = 1: must be at least"),
+        ({"dispatched_after": [0, 0, 1, 1]}, r"schedule\.dispatched_after\[3\] = 1: must be the count of arrivals"),
+        ({"dispatched_after": [0, 1, 1, 2]}, r"schedule\.dispatched_after\[1\] = 1: must be the count of arrivals"),
         ({"dispatched_after": [0, 0, 1, 3]}, r"schedule\.job\[2\] = 3: must be a job that was sent before it arrives"),
         ({"job": [0, 1, 4]}, r"schedule\.job\[2\] = 4: must be from 0 to 3"),
         ({"job": [0, 1, 1]}, r"schedule\.job\[1\] = 1: must be among the arrivals once"),
