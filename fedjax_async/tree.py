@@ -36,6 +36,15 @@ def where(condition: Array, yes: Any, no: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
+    """``change(tree)`` if ``condition`` (bool[]) holds, else ``tree``; only what is returned is computed.
+
+    As a loop of one turn or none, which works in place: ``lax.cond`` copies the whole tree on a CPU, whichever branch
+    it takes (FedAdam with 2 million parameters: 3.9 ms an arrival instead of 1.1).
+    """
+    return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
+
+
 def path_of(path: Any) -> Path:
     """The names on the way to a leaf, from JAX's keys: ``("layer", "0", "kernel")``."""
     names = (

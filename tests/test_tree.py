@@ -101,6 +101,15 @@ def test_optimize_steps_scales_and_keeps_dtypes():
     assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, params)
 
 
+@pytest.mark.parametrize("holds", [True, False])
+def test_when_changes_a_tree_or_leaves_it(holds):
+    value = {"w": jnp.arange(3.0), "n": jnp.int32(7)}
+    change = lambda value: {"w": 2 * value["w"], "n": value["n"] + 1}  # noqa: E731
+    for when in (tree.when, jax.jit(tree.when, static_argnums=1)):
+        have = when(jnp.bool_(holds), change, value)
+        jax.tree.map(np.testing.assert_array_equal, have, change(value) if holds else value)
+
+
 @pytest.mark.parametrize("make", [optax.adam, optax.adagrad, lambda lr: optax.sgd(lr, momentum=lr), optax.yogi])
 def test_optimize_keeps_the_states_dtypes_with_traced_hyperparameters(make):
     params = {"h": jnp.ones(3, jnp.bfloat16)}

@@ -64,7 +64,7 @@ def layer_call(name: str, lowering: str, clients: int, batch: int) -> Callable[[
 
 def layer_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for name in LAYERS:
+    for name in arguments.layers:
         for clients in arguments.clients:
             calls = {how: layer_call(name, how, clients, arguments.batch) for how in arguments.lowerings}
             times = interleave(calls, arguments.rounds)
@@ -158,6 +158,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--widths", type=int, nargs="+", default=[1, 2, 4, 8, 100], help="clients in the table of steps"
     )
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=list(LAYERS))
     parser.add_argument("--lowerings", nargs="+", default=list(LOWERINGS), choices=list(LOWERINGS))
     parser.add_argument("--devices", type=int, default=os.cpu_count(), help="virtual CPU devices (default: cores)")
     parser.add_argument("--smoke", action="store_true", help="a tiny run that only shows that everything works")
@@ -165,6 +166,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if arguments.smoke:
         arguments.rounds, arguments.batch, arguments.steps = 1, 2, 2
         arguments.clients, arguments.widths, arguments.lowerings = [2], [2], ["im2col", "tiled"]
+        arguments.layers = arguments.layers[:1]
     return arguments
 
 

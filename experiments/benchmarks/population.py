@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help="measure the first model and size here and print it as JSON")
     a = parser.parse_args()
     if a.smoke:
-        a.clients, a.updates, a.rounds = [100, 2000], 500, 1
+        a.clients, a.updates, a.rounds = [100, 2000], 200, 1
     if a.one:
         print(json.dumps(measure(a.model[0], a.clients[0], a.updates, a.rounds, a.lanes)))
         return

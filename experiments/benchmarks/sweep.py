@@ -32,16 +32,16 @@ from common import interleave, write_table
 from fedjax_async import Run, Settings
 from fedjax_async.engine import execute, execute_group, plan_groups, prepare
 
-MIXING, RATES, SEEDS = (0.2, 0.4, 0.6, 0.8), (0.01, 0.02, 0.05, 0.1), range(4)
+MIXING, RATES = (0.2, 0.4, 0.6, 0.8), (0.01, 0.02, 0.05, 0.1)
 
 
-def settings(model: str, updates: int) -> list[Settings]:
-    """All 64 runs."""
+def settings(model: str, updates: int, seeds: int) -> list[Settings]:
+    """All 64 runs, with four seeds."""
     return [
         Settings(
             method=f"fedasync:mixing={mixing}", model=model, lr=lr, seed=seed, updates=updates, eval_updates=updates
         )
-        for mixing, lr, seed in itertools.product(MIXING, RATES, SEEDS)
+        for mixing, lr, seed in itertools.product(MIXING, RATES, range(seeds))
     ]
 
 
@@ -83,9 +83,9 @@ def count_compilations(call: Any) -> int:
     return sum("train" in name for name in seen)
 
 
-def measure(model: str, updates: int, rounds: int, commands: int) -> dict[str, Any]:
+def measure(model: str, updates: int, seeds: int, rounds: int, commands: int) -> dict[str, Any]:
     """One model."""
-    runs = settings(model, updates)
+    runs = settings(model, updates, seeds)
     compilations = count_compilations(lambda: sweep(runs))
     began = time.perf_counter()
     jax.clear_caches()
@@ -115,16 +115,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["logistic", "mlp", "lenet5"])
     parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--commands", type=int, default=4, help="how many single commands to time, 0 for none [4]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/sweep.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.models, a.updates, a.rounds, a.commands = ["logistic"], 10, 1, 1
+        a.models, a.updates, a.seeds, a.rounds, a.commands = ["logistic"], 10, 1, 1, 1
     rows = []
     for model in a.models:
-        rows.append(measure(model, a.updates, a.rounds, a.commands))
+        rows.append(measure(model, a.updates, a.seeds, a.rounds, a.commands))
         print(rows[-1], flush=True)
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "sweep.csv")

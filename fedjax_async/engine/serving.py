@@ -185,7 +185,7 @@ def make_receive(server: Server, known: Known) -> Any:
         if known.every_closes:
             state, memory = closed(rule, state, memory)
         elif rule.close is not None:
-            state, memory = jax.lax.cond(arrival.closes, rule.close, lambda *same: same, state, memory)
+            state, memory = tree.when(arrival.closes, lambda both: rule.close(*both), (state, memory))
         noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}
         return live._replace(
             server=state if len(world.key) == 1 else tree.put(live.server, run, state),
@@ -200,7 +200,7 @@ def make_receive(server: Server, known: Known) -> Any:
         if known.all_applied:
             live = applied(world, rows, p, live)
         else:
-            live = jax.lax.cond(world.applied[p], lambda live: applied(world, rows, p, live), lambda live: live, live)
+            live = tree.when(world.applied[p], lambda live: applied(world, rows, p, live), live)
         sent = {name: live.records[name].at[p].set(values[row]) for name, values in rows.info.items()}
         live = live._replace(
             clients=tree.put(live.clients, world.owner[p], tree.take(rows.after, row)), records=live.records | sent
@@ -242,10 +242,10 @@ def make_receive_rounds(server: Server, known: Known) -> Any:
         if not known.every_closes:
             closes = arrival.closes & arrives
 
-            def close(state: State, memory: State) -> Any:
-                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(world, run, state, memory, closes)
+            def close(both: Any) -> Any:
+                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(world, run, *both, closes)
 
-            state, memory = jax.lax.cond(jnp.any(closes), close, lambda *same: same, state, memory)
+            state, memory = tree.when(jnp.any(closes), close, (state, memory))
         noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}
         sent = tree.take(rows.info, row)
         live = live._replace(

@@ -18,15 +18,15 @@ from fedjax_async.engine import Settings, prepare
 from fedjax_async.results.resume import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async.cli"]
-RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "1200", "--eval-updates", "100",
-       "--method", "fedbuff", "--checkpoint", "100", "--quiet"]  # fmt: skip
+RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "600", "--eval-updates", "100",
+       "--method", "fedbuff", "--checkpoint", "50", "--quiet"]  # fmt: skip
 SWEEP = """
 seeds = 2
 [base]
 method = "fedasync"
 model = "mlp"
 delay = "exponential"
-updates = 500
+updates = 300
 eval_updates = 100
 [grid]
 lr = [0.01, 0.02]

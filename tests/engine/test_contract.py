@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import tree
+from fedjax_async.clock import Limits, trained_in_vain
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.server import fedasync, fedbuff
 from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
@@ -63,6 +64,27 @@ def test_memory_personal_messages_and_client_state_equal_the_oracle(timing):
             have = run_waves(*given, max_width=width, batching=batching)
             close(have.params, want.params, 1e-10)
             np.testing.assert_array_equal(have.records["count"], want.records["count"])
+
+
+LATE = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
+LOST = [("every", {"faults": "drop:probability=0.3"}), ("every", LATE)]
+LOST += [("cohort:size=3,over_selection=1", {"faults": "drop:probability=0.3"})]
+
+
+@pytest.mark.parametrize(("timing", "conditions"), LOST)
+def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions):
+    with jax.enable_x64(True):
+        given = case(remembering(), timing, "exponential:mean=1", **conditions)
+        given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+        want = run_reference(*given)
+        for batching in ("vmap", "loop"):
+            close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
+        assert trained_in_vain(given.schedule).any()
+        # a client that forgot the job of a lost upload would go on from another state
+        forgetful = given.pieces.client._replace(unsent=lambda before, after: before)
+        other = run_reference(*given._replace(pieces=given.pieces._replace(client=forgetful)))
+        gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
+        assert max(jax.tree.leaves(gaps)) > 1e-4
 
 
 def poisoned(who, bad):

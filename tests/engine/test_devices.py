@@ -13,11 +13,12 @@ import pytest
 
 from fedjax_async.engine.devices import make_mesh
 
+FLAGS = os.environ["XLA_FLAGS"]  # of commands that tests start
 PROGRAM = Path(__file__).parent / "on_devices.py"
 
 
 def start(out, devices, *distributed, local):
-    flags = f"--xla_force_host_platform_device_count={local}"
+    flags = f"{FLAGS} --xla_force_host_platform_device_count={local}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(PROGRAM), str(out), str(devices), *map(str, distributed)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -53,7 +54,7 @@ def test_eight_devices(alone, tmp_path):
 def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
     """A real model on more devices than cores: it hung where the server's step was begun before all had trained."""
     command = "run --quiet --model mlp --clients 32 --delay exponential --updates 40 --devices 8"
-    flags = "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=40"
+    flags = FLAGS + " --xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=40"
     subprocess.run(
         [sys.executable, "-m", "fedjax_async.cli", *command.split()],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},

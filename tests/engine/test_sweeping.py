@@ -108,6 +108,19 @@ def test_static_differences_make_groups_of_their_own():
     assert {group.updates for group in groups} == {30}
 
 
+def test_memory_counts_the_models_that_are_alive_and_not_the_jobs_that_were_called_off():
+    long = dataclasses.replace(
+        BASE,
+        method="fedavg@cohort:size=2,over_selection=8",
+        model="lenet5",
+        clients=20,
+        updates=8000,
+        eval_updates=2000,
+    )
+    (group,) = plan_groups([long], memory_limit=2**29, lanes=1)
+    assert group.num_bytes < 60e6  # 33,200 jobs were sent; the data are 4.7 MB, the model 0.25 MB
+
+
 def test_memory_decides_how_many_run_side_by_side():
     settings = varied(seed=range(12))
     wide = plan_groups(settings, lanes=1)[0]
