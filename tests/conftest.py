@@ -33,6 +33,12 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, data
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.fixture
+def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that compares a command's numbers with this process's, bit for bit."""
+    monkeypatch.setenv("XLA_FLAGS", HERE)
+
+
 MOST_MEMORY = 1.5e9  # bytes; a process that holds more at the end of a test file lets go of its compiled programs
 STATM = Path("/proc/self/statm")  # where Linux says how many pages a process holds
 

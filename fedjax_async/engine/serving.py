@@ -185,7 +185,7 @@ def make_receive(server: Server, known: Known) -> Any:
         if known.every_closes:
             state, memory = closed(rule, state, memory)
         elif rule.close is not None:
-            state, memory = tree.when(arrival.closes, lambda both: rule.close(*both), (state, memory))
+            state, memory = tree.when(arrival.closes, lambda both: closed(rule, *both), (state, memory))
         noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}
         return live._replace(
             server=state if len(world.key) == 1 else tree.put(live.server, run, state),
@@ -243,7 +243,8 @@ def make_receive_rounds(server: Server, known: Known) -> Any:
             closes = arrival.closes & arrives
 
             def close(both: Any) -> Any:
-                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(world, run, *both, closes)
+                state, memory = both
+                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(world, run, state, memory, closes)
 
             state, memory = tree.when(jnp.any(closes), close, (state, memory))
         noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}

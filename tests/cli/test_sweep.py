@@ -139,7 +139,7 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
     assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
 
 
-def test_killed_it_goes_on_where_it_was(file, tmp_path):
+def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
     """SIGKILL, for real, once the first run is there."""
     out = tmp_path / "out"
     command = ["-m", "fedjax_async.cli", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]

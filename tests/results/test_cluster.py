@@ -20,7 +20,7 @@ BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 4}
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}
 
 
-def test_local_jobs_train_in_processes_of_their_own(tmp_path, monkeypatch):
+def test_local_jobs_train_in_processes_of_their_own(tmp_path, monkeypatch, commands_compile_as_here):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     points = resolved(expand(BASE, GRID))
     work = plan_sweep(points, folder=tmp_path / "jobs", lanes=1)
