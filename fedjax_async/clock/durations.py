@@ -108,7 +108,7 @@ def _durations(
     ) -> np.ndarray:
         who, which = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
         shape = np.broadcast_shapes(who.shape, which.shape)
-        if who.size and which.size and not (who.min() >= 0 and who.max() < num_clients and which.min() >= 0):
+        if who.size and which.size and not (np.min(who) >= 0 and np.max(who) < num_clients and np.min(which) >= 0):
             raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
         factor = speed(who)
         mean, std = (column[who] * factor for column in (profiles.mean, profiles.std))

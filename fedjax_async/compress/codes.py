@@ -112,7 +112,7 @@ def _at(source: Source, first: np.ndarray, width: np.ndarray | int, most: int) -
     byte, window = first >> 3, np.zeros(len(first), np.int64)
     for i in range(count):
         window = window << 8 | data.take(byte + i, mode="clip")  # past the end: bits that are shifted out
-    return (window >> (8 * count - (first & 7) - width)) & ((np.int64(1) << width) - 1)
+    return (window >> (8 * count - (first & 7) - width)) & (np.left_shift(1, width) - 1)
 
 
 def unary(numbers: np.ndarray) -> bytes:

@@ -36,7 +36,7 @@ def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -
         for _ in range(max_tries):
             shares = rng.dirichlet(np.full(num_clients, float(alpha)), len(sizes))  # [C, N]
             # apportioning is the slow part: draws that are hopeless before rounding are not worth it
-            if (sizes @ shares).min() + len(sizes) < min_size:
+            if np.min(sizes @ shares) + len(sizes) < min_size:
                 continue
             counts = np.stack([apportion(int(n), p) for n, p in zip(sizes, shares)], axis=1)
             if counts.sum(axis=1).min() >= min_size:

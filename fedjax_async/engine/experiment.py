@@ -19,7 +19,7 @@ from fedjax_async.engine.evaluation import Every, Points, evaluation_points, own
 from fedjax_async.engine.memory import parse_size
 from fedjax_async.engine.methods import Method, method, preset_of
 from fedjax_async.engine.named_data import data_of, with_owners
-from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, rule_of, split_options
+from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, row_of, rule_of, split_options
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
@@ -131,8 +131,7 @@ def _client(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:
     """Shape of one decoded example."""
-    raw = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
-    return jax.eval_shape(data.decode, raw).shape[1:]
+    return jax.eval_shape(data.decode, row_of(data.x)).shape[1:]
 
 
 def prepare(
@@ -239,7 +238,7 @@ def _sent(
         own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
         return message, client.finish(client.begin(key, message, state, own), message, state)[0]
 
-    pool = tuple(jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.x, data.y))
+    pool = (row_of(data.x), row_of(data.y))
     found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)
     return found
 
@@ -290,8 +289,7 @@ def _check_model(model: Model, params: Params, data: FederatedData) -> None:
         check.require(
             0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
         )
-    row = jax.ShapeDtypeStruct((1, *data.x.shape[1:]), data.x.dtype)
-    outputs = jax.eval_shape(model.apply, params, row)
+    outputs = jax.eval_shape(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
         classes = outputs.shape[-1]
         check.require(

@@ -6,6 +6,7 @@ import numbers
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async import registry
@@ -49,6 +50,11 @@ def facts_of(schedule: Schedule) -> Facts:
     """What a schedule says of its run before it starts."""
     steps = int(schedule.closes.sum())
     return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
+
+
+def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:
+    """Shape [1, ...] and dtype of a row as a program sees it: in 64 bits only where JAX has them switched on."""
+    return jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))
 
 
 def split_options(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.engine.pieces import Pieces, bound, rule_of
+from fedjax_async.engine.pieces import Pieces, bound, row_of, rule_of
 from fedjax_async.types import Arrival, ClientData, Facts, FederatedData, Key, Params, Parts, Probe, Request, Schedule
 
 Probes = Mapping[str, Probe]
@@ -93,8 +93,8 @@ def columns_of(probes: Probes, pieces: Pieces, params: Params) -> dict[str, dict
     if not probes:
         return {}
     data, hyper = pieces.data, pieces.hyper
-    row = [jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.x, data.y)]
-    held_out = [jax.ShapeDtypeStruct((1, *rows.shape[1:]), rows.dtype) for rows in (data.test_x, data.test_y)]
+    row = [row_of(rows) for rows in (data.x, data.y)]
+    held_out = [row_of(rows) for rows in (data.test_x, data.test_y)]
 
     def outputs(params: Params, key: Key, pool: Any, tests: Any) -> dict[str, dict[str, Any]]:
         zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))

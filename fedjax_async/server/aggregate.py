@@ -98,7 +98,7 @@ def check_capacity(state: State, schedule: Schedule) -> None:
 
     ``state``: the rule's state, or its shapes (``jax.eval_shape(server.init, params)[0]``).
     """
-    longest = int(np.bincount(schedule.step).max(initial=0))
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Buffer)):
         if isinstance(node, Buffer):
             size = jax.tree.leaves(node.rows)[0].shape[0]
