@@ -39,15 +39,26 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
-MOST_MEMORY = 1.5e9  # bytes; a process that holds more at the end of a test file lets go of its compiled programs
-STATM = Path("/proc/self/statm")  # where Linux says how many pages a process holds
+# A process that holds more of either at the end of a test file lets go of its compiled programs.
+MOST_MEMORY = 1.5e9  # bytes
+MOST_MAPS = 25_000  # pieces of memory; Linux allows 65,530, and XLA ends the process that asks for more
+PROCESS = Path("/proc/self")  # where Linux says what a process holds
+
+
+def holds_too_much() -> bool:
+    """Whether compiled programs should go; never where the system does not say."""
+    if not PROCESS.exists():
+        return False
+    pages = int((PROCESS / "statm").read_text().split()[1])
+    maps = (PROCESS / "maps").read_bytes().count(b"\n")
+    return pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY or maps > MOST_MAPS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_programs_are_let_go() -> Iterator[None]:
     """Compiled programs stay for the life of a process, 4.5 GB of them by the end of the suite."""
     yield
-    if STATM.exists() and int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+    if holds_too_much():
         jax.clear_caches()
         gc.collect()
 

@@ -28,6 +28,7 @@ ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.
 OPTIONAL = ("fate", "freed_time", "corrupt", "copies")
 
 _FATE = np.isin(np.arange(len(Fate)), APPLIED)  # by code, whether the upload was applied
+LARGEST = np.finfo(np.float64).max  # virtual seconds
 
 
 def make_schedule(
@@ -146,7 +147,8 @@ def _require(name: str, values: np.ndarray, sound: np.ndarray, allowed: str) -> 
 
 def _within(name: str, values: np.ndarray, low: float, high: float) -> None:
     if len(values) and not (values.min() >= low and values.max() <= high):  # NaN is not within
-        _require(name, values, (values >= low) & (values <= high), f"from {low} to {high}")
+        allowed = "a finite number >= 0" if high == LARGEST else f"from {low} to {high}"
+        _require(name, values, (values >= low) & (values <= high), allowed)
 
 
 def _ordered(name: str, values: np.ndarray) -> None:
@@ -159,8 +161,8 @@ def _check_columns(s: Schedule) -> None:
     jobs, arrivals = len(s.client), len(s.job)
     _within("client", s.client, 0, s.num_clients - 1)
     _within("local_steps", s.local_steps, 1, np.iinfo(np.int32).max)
-    _within("dispatch_time", s.dispatch_time, 0, np.finfo(np.float64).max)
-    _within("time", s.time, 0, np.finfo(np.float64).max)
+    _within("dispatch_time", s.dispatch_time, 0, LARGEST)
+    _within("time", s.time, 0, LARGEST)
     _within("dispatched_after", s.dispatched_after, 0, arrivals)
     _within("job", s.job, 0, jobs - 1)
     for name in ("dispatch_time", "dispatched_after", "time"):

@@ -115,7 +115,7 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"local_steps": 0}, r"schedule\.local_steps\[0\] = 0"),
         ({"local_steps": [5, 5]}, r"schedule\.local_steps: has length 2, must have one entry a job \(4\)"),
         ({"dispatch_time": [0, 0, 1, 0.5]}, r"schedule\.dispatch_time\[3\] = 0\.5: must be at least the one before"),
-        ({"dispatch_time": [0, 0, 1, np.nan]}, r"schedule\.dispatch_time\[3\] = nan"),
+        ({"dispatch_time": [0, 0, 1, np.nan]}, r"schedule\.dispatch_time\[3\] = nan: must be a finite number >= 0"),
         ({"upload_time": [1, -1, np.inf, 5]}, r"schedule\.upload_time\[1\] = -1\.0: must be at or after its dispatch"),
         ({"upload_time": [1, 3, np.inf, 5]}, r"schedule\.time\[1\] = 2\.0: must be at or after the upload's"),
         ({"dispatched_after": [0, 0, 1, 4]}, r"schedule\.dispatched_after\[3\] = 4: must be from 0 to 3"),
