@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.engine.experiment import simulate
-    from fedjax_async.engine.methods import METHODS, Method
-    from fedjax_async.engine.settings import Settings
+    from fedjax_async.config.experiment import simulate
+    from fedjax_async.config.methods import METHODS, Method
+    from fedjax_async.config.settings import Settings
     from fedjax_async.results.sweeps import sweep
     from fedjax_async.types import (
         Arrival,
@@ -54,7 +54,7 @@ __all__ = [
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {
-        "METHODS": "engine.methods",
+        "METHODS": "config.methods",
         "Arrival": "types",
         "ClientAlgorithm": "types",
         "ClientData": "types",
@@ -62,7 +62,7 @@ __getattr__, __dir__ = lazy.attach(
         "FederatedData": "types",
         "Info": "types",
         "Message": "types",
-        "Method": "engine.methods",
+        "Method": "config.methods",
         "Model": "types",
         "Parts": "types",
         "Probe": "types",
@@ -70,8 +70,8 @@ __getattr__, __dir__ = lazy.attach(
         "Run": "types",
         "Schedule": "types",
         "ServerAlgorithm": "types",
-        "Settings": "engine.settings",
-        "simulate": "engine.experiment",
+        "Settings": "config.settings",
+        "simulate": "config.experiment",
         "sweep": "results.sweeps",
     },
 )

@@ -19,6 +19,7 @@ BASE = {"types", "tree", "check", "registry", "home", "lazy", "disk"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
+CONFIG = ENGINE | {"config"}
 # room -> what it may import, itself aside
 ALLOWED = {
     "types": {"registry"},
@@ -38,9 +39,10 @@ ALLOWED = {
     "server": METHODS,
     "peers": METHODS,
     "engine": ENGINE,
-    "theory": ENGINE,
-    "results": ENGINE,
-    "cli": ENGINE | {"theory", "results", "__version__"},
+    "config": ENGINE,
+    "theory": CONFIG,
+    "results": CONFIG,
+    "cli": CONFIG | {"theory", "results", "__version__"},
 }
 TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "fedjax_async", "experiments", "notebooks", "tests"}
 

@@ -38,9 +38,9 @@ USES = {
     "a name": "from fedjax_async import simulate; simulate.__call__",
     "an attribute": "import fedjax_async; fedjax_async.simulate.__call__",
     "a room": "import fedjax_async; fedjax_async.clock.DELAYS",
-    "a module of a room": "import fedjax_async.engine; fedjax_async.engine.grid.expand",
+    "a module of a room": "import fedjax_async.config; fedjax_async.config.grid.expand",
     "all names": "from fedjax_async import *; simulate, sweep, Settings(updates=1)",
-    "all names of the engine": "from fedjax_async.engine import *; prepare, simulate",
+    "all names of the configuration": "from fedjax_async.config import *; prepare, simulate",
 }
 
 

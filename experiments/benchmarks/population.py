@@ -28,7 +28,8 @@ from common import write_table
 
 from fedjax_async import Settings
 from fedjax_async.clock import Until, plan, waves
-from fedjax_async.engine import default_lanes, execute, prepare
+from fedjax_async.config import execute, prepare
+from fedjax_async.engine import default_lanes
 
 IN_FLIGHT = 1000
 

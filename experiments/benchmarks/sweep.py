@@ -30,7 +30,7 @@ import numpy as np
 from common import interleave, write_table
 
 from fedjax_async import Run, Settings
-from fedjax_async.engine import execute, execute_group, plan_groups, prepare
+from fedjax_async.config import execute, execute_group, plan_groups, prepare
 
 MIXING, RATES = (0.2, 0.4, 0.6, 0.8), (0.01, 0.02, 0.05, 0.1)
 

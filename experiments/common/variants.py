@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import common
 
 from fedjax_async import Settings
-from fedjax_async.engine import prepare
+from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run

@@ -19,7 +19,7 @@ import numpy as np
 from study import METHODS, TASKS, missing, options, parse, report, setting_of
 
 from fedjax_async import Method, results, simulate
-from fedjax_async.engine.methods import method as method_of
+from fedjax_async.config.methods import method as method_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.results.figure import new, save_figure
 from fedjax_async.results.store import MANIFEST

@@ -19,7 +19,7 @@ import variants as shared
 from variants import Variant, common, parse, report
 
 from fedjax_async import Settings
-from fedjax_async.engine import prepare
+from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.metrics import final_accuracy, relative_time

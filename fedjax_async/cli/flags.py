@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_async import __version__, home
 from fedjax_async.cli import sweep_file
 from fedjax_async.cli.listing import REGISTRIES
-from fedjax_async.engine.settings import Settings
+from fedjax_async.config.settings import Settings
 
 Action = Callable[[argparse.Namespace], None]
 

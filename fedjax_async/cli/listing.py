@@ -10,7 +10,7 @@ from fedjax_async import registry
 
 # Kind -> module and name of its registry, imported when it is listed: most need JAX.
 REGISTRIES: dict[str, tuple[str, str]] = {
-    "methods": ("engine.methods", "METHODS"),
+    "methods": ("config.methods", "METHODS"),
     "timings": ("clock", "TIMINGS"),
     "delays": ("clock", "DELAYS"),
     "availability": ("clock", "AVAILABILITY"),
@@ -37,7 +37,7 @@ def entries(kind: str) -> dict[str, Any]:
 def _options(entry: Any, name: str) -> dict[str, Any]:
     """Option -> default of a registry's entry; ``...`` where an option must be given."""
     if not callable(entry):
-        from fedjax_async.engine.methods import method_options  # noqa: PLC0415 (needs JAX)
+        from fedjax_async.config.methods import method_options  # noqa: PLC0415 (needs JAX)
 
         return method_options(name)
     options = registry.options_of(entry)

@@ -15,7 +15,7 @@ import jax
 from fedjax_async import check
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, wave_statistics
-from fedjax_async.engine import Experiment, Settings, execute, prepare
+from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.compare import compare as compare_methods

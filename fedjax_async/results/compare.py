@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedjax_async import check
-from fedjax_async.engine import Settings, execute, prepare
-from fedjax_async.engine.settings import as_dict
+from fedjax_async.config import Settings, execute, prepare
+from fedjax_async.config.settings import as_dict
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
 from fedjax_async.results.resume import run_into

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
-from fedjax_async.engine.grid import Point
-from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.config.grid import Point
+from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.results import files, store
 from fedjax_async.results.report import write_run
 from fedjax_async.types import Probe, Run

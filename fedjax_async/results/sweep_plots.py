@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_async.engine.grid import swept
-from fedjax_async.engine.paths import value_of
+from fedjax_async.config.grid import swept
+from fedjax_async.config.paths import value_of
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.plots import accuracy_curve, loss_curve
 from fedjax_async.results.sweep_table import Record, by_setting, columns_of, has_accuracy, rank

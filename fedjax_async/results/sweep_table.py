@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.engine.grid import Point, labels, setting_title, swept
-from fedjax_async.engine.paths import values_of
-from fedjax_async.engine.settings import Settings
+from fedjax_async.config.grid import Point, labels, setting_title, swept
+from fedjax_async.config.paths import values_of
+from fedjax_async.config.settings import Settings
 from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.types import Run

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_async import check
-from fedjax_async.engine import sweeping
-from fedjax_async.engine.experiment import resolved as resolved_settings
-from fedjax_async.engine.grid import Point, expand
-from fedjax_async.engine.settings import Settings
-from fedjax_async.engine.sweeping import Group
+from fedjax_async.config import sweeping
+from fedjax_async.config.experiment import resolved as resolved_settings
+from fedjax_async.config.grid import Point, expand
+from fedjax_async.config.settings import Settings
+from fedjax_async.config.sweeping import Group
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
@@ -195,7 +195,7 @@ def sweep(
     of the same settings run alone, to rounding.
 
     Args:
-      base, grid, points, seeds: see :func:`fedjax_async.engine.grid.expand`.
+      base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`.
       folder: if given, each run is saved as soon as it is finished, under ``folder/runs/NAME``, and a sweep
         that is started again goes on where it was, even after a kill. A folder of another sweep is refused, and
         so is one that cannot be written or is in use, before anything is compiled.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_async import cli
-from fedjax_async.engine import Settings, prepare
+from fedjax_async.config import Settings, prepare
 from fedjax_async.results.resume import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async.cli"]

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.cli import sweep, sweep_file
-from fedjax_async.engine import prepare
+from fedjax_async.config import prepare
 from fedjax_async.results import cluster, load, sweep_report
 from fedjax_async.results.sweeps import collect, plan_sweep, run_work
 from tests.results import sweep_engine

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings, simulate, sweep, tree
+from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from fedjax_async.data import fashion_mnist_6k, federate
-from fedjax_async.engine import execute, execute_group, plan_groups, prepare, run_reference, run_waves
+from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
 from fedjax_async.local import mean_loss

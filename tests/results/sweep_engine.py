@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fedjax_async.engine import Settings
-from fedjax_async.engine.settings import as_dict
-from fedjax_async.engine.sweeping import Group
+from fedjax_async.config import Settings
+from fedjax_async.config.settings import as_dict
+from fedjax_async.config.sweeping import Group
 from fedjax_async.results import sweeps
 from fedjax_async.types import Run
 from tests.results.made_up import make_run
@@ -52,7 +52,7 @@ def plan_groups(
 
 
 class Engine:
-    """Stands in for ``engine.sweeping``; ``trained`` lists what it was asked for, ``fail_after`` ends it early."""
+    """Stands in for ``config.sweeping``; ``trained`` lists what it was asked for, ``fail_after`` ends it early."""
 
     def __init__(self, error: BaseException | None = None, fail_after: int = 0) -> None:
         self.trained: list[Settings] = []

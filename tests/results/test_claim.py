@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from fedjax_async import disk
-from fedjax_async.engine import Settings, prepare
-from fedjax_async.engine.grid import expand
-from fedjax_async.engine.settings import as_dict
+from fedjax_async.config import Settings, prepare
+from fedjax_async.config.grid import expand
+from fedjax_async.config.settings import as_dict
 from fedjax_async.results import claim, cluster, resume, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.compare import compare

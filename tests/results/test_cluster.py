@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async.engine.grid import expand
+from fedjax_async.config.grid import expand
 from fedjax_async.results import cluster, load, sweep_folder
 from fedjax_async.results.sweeps import collect, plan_sweep, resolved, sweep
 from tests.results import sweep_engine

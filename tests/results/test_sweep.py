@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedjax_async import disk
-from fedjax_async.engine import Settings
-from fedjax_async.engine.grid import expand
+from fedjax_async.config import Settings
+from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
@@ -213,7 +213,7 @@ def test_no_sweep_and_a_broken_definition(engine, tmp_path):
 
 def test_one_real_sweep_equals_its_runs_alone():
     """The engine itself: 2 methods x 2 rates x 2 seeds of logistic regression."""
-    from fedjax_async.engine import execute, prepare
+    from fedjax_async.config import execute, prepare
 
     base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 8, "eval_updates": 4}
     found = sweep(base, {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}, seeds=2, progress=False)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from fedjax_async.engine import Settings
-from fedjax_async.engine.grid import expand
+from fedjax_async.config import Settings
+from fedjax_async.config.grid import expand
 from fedjax_async.results import metrics
 from fedjax_async.results.sweep_plots import MOST_CURVES, cells, curves, heat_map, pictures
 from fedjax_async.results.sweep_report import best, write_sweep

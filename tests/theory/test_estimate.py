@@ -12,8 +12,8 @@ import pytest
 
 from fedjax_async import Method, Settings, simulate
 from fedjax_async.clock import delay_statistics
+from fedjax_async.config.experiment import prepare
 from fedjax_async.data import federate, quadratic_problem
-from fedjax_async.engine.experiment import prepare
 from fedjax_async.local import batch
 from fedjax_async.models import linear, make
 from fedjax_async.server.aggregate import mean

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import registry
-from fedjax_async.engine import Settings
-from fedjax_async.engine.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
-from fedjax_async.engine.paths import FIELDS, changed, checked, flat, option_text, value_of, values_of, with_option
-from fedjax_async.engine.settings import as_dict
+from fedjax_async.config import Settings
+from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
+from fedjax_async.config.paths import FIELDS, changed, checked, flat, option_text, value_of, values_of, with_option
+from fedjax_async.config.settings import as_dict
 
 BASE = Settings(updates=9)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, joined
 from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config.methods import METHODS, method_options
+from fedjax_async.config.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.data import DATASETS, PARTITIONERS
-from fedjax_async.engine.methods import METHODS, method_options
-from fedjax_async.engine.settings import USUAL_PARTITION, Settings, as_dict
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
+from fedjax_async.config.settings import Settings
 from fedjax_async.engine.pieces import Hyper, ServerFamily, split_options
-from fedjax_async.engine.settings import Settings
 from fedjax_async.local import sgd
 from fedjax_async.server import METHODS, Preset
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm

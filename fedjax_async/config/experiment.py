@@ -14,19 +14,19 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, Limits, Timing, Until, plan
+from fedjax_async.config.methods import Method, method, preset_of
+from fedjax_async.config.named_data import data_of, with_owners
+from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.memory import parse_size
-from fedjax_async.engine.methods import Method, method, preset_of
-from fedjax_async.engine.named_data import data_of, with_owners
 from fedjax_async.engine.pieces import ClientFamily, Hyper, Pieces, bound, row_of, rule_of, split_options
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Progress, run_waves
-from fedjax_async.engine.settings import Settings, as_dict
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
-from fedjax_async.engine.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.local import DECAYS, OPTIMIZERS, local_steps
 from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.server import check_capacity

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, registry
+from fedjax_async.config.settings import USUAL_PARTITION, Settings
 from fedjax_async.data import DATASETS, Federation, federate
-from fedjax_async.engine.settings import USUAL_PARTITION, Settings
 from fedjax_async.types import FederatedData
 
 # What says how a named data set is cut: of no use for data that come as clients already.

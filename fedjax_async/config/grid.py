@@ -1,6 +1,6 @@
 """Many runs from one description: every combination of a grid, listed points, and seeds.
 
-What is swept is named as in :class:`~fedjax_async.engine.settings.Settings`: ``lr``, ``delay``, ``seed``; an
+What is swept is named as in :class:`~fedjax_async.config.settings.Settings`: ``lr``, ``delay``, ``seed``; an
 option inside a spec by a dot: ``method.mixing``, ``delay.sigma``, ``optimizer.momentum``, ``timing.size``.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_async import check
-from fedjax_async.engine.paths import FIELDS, Fields, changed, checked, flat, option_text
-from fedjax_async.engine.settings import Settings, as_dict
+from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat, option_text
+from fedjax_async.config.settings import Settings, as_dict
 
 MOST_RUNS = 100_000  # more is a slip of the keyboard
 LONGEST_NAME = 120  # characters; file systems take 255 bytes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings
-from fedjax_async.engine import execute, execute_group, plan_groups, prepare
+from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from fedjax_async.engine.checkpoint import completed
 
 BASE = Settings(
@@ -134,7 +134,7 @@ def test_memory_decides_how_many_run_side_by_side():
 
 def test_fewer_stacks_at_a_time_where_memory_asks_for_it(monkeypatch):
     """Unless their number is given: then it is an error."""
-    monkeypatch.setattr("fedjax_async.engine.sweeping.default_lanes", lambda: 4)
+    monkeypatch.setattr("fedjax_async.config.sweeping.default_lanes", lambda: 4)
     settings = varied(seed=range(4))
     assert plan_groups(settings)[0].lanes == 4
     one, two = (plan_groups(settings[:n], lanes=n)[0].num_bytes for n in (1, 2))
@@ -155,7 +155,7 @@ def test_a_group_of_one_run_trains_two_batches_at_a_time(runs, lanes, batches):
 
 
 def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_async.engine.sweeping.CHECKPOINT_UPDATES", 20)
+    monkeypatch.setattr("fedjax_async.config.sweeping.CHECKPOINT_UPDATES", 20)
     settings = varied(seed=[0, 1, 2])
     want = swept(settings, lanes=1)[1]
     group = plan_groups(settings, lanes=1)[0]

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
+from fedjax_async.config.experiment import Experiment, execute, prepare
+from fedjax_async.config.settings import Settings
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.experiment import Experiment, execute, prepare
 from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
@@ -29,7 +30,6 @@ from fedjax_async.engine.run import (
     run_stack,
     shape_of,
 )
-from fedjax_async.engine.settings import Settings
 from fedjax_async.engine.world import Shape
 from fedjax_async.types import Run
 
