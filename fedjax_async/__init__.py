@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.config.experiment import simulate
     from fedjax_async.config.methods import METHODS, Method
     from fedjax_async.config.settings import Settings
+    from fedjax_async.config.simulation import simulate
     from fedjax_async.results.sweeps import sweep
     from fedjax_async.types import (
         Arrival,
@@ -71,7 +71,7 @@ __getattr__, __dir__ = lazy.attach(
         "Schedule": "types",
         "ServerAlgorithm": "types",
         "Settings": "config.settings",
-        "simulate": "config.experiment",
+        "simulate": "config.simulation",
         "sweep": "results.sweeps",
     },
 )

@@ -1,11 +1,13 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
-Start with :func:`simulate`. It makes ``Settings`` (``settings.py``: every field of a run, checked), hands them to
-``prepare`` (``experiment.py``: names become objects, the schedule is planned) and the result to ``execute``.
+Start with :func:`simulate` (``simulation.py``). It makes ``Settings`` (``settings.py``: every field of a run, checked),
+hands them to ``prepare`` (``experiment.py``: resolve the names, plan the schedule, build what the engine executes), and
+the result to ``execute``.
 
-Order of reading: ``settings.py``, ``methods.py`` (a method by name), ``named_data.py`` and ``uploads.py`` (what the
-settings say about data and compression), ``experiment.py``; then ``paths.py`` (one setting by its path, such as
-``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which of them share compiled programs).
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``; ``methods.py``, ``named_data.py``,
+``training.py`` and ``uploads.py`` (what a name means: a method, the clients' data, local training, compression); then
+``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and
+``sweeping.py`` (which of them share compiled programs).
 """
 
 from typing import TYPE_CHECKING
@@ -13,10 +15,11 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.config.experiment import ENGINES, Experiment, execute, prepare, simulate
+    from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, method, method_options
     from fedjax_async.config.settings import Settings
+    from fedjax_async.config.simulation import ENGINES, execute, simulate
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -40,20 +43,20 @@ __all__ = [
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {
-        "ENGINES": "experiment",
+        "ENGINES": "simulation",
         "METHODS": "methods",
         "Experiment": "experiment",
         "Group": "sweeping",
         "Method": "methods",
         "Point": "grid",
         "Settings": "settings",
-        "execute": "experiment",
+        "execute": "simulation",
         "execute_group": "sweeping",
         "expand": "grid",
         "method": "methods",
         "method_options": "methods",
         "plan_groups": "sweeping",
         "prepare": "experiment",
-        "simulate": "experiment",
+        "simulate": "simulation",
     },
 )

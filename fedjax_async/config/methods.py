@@ -116,3 +116,7 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         local,
         preset.plain_sgd,
     )
+
+
+# Equal specs give the same objects, so that runs that share pieces share compiled programs.
+method_of = lru_cache(maxsize=64)(method)

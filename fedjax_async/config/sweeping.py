@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.config.experiment import Experiment, execute, prepare
+from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
+from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.pieces import bound

@@ -1,0 +1,82 @@
+"""Run an experiment: :func:`simulate` from settings, :func:`execute` what ``prepare`` has made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_async import check, registry
+from fedjax_async.config.experiment import Experiment, prepare
+from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.memory import parse_size
+from fedjax_async.engine.record import make_run
+from fedjax_async.engine.reference import run_reference
+from fedjax_async.engine.run import Progress, run_waves
+from fedjax_async.types import Run
+
+ENGINES = {"waves": run_waves, "reference": run_reference}
+
+
+def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
+    """Run a prepared experiment on the engine that its settings name.
+
+    ``checkpoints``: the folder in which the wave engine keeps checkpoints, if the settings ask for
+    them, and from whose newest it goes on.
+    """
+    e, s = experiment, experiment.settings
+    options: dict[str, Any] = {}
+    if s.engine == "waves":
+        options = {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+        if s.checkpoint is not None:
+            if checkpoints is None:
+                raise ValueError(
+                    f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in"
+                )
+            check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
+            options["keeper"] = Keeper(checkpoints, s.checkpoint, {"settings": e.described})
+    outcome = ENGINES[s.engine](
+        e.pieces,
+        e.schedule,
+        e.params,
+        e.key,
+        e.points,
+        per_client=s.per_client,
+        on_bad=s.on_bad,
+        norm_limit=e.norm_limit,
+        probes=e.probes,
+        progress=progress,
+        **options,
+    )
+    return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+
+
+def simulate(
+    settings: Settings | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Run:
+    """Simulate one asynchronous (or synchronous) federated run.
+
+    Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
+    be objects instead of names. ``probes``: see :func:`prepare`; what they return is in ``Run.probes``.
+
+    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
+    >>> run.counters["updates"]
+    6
+
+    Raises: ``ValueError`` naming field, value and range, before anything is compiled.
+    """
+    given = {}
+    for name in ("method", "model", "data", "client", "probes"):
+        if name in changes and not isinstance(changes[name], str):
+            given[name] = changes.pop(name)
+    base = as_dict(settings) if settings is not None else {}
+    unknown = [name for name in changes if name not in Settings.__dataclass_fields__]
+    for name in unknown:
+        registry.find("setting", Settings.__dataclass_fields__, name)
+    return execute(prepare(Settings(**(base | changes)), **given), progress=progress)
