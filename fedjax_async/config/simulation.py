@@ -12,9 +12,9 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.memory import parse_size
-from fedjax_async.engine.record import make_run
+from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import Progress, run_waves
+from fedjax_async.engine.run import run_waves
 from fedjax_async.types import Run
 
 ENGINES = {"waves": run_waves, "reference": run_reference}

@@ -20,10 +20,9 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
-from fedjax_async.engine.record import Outcome, make_run
+from fedjax_async.engine.record import Outcome, Progress, make_run
 from fedjax_async.engine.run import (
     Member,
-    Progress,
     default_lanes,
     make_member,
     make_stack,

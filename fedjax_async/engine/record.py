@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,6 +14,9 @@ from fedjax_async.types import Params, Run, Schedule
 
 # Of the clock's counts, those that every run reports.
 FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dropped_late", "dropped_stale")
+
+
+Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
 
 
 class Outcome(NamedTuple):
@@ -34,6 +37,15 @@ class Traffic(NamedTuple):
     down: int
     up: int  # where uploads are compressed: of the longest one that may be
     values: int | None = None  # of a compressed upload's values alone; None where uploads are not compressed
+
+
+def refuse(rejected: int, on_bad: str) -> None:
+    """Under the policy ``raise``, end the run at the first rejected upload."""
+    if rejected and on_bad == "raise":
+        raise ValueError(
+            f"uploads rejected so far = {rejected}: must be 0 under on_bad='raise' (a client diverged: lower the "
+            "learning rate, or let the run go on with on_bad='reject')"
+        )
 
 
 def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outcome: Outcome, traffic: Traffic) -> Run:

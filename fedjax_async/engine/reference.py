@@ -1,7 +1,9 @@
-"""The oracle: a plain Python event loop, one client at a time, with the same kernels.
+"""The oracle: a plain Python event loop, one client at a time.
 
-Slow on purpose and simple on purpose: no waves, slots, rows or padding. Every other engine must
-agree with it.
+Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
+code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
+rejected, and evaluates on its own. From the engine it takes types (``Pieces``, ``Points``, ``Outcome``) and the checks
+of what users give.
 """
 
 from __future__ import annotations
@@ -14,23 +16,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.clock import check_schedule, trained_in_vain
-from fedjax_async.engine.evaluation import Points, make_evaluate, owners
-from fedjax_async.engine.kernels import finished
-from fedjax_async.engine.own import differs, make_own, now_of, own_tests, rows_at
+from fedjax_async import tree
+from fedjax_async.clock import check_schedule, trained_in_vain, with_outcomes
+from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
-from fedjax_async.engine.record import Outcome
-from fedjax_async.engine.run import Progress, refuse
-from fedjax_async.engine.scores import Scores
-from fedjax_async.engine.world import corrupt
+from fedjax_async.engine.record import Outcome, Progress, refuse
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server import closed
+from fedjax_async.server.statistics import weights_in
 from fedjax_async.types import (
     Arrival,
-    ClientAlgorithm,
     ClientData,
     Facts,
+    FederatedData,
     Key,
     Message,
     Model,
@@ -38,63 +37,70 @@ from fedjax_async.types import (
     Parts,
     Request,
     Schedule,
-    ServerAlgorithm,
     State,
 )
 
-
-def _poisoned(client: ClientAlgorithm, spoiled: Any) -> ClientAlgorithm:
-    """The client, whose uploads arrive as NaN where ``spoiled`` holds."""
-
-    def finish(work: State, message: Message, state: State) -> tuple[Params, State]:
-        upload, after = client.finish(work, message, state)
-        return jax.tree.map(lambda leaf: jnp.where(spoiled, jnp.full_like(leaf, jnp.nan), leaf), upload), after
-
-    return client._replace(finish=finish)
+CHUNK = 500  # test examples that are evaluated at a time
 
 
 @lru_cache(maxsize=64)
 def _job(client: Client) -> Any:
+    """Compiled: all of one job, and what is to be known of its upload."""
+
     def job(
-        hyper: Any, root: Key, number: Any, version: Any, message: Any, state: Any, data: ClientData, who: Any,
-        steps: Any, limit: Any, spoiled: Any, applied: Any,
-    ):  # fmt: skip
-        one = _poisoned(bound(client, hyper), spoiled)
+        hyper: Any, root: Key, number: Any, version: Any, message: Message, kept: State, data: ClientData, who: Any,
+        steps: Any,
+    ) -> Any:  # fmt: skip
+        one = bound(client, hyper)
         message = message._replace(version=version)
-        work = run_steps(one, job_key(root, who, number), message, state, data, steps)
-        return finished(one, work, message, state, limit, jnp.bool_(False), applied)
+        work = run_steps(one, job_key(root, who, number), message, kept, data, steps)
+        upload, after = one.finish(work, message, kept)
+        unsent = after if one.unsent is None else one.unsent(kept, after)
+        info = {} if one.info is None else one.info(after)
+        return upload, after, unsent, info, tree.norm(weights_in(upload)), tree.is_finite((upload, after))
 
     return jax.jit(job)
 
 
 @lru_cache(maxsize=64)
-def _server(server: Server, num_clients: int, every_closes: bool) -> tuple[Any, ...]:
-    """The rule's ``(init, receive, close, dispatch, params)``, compiled; ``known``: hyperparameters and facts."""
+def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, Any]:
+    """The rule's functions, compiled; their first argument: hyperparameters, and the counts among the facts."""
 
-    def of(use: Callable[..., Any]) -> Any:
+    def compiled(use: Callable[..., Any]) -> Any:
         def function(known: tuple[Any, Any], *given: Any) -> Any:
             return use(rule_of(server, known[0], Facts(num_clients, every_closes, *known[1])), *given)
 
         return jax.jit(function)
 
-    named = {name: of(lambda rule, *given, name=name: getattr(rule, name)(*given)) for name in ServerAlgorithm._fields}
-    return named["init"], named["receive"], of(closed), named["dispatch"], named["params"]
+    named = ("init", "receive", "dispatch", "params")
+    found = {name: compiled(lambda rule, *given, name=name: getattr(rule, name)(*given)) for name in named}
+    return found | {"close": compiled(closed)}
 
 
 @lru_cache(maxsize=64)
-def _evaluate(model: Model, total: int, labels: bool, num_clients: int | None) -> Any:
-    return jax.jit(make_evaluate(model, total=total, labels=labels, num_clients=num_clients))
+def _scores(model: Model, labels: bool) -> Any:
+    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
+
+    def scores(params: Params, x: Any, y: Any) -> Any:
+        outputs = model.apply(params, x)
+        loss = model.loss(outputs, y)
+        hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+        return loss, hit.astype(loss.dtype)
+
+    return jax.jit(scores)
 
 
 @lru_cache(maxsize=64)
-def _own(server: Server, client: Client, model: Model, labels: bool, num_clients: int, every_closes: bool) -> Any:
-    own = make_own(model, labels)
+def _own_params(client: Client) -> Any:
+    """Compiled: the model that a client would use after a message."""
 
-    def evaluate(known: tuple[Any, Any], state: State, memory: State, kept: State, *given: Any) -> dict[str, Any]:
-        rule = rule_of(server, known[0], Facts(num_clients, every_closes, *known[1]))
-        return own(rule, bound(client, known[0]), state, rows_at(memory, 0), rows_at(kept, 0), *given)
+    def own_params(hyper: Any, message: Message, kept: State, server_params: Params) -> Params:
+        own = bound(client, hyper).own
+        if own is not None:
+            return own(message, kept)
+        return jax.tree.map(lambda sent, full: sent.astype(full.dtype), message.params, server_params)
 
-    return jax.jit(evaluate)
+    return jax.jit(own_params)
 
 
 @lru_cache(maxsize=64)
@@ -102,11 +108,142 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
     return jax.jit(checked(name, function))
 
 
+class _Tests:
+    """The test set, and the means of loss and accuracy over parts of it."""
+
+    def __init__(self, model: Model, data: FederatedData) -> None:
+        labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+        self._scores, self._x, self._y = _scores(model, labels), np.asarray(data.test_x), np.asarray(data.test_y)
+        self._real = np.dtype(jnp.result_type(float))
+
+    def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and hit of every test example in ``rows``."""
+        if not len(rows):
+            return np.zeros(0, self._real), np.zeros(0, self._real)
+        chunk = min(CHUNK, len(self._y))
+        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))  # one shape, so one program
+        found = [self._scores(params, self._x[part], self._y[part]) for part in padded.reshape(-1, chunk)]
+        loss, hit = zip(*jax.device_get(found))
+        return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
+
+    def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
+        """Means over the test set and, where ``owner`` says whose each example is, over each client's part."""
+        scores = self.each(params, np.arange(len(self._y)))
+        found = {name: _mean(values) for name, values in zip(("loss", "accuracy"), scores)}
+        if owner is None:
+            return found
+        parts = [owner == i for i in range(num_clients)]
+        clients = {n: np.stack([_mean(v[own]) for own in parts]) for n, v in zip(("loss", "accuracy"), scores)}
+        return found | {f"client_{name}": values for name, values in clients.items()}
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """The mean in float64, rounded; NaN of nothing."""
+    mean = np.mean(values, dtype=np.float64) if len(values) else np.nan
+    return np.asarray(mean, values.dtype)
+
+
 def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
-def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
+class _Federation:
+    """Everything that changes during a run, and the four things that happen to it."""
+
+    def __init__(
+        self, pieces: Pieces, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool
+    ) -> None:
+        self.pieces, self.schedule, self.key = pieces, schedule, key
+        self.real = np.dtype(jnp.result_type(float))
+        self.norm_limit = np.asarray(norm_limit, self.real)
+        facts, data = facts_of(schedule), pieces.data
+        self.hyper = {name: jnp.asarray(value, self.real) for name, value in pieces.hyper.items()}
+        self.known = (self.hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
+        self.rule = _server(pieces.server, facts.num_clients, facts.every_closes)
+        self.pool = jax.device_put((data.x, data.y, data.order))
+        self.state, memory = self.rule["init"](self.known, params)
+        client = bound(pieces.client, self.hyper)
+        self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
+        self.messages: dict[int, Message] = {}  # of jobs that are under way
+        self.corrupt, self.in_vain = with_outcomes(schedule).corrupt, trained_in_vain(schedule)
+        self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
+        self.latest: dict[int, int] = {}  # client -> its last job
+        self.sent = 0
+        self.tests = _Tests(pieces.model, data)
+        self.owner = owners(data) if per_client else None
+        self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
+
+    def part(self, who: int) -> ClientData:
+        """The training part of a client."""
+        x, y, order = self.pool
+        return ClientData(x, y, order, self.pieces.data.offset[who], self.pieces.data.size[who])
+
+    def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
+        """``(upload, message, norm, accepted, info)`` of a job; its client keeps what it leaves."""
+        s, who, message = self.schedule, self.schedule.client[job], self.messages.pop(job)
+        upload, after, unsent, info, norm, finite = _job(self.pieces.client)(
+            self.hyper, self.key, s.number[job], np.int32(s.version[job]), message, self.kept[who], self.part(who), who,
+            s.local_steps[job],
+        )  # fmt: skip
+        finite = bool(finite) and bool(np.isfinite(norm)) and not (applied and self.corrupt[job])
+        accepted = finite and bool(norm <= self.norm_limit)
+        if accepted:
+            self.kept[who] = after if applied else unsent
+        else:
+            upload = jax.tree.map(jnp.zeros_like, upload)
+        return upload, message, norm if finite else jnp.zeros_like(norm), accepted, info
+
+    def send(self, position: int) -> None:
+        """Send the messages that leave after ``position`` arrivals."""
+        s = self.schedule
+        while self.sent < len(s.client) and s.dispatched_after[self.sent] == position:
+            job, who = self.sent, s.client[self.sent]
+            before = self.latest.get(who, -1)
+            if before >= 0 and self.in_vain[before] and jax.tree.leaves(self.kept[who]):
+                self.noted_in_vain[before] = self.train(before, applied=False)[-1]  # the client goes on from there
+            request = self.request(who, s.dispatch_time[job], s.version[job], s.local_steps[job])
+            self.messages[job], self.memory[who] = self.rule["dispatch"](
+                self.known, self.state, self.memory[who], request
+            )
+            self.latest[who] = job
+            self.sent += 1
+
+    def request(self, who: Any, time: Any, version: Any, local_steps: Any) -> Request:
+        """What the server is asked for a client."""
+        weight = jnp.asarray(self.pieces.data.size[who], self.real)
+        return Request(np.int32(who), jnp.asarray(time, self.real), np.int32(version), np.int32(local_steps), weight)
+
+    def receive(self, arrival: Arrival) -> Any:
+        """The server's step, or its part of one; what the rule says of the arrival."""
+        who = int(arrival.client)
+        self.state, self.memory[who], info = self.rule["receive"](self.known, self.state, self.memory[who], arrival)
+        if arrival.closes:
+            self.state, self.memory[who] = self.rule["close"](self.known, self.state, self.memory[who])
+        return info
+
+    def params(self) -> Params:
+        """The global model."""
+        return self.rule["params"](self.known, self.state)
+
+    def evaluate(self, time: float, steps: int) -> dict[str, Any]:
+        """Scores of the global model and, where clients have models of their own, of these on their own tests."""
+        found = self.tests.whole(self.params(), self.owner, len(self.kept))
+        if not self.has_own:
+            return found
+        first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
+        order, offset, size = held_out_rows(self.pieces.data, "test")
+        own = []
+        for who in range(len(self.kept)):
+            request = self.request(who, time, steps, first.get(who, 1))
+            message, _ = self.rule["dispatch"](self.known, self.state, self.memory[who], request)
+            message = message._replace(version=np.int32(steps))
+            params = _own_params(self.pieces.client)(self.hyper, message, self.kept[who], self.params())
+            own.append(self.tests.each(params, order[offset[who] : offset[who] + size[who]]))
+        columns = {name: [_mean(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
+        return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
+
+
+def run_reference(
     pieces: Pieces,
     schedule: Schedule,
     params: Params,
@@ -119,121 +256,67 @@ def run_reference(  # noqa: PLR0915 (one loop, read from top to bottom)
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Walk through the schedule, arrival by arrival."""
-    server, client, model, data, numbers = pieces
-    schedule = check_schedule(schedule)
+    """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
+    data, schedule = pieces.data, check_schedule(schedule)
     resolved = resolved_probes(probes, data, len(schedule.job))
     shapes = columns_of(resolved, pieces, params)
     chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in resolved.items()}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in resolved}
-    facts = facts_of(schedule)
-    init, receive, close, dispatch, params_of = _server(server, facts.num_clients, facts.every_closes)
-    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-    score = _evaluate(model, len(data.test_y), labels, len(data.size) if per_client else None)
-    pool = jax.device_put((data.x, data.y, data.order))
-    tests = jax.device_put((data.test_x, data.test_y, owners(data) if per_client else None))
-    real = jnp.result_type(float)
-    hyper = {name: jnp.asarray(value, real) for name, value in numbers.items()}
-    known = (hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
-    spoiled = corrupt(schedule)
-
-    state, row = init(known, params)
-    memory = [row] * len(data.size)
-    client_state = [bound(client, hyper).init(params)] * len(data.size)
-    messages: dict[int, Any] = {}
-    latest: dict[int, int] = {}  # the last job sent to each client
-    sent = 0
+    held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
+    tests = jax.device_put((data.test_x, data.test_y))
+    run = _Federation(pieces, schedule, params, key, norm_limit, per_client)
     records: list[dict[str, Any]] = []
-    in_vain = trained_in_vain(schedule)
-    noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
-    scores = Scores([points], [np.arange(len(schedule.job))])
-    validation, test = (jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test"))
+    scores: list[dict[str, Any]] = []
 
-    def own_data(who: Any) -> ClientData:
-        return ClientData(pool[0], pool[1], pool[2], data.offset[who], data.size[who])
+    def parts_of(who: int) -> Parts:
+        def part(x: Any, y: Any, kind: str) -> ClientData:
+            order, offset, size = held_out[kind]
+            return ClientData(x, y, order, offset[who], size[who])
 
-    def parts_of(who: Any) -> Parts:
-        return Parts(
-            own_data(who),
-            ClientData(pool[0], pool[1], validation[0], validation[1][who], validation[2][who]),
-            ClientData(tests[0], tests[1], test[0], test[1][who], test[2][who]),
-        )
+        return Parts(run.part(who), part(run.pool[0], run.pool[1], "validation"), part(tests[0], tests[1], "test"))
 
-    def train(job: int, applied: bool, spoiled: bool = False) -> tuple[Any, Message, Any, Any, dict[str, Any]]:
-        who, message = schedule.client[job], messages.pop(job)
-        own = own_data(who)
-        upload, client_state[who], norm, accepted, noted = _job(client)(
-            hyper, key, schedule.number[job], np.int32(schedule.version[job]), message, client_state[who], own, who,
-            schedule.local_steps[job], jnp.asarray(norm_limit, real), spoiled, applied,
-        )  # fmt: skip
-        return upload, message, norm, accepted, noted
+    def evaluate(position: int) -> None:
+        due = np.flatnonzero(points.position == position)
+        if len(due):
+            found = run.evaluate(points.time[due[0]], int(np.count_nonzero(schedule.closes[:position])))
+            scores.extend([found] * len(due))
 
-    def send(position: int) -> None:
-        nonlocal sent
-        while sent < len(schedule.client) and schedule.dispatched_after[sent] == position:
-            who = schedule.client[sent]
-            before = latest.get(who, -1)
-            keeps = before >= 0 and bool(jax.tree.leaves(client_state[who]))
-            if keeps and in_vain[before]:
-                noted_in_vain[before] = train(before, applied=False)[-1]  # what the client keeps goes on from there
-            request = Request(
-                who, jnp.asarray(schedule.dispatch_time[sent], real), np.int32(schedule.version[sent]),
-                schedule.local_steps[sent], jnp.asarray(data.size[who], real),
-            )  # fmt: skip
-            messages[sent], memory[who] = dispatch(known, state, memory[who], request)
-            latest[who] = sent
-            sent += 1
-
-    own = jax.device_put(own_tests(data, schedule)) if per_client and differs(pieces, params) else None
-    score_own = _own(server, client, model, labels, facts.num_clients, facts.every_closes)
-
-    def evaluate(run: int, position: int) -> Any:
-        del run
-        scored = score(params_of(known, state), *tests)
-        if own is None:
-            return scored
-        now = now_of(points, schedule, position, real)
-        rows = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *table) for table in (memory, client_state))
-        return scored | score_own(known, state, *rows, now, *tests[:2], own)
-
-    send(0)
-    scores.take(0, evaluate)
-    for e, j in enumerate(schedule.job):
-        who = schedule.client[j]
-        upload, message, norm, accepted, noted = train(int(j), applied=True, spoiled=bool(spoiled[e]))
+    run.send(0)
+    evaluate(0)
+    for e, job in enumerate(schedule.job):
+        who = schedule.client[job]
+        upload, message, norm, accepted, noted = run.train(int(job))
         arrival = Arrival(
             upload=upload,
             start=message.params,
             staleness=jnp.int32(schedule.staleness[e]),
-            weight=jnp.asarray(data.size[who] if accepted else 0, real),
+            weight=jnp.asarray(data.size[who] if accepted else 0, run.real),
             client=who,
-            time=jnp.asarray(schedule.time[e], real),
+            time=jnp.asarray(schedule.time[e], run.real),
             closes=schedule.closes[e],
-            local_steps=schedule.local_steps[j],
+            local_steps=schedule.local_steps[job],
             extra=message.extra,
         )
         for name, probe in resolved.items():
             if e in chosen[name]:
-                given = (state, memory[who], arrival, parts_of(who))
+                given = (run.state, run.memory[who], arrival, parts_of(who))
                 seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
-        state, memory[who], info = receive(known, state, memory[who], arrival)
-        if schedule.closes[e]:
-            state, memory[who] = close(known, state, memory[who])
+        info = run.receive(arrival)
         records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
         )
         refuse(int(not accepted), on_bad)
-        send(e + 1)
-        scores.take(e + 1, evaluate)
+        run.send(e + 1)
+        evaluate(e + 1)
         if progress is not None:
-            now, staleness = float(schedule.time[e]), float(schedule.staleness[e])
-            progress(e + 1, len(schedule.job), time=now, staleness=staleness, accuracy=scores.latest())
+            time, staleness = float(schedule.time[e]), float(schedule.staleness[e])
+            progress(e + 1, len(schedule.job), time=time, staleness=staleness, accuracy=float(scores[-1]["accuracy"]))
     return Outcome(
-        params=jax.device_get(params_of(known, state)),
-        scores=scores.columns(0),
+        params=jax.device_get(run.params()),
+        scores=_table(scores),
         records=_table(records),
-        in_vain=np.array(list(noted_in_vain), np.int64),
-        in_vain_records=_table(list(noted_in_vain.values())),
+        in_vain=np.array(list(run.noted_in_vain), np.int64),
+        in_vain_records=_table(list(run.noted_in_vain.values())),
         counters={"waves": len(records), "mean_width": 1.0},
         probes={
             name: probe_table(

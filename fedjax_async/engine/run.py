@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, digest, make_plan
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, evaluated
-from fedjax_async.engine.record import Outcome
+from fedjax_async.engine.record import Outcome, Progress, refuse
 from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.serving import Known
 from fedjax_async.engine.streaming import Feed, make_feed
@@ -42,8 +42,6 @@ LEAST_SLOTS = 12
 
 # Besides one training program a width: start, rows, receive, evaluate.
 OTHER_PROGRAMS = 4
-
-Progress = Callable[..., None]
 
 
 class Member(NamedTuple):
@@ -315,15 +313,6 @@ def memory_needed(stack: Stack) -> int:
     temporary = max(temporary_bytes(program) for program in programs.train.values())
     fixed = bytes_of((stack.world._replace(key=()), stack.tests[0])) + programs.live_bytes
     return fixed + lanes * (programs.rows_bytes + temporary)
-
-
-def refuse(rejected: int, on_bad: str) -> None:
-    """Under the policy ``raise``, end the run at the first rejected upload."""
-    if rejected and on_bad == "raise":
-        raise ValueError(
-            f"uploads rejected so far = {rejected}: must be 0 under on_bad='raise' (a client diverged: lower the "
-            "learning rate, or let the run go on with on_bad='reject')"
-        )
 
 
 def _status(plan: Plan, low: int, high: int) -> dict[str, float]:

@@ -54,7 +54,7 @@ class World(NamedTuple):
     staleness: Array  # int32[E']
     time: Array  # float[E']
     closes: Array  # bool[E']
-    corrupt: Array  # bool[E']
+    corrupt: Array  # bool[E'], of applied uploads
     applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
     train_order: Array  # int32[E']
     row: Array  # int32[E']
@@ -195,7 +195,7 @@ def make_world(
         "staleness": column([s.staleness for s in plan.schedules]),
         "time": column([s.time for s in plan.schedules], real),
         "closes": column([s.closes for s in plan.schedules], np.bool_),
-        "corrupt": column([corrupt(s) for s in plan.schedules], np.bool_),
+        "corrupt": column([corrupt(s) & one for s, one in zip(plan.schedules, applied)], np.bool_),
         "applied": _padded(np.concatenate(applied)[plan.source], shape.positions, np.bool_, fill=True),
         "train_order": _padded(plan.train_order, shape.positions, np.int32),
         "row": _padded(plan.row, shape.positions, np.int32),

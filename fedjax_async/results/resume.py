@@ -9,7 +9,7 @@ from pathlib import Path
 from fedjax_async import disk
 from fedjax_async.config import Experiment, Settings, execute
 from fedjax_async.config.settings import as_dict
-from fedjax_async.engine.run import Progress
+from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.report import write_run

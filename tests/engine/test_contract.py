@@ -69,6 +69,8 @@ def test_memory_personal_messages_and_client_state_equal_the_oracle(timing):
 LATE = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
 LOST = [("every", {"faults": "drop:probability=0.3"}), ("every", LATE)]
 LOST += [("cohort:size=3,over_selection=1", {"faults": "drop:probability=0.3"})]
+# corrupt uploads, some of which the server drops unseen: what a client keeps does not depend on them
+LOST += [("every", LATE | {"faults": LATE["faults"] + "+corrupt:probability=0.4"})]
 
 
 @pytest.mark.parametrize(("timing", "conditions"), LOST)
