@@ -2,8 +2,8 @@
 
 Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, from the first message to the outcome.
 
-Order of reading: ``pieces.py`` (what is trained), ``plan.py`` with ``merge.py`` and ``widths.py`` (which jobs are
-trained together, on the host), ``world.py`` (the tables that the device reads), ``kernels.py`` (local training) and
+Order of reading: ``pieces.py`` (what is trained), ``plan.py`` (which jobs are trained together, on the
+host), ``world.py`` (the tables that the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``trainers.py`` and ``run.py`` (the loop that calls them).
 ``evaluation.py``, ``own.py`` and ``probes.py`` observe a run; ``unsent.py``, ``storage.py``, ``streaming.py``,
 ``devices.py``, ``memory.py`` and ``checkpoint.py`` are one feature each; ``record.py`` makes the tables of a run.

@@ -1,4 +1,9 @@
-"""From schedules to device work: waves, rows, slots and the width of every stretch (host, NumPy)."""
+"""From schedules to device work (host, NumPy): runs merged, waves cut into batches, their widths, rows and slots.
+
+The runs of a stack advance wave by wave, side by side. A batch of ``n`` jobs runs at the next width of a short list.
+Its jobs take unequal numbers of local steps, so it narrows as jobs finish. Both are known from the schedule alone,
+hence the best list of widths is computed, not guessed.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,165 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.engine.merge import MergedSlots, merge, merge_slots, round_bounds
-from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
+from fedjax_async.clock import allocate, waves
 from fedjax_async.types import Schedule
+
+
+class Merged(NamedTuple):
+    """All arrivals of R runs in one order. A *position* counts arrivals of any run.
+
+    Each run's own arrivals keep their order; nothing of one run depends on another, so any such
+    order gives every run its own result.
+    """
+
+    run: np.ndarray  # int32[E]
+    source: np.ndarray  # int64[E]  index into the runs' arrivals, one run after the other
+    place: list[np.ndarray]  # per run: the position of each of its arrivals, int64[E_r]
+    waves: np.ndarray  # int64[V + 1], positions: wave v holds the v-th wave of every run
+
+
+class MergedSlots(NamedTuple):
+    """:class:`~fedjax_async.clock.Slots` of all runs together; ``start_slot`` is one entry a position."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    start_slot: np.ndarray  # int32[E]
+    write_bounds: np.ndarray  # int64[E + 2]
+    write_slot: np.ndarray  # int32[messages]
+    write_client: np.ndarray  # int32[messages]
+    write_run: np.ndarray  # int32[messages]
+    write_job: np.ndarray  # int64[messages], of its run
+
+
+def merge(schedules: Sequence[Schedule], by_round: bool) -> Merged:
+    """Order the arrivals by wave, then by run, or (``by_round``) by rank within the run's wave."""
+    sizes = np.array([len(s.job) for s in schedules])
+    first = np.cumsum(sizes) - sizes
+    if len(schedules) == 1:
+        edges = np.asarray(waves(schedules[0]), np.int64)
+        every = np.arange(sizes[0])
+        return Merged(np.zeros(sizes[0], np.int32), every, [every], edges)
+    run = np.repeat(np.arange(len(schedules), dtype=np.int32), sizes)
+    wave, rank = [], []
+    for s in schedules:
+        edges = np.asarray(waves(s), np.int64)
+        widths = np.diff(edges)
+        wave.append(np.repeat(np.arange(len(widths)), widths))
+        rank.append(np.arange(len(s.job)) - np.repeat(edges[:-1], widths))
+    waves_of, ranks = np.concatenate(wave), np.concatenate(rank)
+    source = np.lexsort((run, ranks, waves_of) if by_round else (ranks, run, waves_of))
+    inverse = np.empty_like(source)
+    inverse[source] = np.arange(len(source))
+    place = [inverse[a : a + n] for a, n in zip(first, sizes)]
+    widths = np.bincount(waves_of) if len(waves_of) else np.zeros(0, np.int64)
+    return Merged(run[source], source, place, np.concatenate([[0], np.cumsum(widths)]).astype(np.int64))
+
+
+def round_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Cut positions into rounds, within which no run occurs twice and no boundary lies; int64[rounds + 1].
+
+    ``run`` must be ordered by round within each stretch between ``bounds``.
+    """
+    begins = np.zeros(len(run) + 1, np.bool_)
+    begins[1:-1] = run[1:] <= run[:-1]
+    begins[bounds] = True
+    return np.flatnonzero(begins).astype(np.int64)
+
+
+def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
+    """Slots of every run, each run's its own, for the batches ``bounds`` (positions)."""
+    base, total = 0, len(merged.run)
+    start = np.zeros(total, np.int32)
+    slot, client, run, job, position = [], [], [], [], []
+    for r, (s, place) in enumerate(zip(schedules, merged.place)):
+        batch = np.searchsorted(bounds, place, side="right")
+        own = np.flatnonzero(np.diff(batch, prepend=-1))
+        slots = allocate(s, np.append(own, len(place)) if len(place) else np.zeros(1, np.int64), personal=personal)
+        start[place] = base + slots.start_slot[s.job]
+        slot.append(base + slots.write_slot)
+        client.append(slots.write_client)
+        job.append(slots.write_job)
+        run.append(np.full(len(slots.write_slot), r, np.int32))
+        after = np.searchsorted(slots.write_bounds, np.arange(len(slots.write_slot)), side="right") - 1
+        position.append(np.concatenate([[0], place + 1])[after])
+        base += slots.count
+    due = np.concatenate(position)
+    order = np.argsort(due, kind="stable")
+    return MergedSlots(
+        count=base,
+        start_slot=start,
+        write_bounds=np.searchsorted(due[order], np.arange(total + 2)),
+        write_slot=np.concatenate(slot)[order].astype(np.int32),
+        write_client=np.concatenate(client)[order].astype(np.int32),
+        write_run=np.concatenate(run)[order],
+        write_job=np.concatenate(job)[order],
+    )
+
+
+def ladder(top: int) -> list[int]:
+    """Candidate widths up to ``top``: 1, 2, 3, 4, 6, 8, 12, ... and ``top`` itself.
+
+    >>> ladder(10)
+    [1, 2, 3, 4, 6, 8, 10]
+    """
+    check.whole("max_width", top)
+    steps = {1, 2, 3} | {base << k for base in (2, 3) for k in range(top.bit_length())}
+    return sorted({w for w in steps if w < top} | {top})
+
+
+def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """How many local-step ticks run with exactly ``a`` active jobs; int64[max width + 1].
+
+    ``order_steps``: local steps of the arrivals, sorted from long to short within each wave, int[E];
+    ``bounds``: wave boundaries, int[V + 1].
+    """
+    counts = np.diff(bounds)
+    following = np.append(order_steps[1:], 0).astype(np.int64)
+    following[bounds[1:] - 1] = 0
+    rank = np.arange(len(order_steps)) - np.repeat(bounds[:-1], counts) + 1
+    ticks = order_steps.astype(np.int64) - following
+    return np.bincount(rank, weights=ticks, minlength=int(counts.max(initial=0)) + 1).astype(np.int64)
+
+
+def choose_widths(
+    histogram: np.ndarray, limit: int, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
+) -> tuple[int, ...]:
+    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of the histogram's ticks.
+
+    In units of one job's local step: a tick with ``a`` active jobs costs ``overhead + w``, where
+    ``w >= a`` is the next chosen width, and each width costs ``compiling`` once. Dynamic programme
+    over the ladder; a width that holds the widest tick is always chosen. ``limit`` is at least that.
+    """
+    check.whole("most", most)
+    used = np.flatnonzero(histogram)
+    if len(used) == 0:
+        return (1,)
+    steps = ladder(limit)
+    candidates = np.array([w for w, below in zip(steps, [0, *steps]) if below < used[-1]])
+    counts = np.cumsum(histogram)
+    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])  # at most so many active
+    cost = np.full((most + 1, len(candidates) + 1), np.inf)
+    cost[:, 0] = 0.0
+    cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
+    for m in range(1, most + 1):
+        for i in range(1, len(candidates) + 1):
+            options = cost[m - 1, :i] + (ticks[i] - ticks[:i]) * (overhead + candidates[i - 1]) + compiling
+            cut[m, i] = int(np.argmin(options))
+            cost[m, i] = options[cut[m, i]]
+    widths, m, i = [], most, len(candidates)
+    while i > 0:
+        widths.append(int(candidates[i - 1]))
+        i, m = int(cut[m, i]), m - 1
+    return tuple(sorted(widths))
+
+
+def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
+    """Useful local steps over executed ones if every tick runs at the next of ``widths``."""
+    histogram = np.trim_zeros(histogram, "b")
+    active = np.arange(len(histogram))
+    padded = np.asarray(widths)[np.searchsorted(widths, active)]
+    executed = int((histogram * padded)[1:].sum())
+    return int((histogram * active).sum()) / executed if executed else 1.0
+
 
 # How a compiled call trains the jobs of its batch: all at once, or one after the other.
 BATCHINGS = ("vmap", "loop")

@@ -281,6 +281,7 @@ def run_reference(
             found = run.evaluate(points.time[due[0]], int(np.count_nonzero(schedule.closes[:position])))
             scores.extend([found] * len(due))
 
+    staleness = schedule.staleness
     run.send(0)
     evaluate(0)
     for e, job in enumerate(schedule.job):
@@ -289,7 +290,7 @@ def run_reference(
         arrival = Arrival(
             upload=upload,
             start=message.params,
-            staleness=jnp.int32(schedule.staleness[e]),
+            staleness=jnp.int32(staleness[e]),
             weight=jnp.asarray(data.size[who] if accepted else 0, run.real),
             client=who,
             time=jnp.asarray(schedule.time[e], run.real),
@@ -309,8 +310,8 @@ def run_reference(
         run.send(e + 1)
         evaluate(e + 1)
         if progress is not None:
-            time, staleness = float(schedule.time[e]), float(schedule.staleness[e])
-            progress(e + 1, len(schedule.job), time=time, staleness=staleness, accuracy=float(scores[-1]["accuracy"]))
+            now = {"time": float(schedule.time[e]), "staleness": float(staleness[e])}
+            progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
     return Outcome(
         params=jax.device_get(run.params()),
         scores=_table(scores),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.memory import bytes_of, temporary_bytes
 from fedjax_async.engine.own import differs, now_of, own_tests
 from fedjax_async.engine.pieces import Pieces, bound
-from fedjax_async.engine.plan import Plan, digest, make_plan
+from fedjax_async.engine.plan import Plan, digest, ladder, make_plan
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, evaluated
 from fedjax_async.engine.record import Outcome, Progress, refuse
@@ -30,7 +30,6 @@ from fedjax_async.engine.serving import Known
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.unsent import all_training
-from fedjax_async.engine.widths import ladder
 from fedjax_async.engine.world import Shape, World, make_world, padded_length
 from fedjax_async.types import Key, Params, Schedule
 
@@ -246,6 +245,7 @@ def run_stack(
         scores.at = dict(snapshot.scores)
     done = 0 if snapshot is None else snapshot.groups
     tokens: deque[Any] = deque()
+    status = _status_of(plan)
     with Trainers(plan, world, programs, live, stack.feed) as trainers:
         for g in range(done, len(plan.groups)):
             group = plan.groups[g]
@@ -261,7 +261,7 @@ def run_stack(
             if keeper is not None and keeper.due(high) and high < len(plan.run):
                 keeper.save(high, Snapshot(g + 1, *jax.device_get((jax.tree.leaves(live), scores.at))))
             if progress is not None:
-                progress(high, len(plan.run), **_status(plan, low, high), accuracy=scores.latest())
+                progress(high, len(plan.run), **status(low, high), accuracy=scores.latest())
     refuse(int(live.rejected), on_bad)
     return [_outcome(stack, live, scores, run) for run in range(len(stack.members))]
 
@@ -315,12 +315,20 @@ def memory_needed(stack: Stack) -> int:
     return fixed + lanes * (programs.rows_bytes + temporary)
 
 
-def _status(plan: Plan, low: int, high: int) -> dict[str, float]:
-    """What the progress bar shows of a wave: virtual time of the run that arrives last, its mean staleness."""
-    run = int(plan.run[high - 1])
-    schedule, place = plan.schedules[run], plan.place[run]
-    first, last = np.searchsorted(place, [low, high])
-    return {"time": float(schedule.time[last - 1]), "staleness": float(np.mean(schedule.staleness[first:last]))}
+def _status_of(plan: Plan) -> Callable[[int, int], dict[str, float]]:
+    """``status(low, high)`` of the positions ``low .. high-1``, for the progress bar.
+
+    Virtual time of the run that arrives last, and the mean staleness of its arrivals. O(log E) a call.
+    """
+    staleness = [schedule.staleness for schedule in plan.schedules]  # computed at every access, from all arrivals
+
+    def status(low: int, high: int) -> dict[str, float]:
+        run = int(plan.run[high - 1])
+        first, last = np.searchsorted(plan.place[run], [low, high])
+        time = plan.schedules[run].time[last - 1]
+        return {"time": float(time), "staleness": float(np.mean(staleness[run][first:last]))}
+
+    return status
 
 
 def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:

@@ -4,14 +4,12 @@ from collections.abc import Callable
 from functools import partial
 
 from fedjax_async.local.batches import batch, permute
-from fedjax_async.local.ef21 import ef21
-from fedjax_async.local.feedback import feedback
-from fedjax_async.local.job import job_key, run_job, run_steps
+from fedjax_async.local.feedback import ef21, feedback
+from fedjax_async.local.job import job_key, local_steps, run_job, run_steps
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.parts import mean_loss, part_mean
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sgd import sgd
-from fedjax_async.local.steps import local_steps
 from fedjax_async.types import ClientAlgorithm
 
 # What a client does about what the compressor of its uploads loses.

@@ -1,11 +1,39 @@
-"""One whole job of one client: the composition that the engine cuts into batches."""
+"""One job of one client: its key, its number of local steps, and the loop over them."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from fedjax_async import check
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
+
+
+def local_steps(
+    size: np.ndarray, *, batch_size: int, epochs: float | None = None, steps: int | None = None
+) -> np.ndarray:
+    """Local steps of each client's job; int32[N].
+
+    Either a fixed number of ``steps``, or ``epochs`` passes (fractions too): one pass over ``n``
+    examples takes ``b = ceil(n / batch_size)`` steps, ``e`` passes take ``floor(e) b + ceil(frac(e) b)``.
+
+    >>> local_steps(np.array([100, 10]), batch_size=32, epochs=1.5).tolist()
+    [6, 2]
+    """
+    check.whole("batch_size", batch_size)
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs = {epochs!r}, steps = {steps!r}: give exactly one of the two")
+    if steps is not None:
+        check.whole("steps", steps, high=2**31 - 1)
+        return np.full(len(size), steps, np.int32)
+    check.positive("epochs", epochs)
+    per_epoch = -(-np.asarray(size, np.int64) // batch_size)
+    whole, part = divmod(float(epochs or 0), 1.0)
+    extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 is 7, not the 7.000000000000001 of floating point
+    total = np.maximum(1, whole * per_epoch + extra)
+    check.require(bool((total < 2**31).all()), "epochs", epochs, "fewer than 2**31 local steps")
+    return total.astype(np.int32)
 
 
 def job_key(root: Key, client: Array, number: Array) -> Key:

@@ -8,8 +8,7 @@ from fedjax_async import registry
 from fedjax_async.models.alexnet import alexnet
 from fedjax_async.models.conv import Conv, ConvPool, default_lowering
 from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
-from fedjax_async.models.dense import logistic, mlp
-from fedjax_async.models.linear import linear
+from fedjax_async.models.dense import linear, logistic, mlp
 from fedjax_async.models.lora import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.mobilenet import mobilenetv2

@@ -6,23 +6,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async.local import sgd
-from fedjax_async.server.asgd import asgd
-from fedjax_async.server.asynfl import asynfl
+from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff
 from fedjax_async.server.ca2fl import ca2fl
 from fedjax_async.server.fadas import fadas
-from fedjax_async.server.fedasync import fedasync
-from fedjax_async.server.fedavg import fedavg
-from fedjax_async.server.fedbuff import fedbuff
 from fedjax_async.server.feddyn import feddyn, feddyn_client
-from fedjax_async.server.fedmedian import fedmedian
 from fedjax_async.server.fednova import fednova
 from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_async.server.krum import krum
-from fedjax_async.server.orthofl import orthofl
-from fedjax_async.server.orthofl_ablations import orthofl_no_average, orthofl_pairwise
+from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise
 from fedjax_async.server.orthofl_released import orthofl_released
+from fedjax_async.server.robust import fedmedian, krum, trimmed_mean
 from fedjax_async.server.scaffold import scaffold, scaffold_client
-from fedjax_async.server.trimmed_mean import trimmed_mean
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 

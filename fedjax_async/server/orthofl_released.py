@@ -12,9 +12,8 @@ from fedjax_async import check, tree
 from fedjax_async.geometry import project_out
 from fedjax_async.models import STATISTICS
 from fedjax_async.registry import takes
-from fedjax_async.server.calibration import handed_on
 from fedjax_async.server.options import discount, guard_rails
-from fedjax_async.server.orthofl import after_the_first, moving_average
+from fedjax_async.server.orthofl import after_the_first, handed_on, moving_average
 from fedjax_async.server.rule import closed, known
 from fedjax_async.server.staleness import Weight
 from fedjax_async.server.statistics import has_statistics

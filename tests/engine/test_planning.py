@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Every, evaluation_points, make_plan
-from fedjax_async.engine.widths import active_histogram, choose_widths, ladder, useful_share
+from fedjax_async.engine.plan import active_histogram, choose_widths, ladder, useful_share
 
 histograms = st.lists(st.integers(0, 50), min_size=2, max_size=14).map(lambda h: np.array([0, *h]))
 

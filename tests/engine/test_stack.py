@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Pieces, run_waves
-from fedjax_async.engine.merge import merge, merge_slots, round_bounds
+from fedjax_async.engine.plan import merge, merge_slots, round_bounds
 from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
 from fedjax_async.server import fedasync
 from tests.engine.problem import case, client, close

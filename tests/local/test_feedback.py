@@ -13,8 +13,7 @@ import pytest
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.local import keeping, run_job, sgd
-from fedjax_async.local.ef21 import ef21
-from fedjax_async.local.feedback import feedback, sent
+from fedjax_async.local.feedback import ef21, feedback, sent
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
 from tests.compress import textbook
 from tests.engine.problem import case, client, close

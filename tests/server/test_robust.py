@@ -24,8 +24,7 @@ from fedjax_async.server import (
     staleness_weight,
     trimmed_mean,
 )
-from fedjax_async.server.fedmedian import median
-from fedjax_async.server.krum import squared_distances
+from fedjax_async.server.robust import median, squared_distances
 from tests.server import textbook
 from tests.server.made_up import D, closing, flat, random_uploads, receive_all, run, stacked, start_params, unflat
 from tests.server.textbook import Upload
