@@ -12,7 +12,7 @@ from fedjax_async import check
 from fedjax_async.cli import sweep_file
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import values_of
-from fedjax_async.engine.memory import parse_size
+from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.figure import require_matplotlib

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check
+from fedjax_async.clock.event_queue import SLACK, client_order, turns
 from fedjax_async.clock.fates import APPLIED, Fate, with_outcomes
-from fedjax_async.clock.record import SLACK, client_order, turns
 from fedjax_async.types import Schedule
 
 JOBS = {

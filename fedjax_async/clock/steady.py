@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async.clock.event_queue import SLACK, turns
 from fedjax_async.clock.fates import Fate
-from fedjax_async.clock.record import SLACK, turns
 from fedjax_async.clock.stock import AHEAD, stocked
 from fedjax_async.clock.successors import Rule
 from fedjax_async.clock.world import World, checked_durations, too_short

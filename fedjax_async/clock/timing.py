@@ -21,8 +21,7 @@ import numpy as np
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
 from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
-from fedjax_async.clock.event_queue import EventQueue
-from fedjax_async.clock.record import SLACK
+from fedjax_async.clock.event_queue import SLACK, EventQueue
 from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.unreliable_timing import FRUITLESS_ROUNDS
 from fedjax_async.clock.world import World

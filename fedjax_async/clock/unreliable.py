@@ -31,9 +31,9 @@ import numpy as np
 
 from fedjax_async.clock.availability import Window, together
 from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
+from fedjax_async.clock.event_queue import Record
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.faults import mishaps
-from fedjax_async.clock.record import Record
 from fedjax_async.clock.stock import AHEAD, Ahead, Stock
 from fedjax_async.clock.world import World, checked_durations, too_short
 

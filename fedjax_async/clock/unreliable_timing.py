@@ -19,9 +19,9 @@ from heapq import heappop
 import numpy as np
 
 from fedjax_async.clock import chance
+from fedjax_async.clock.event_queue import SLACK
 from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.places import Places
-from fedjax_async.clock.record import SLACK
 from fedjax_async.clock.unreliable import FREED, UPLOAD, News, UnreliableQueue
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule

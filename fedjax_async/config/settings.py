@@ -36,7 +36,7 @@ def _known(field: str, value: Any) -> None:
 
 
 def _size(field: str, value: Any) -> None:
-    from fedjax_async.engine.memory import parse_size  # noqa: PLC0415
+    from fedjax_async.engine.devices import parse_size  # noqa: PLC0415
 
     parse_size(field, value)
 

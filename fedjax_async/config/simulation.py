@@ -11,7 +11,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.memory import parse_size
+from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves

@@ -17,7 +17,7 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.memory import bytes_of
+from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.record import Outcome, Progress, make_run

@@ -6,7 +6,7 @@ Order of reading: ``pieces.py`` (what is trained), ``plan.py`` (which jobs are t
 host), ``world.py`` (the tables that the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``trainers.py`` and ``run.py`` (the loop that calls them).
 ``evaluation.py``, ``own.py`` and ``probes.py`` observe a run; ``unsent.py``, ``storage.py``, ``streaming.py``,
-``devices.py``, ``memory.py`` and ``checkpoint.py`` are one feature each; ``record.py`` makes the tables of a run.
+``devices.py`` and ``checkpoint.py`` are one feature each; ``record.py`` makes the tables of a run.
 ``reference.py`` is the oracle: the same schedule, one event at a time.
 """
 

@@ -13,9 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_async.engine import kernels, serving
-from fedjax_async.engine.devices import everywhere, spread
+from fedjax_async.engine.devices import bytes_of, everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
-from fedjax_async.engine.memory import bytes_of
 from fedjax_async.engine.own import make_own, rows_at
 from fedjax_async.engine.pieces import Client, Server, bound
 from fedjax_async.engine.plan import Plan

@@ -15,17 +15,15 @@ from jax.sharding import Mesh
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.devices import everywhere, make_mesh, place
-from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, place, temporary_bytes
+from fedjax_async.engine.evaluation import Points, Scores, owners
 from fedjax_async.engine.kernels import Live
-from fedjax_async.engine.memory import bytes_of, temporary_bytes
 from fedjax_async.engine.own import differs, now_of, own_tests
 from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, digest, ladder, make_plan
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, evaluated
 from fedjax_async.engine.record import Outcome, Progress, refuse
-from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.serving import Known
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.trainers import Trainers

@@ -9,9 +9,8 @@ from flax import linen as nn
 
 from fedjax_async import check, registry
 from fedjax_async.models.classic import VARIANTS, scaled
-from fedjax_async.models.conv import Conv, he_normal
+from fedjax_async.models.conv import Conv, he_normal, max_pool
 from fedjax_async.models.lowerings import LOWERINGS
-from fedjax_async.models.pool import max_pool
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Model
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from flax import linen as nn
 
 from fedjax_async.models.classic import ConvNorm, Options, built, options, scaled
-from fedjax_async.models.conv import he_normal
-from fedjax_async.models.pool import max_pool
+from fedjax_async.models.conv import he_normal, max_pool
 from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 

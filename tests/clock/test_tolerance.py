@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import Until, at_or_before, plan
-from fedjax_async.clock.record import Record
+from fedjax_async.clock.event_queue import Record
 from fedjax_async.clock.world import World
 from fedjax_async.engine import Every, evaluation_points
 from fedjax_async.engine.record import Outcome, Traffic, make_run
