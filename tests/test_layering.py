@@ -44,7 +44,16 @@ ALLOWED = {
     "results": CONFIG,
     "cli": CONFIG | {"theory", "results", "__version__"},
 }
-TOP_LEVEL = {"pyproject.toml", "README.md", "LICENSE", "fedjax_async", "experiments", "notebooks", "tests"}
+TOP_LEVEL = {
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CITATION.cff",
+    "fedjax_async",
+    "experiments",
+    "notebooks",
+    "tests",
+}
 
 
 @cache

@@ -17,7 +17,7 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.devices import bytes_of
+from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.record import Outcome, Progress, make_run
@@ -94,9 +94,8 @@ def plan_groups(
 
 
 def default_limit() -> int:
-    """Bytes a group may use: half of the device's memory, where it is known."""
-    statistics = jax.devices()[0].memory_stats() or {}
-    return int(SHARE * statistics.get("bytes_limit", 2**33))
+    """Bytes a group may use: half of the device's memory."""
+    return int(SHARE * device_memory())
 
 
 def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int | None) -> Group:

@@ -78,3 +78,9 @@ def temporary_bytes(compiled: Any) -> int:
     """What one call of a compiled program needs besides its arguments and results; 0 where the backend does not say."""
     found = compiled.memory_analysis()
     return 0 if found is None else int(found.temp_size_in_bytes)
+
+
+def device_memory() -> int:
+    """Bytes of memory that a run may use on the first device; 8 GiB where the backend does not say, as on a CPU."""
+    statistics = jax.devices()[0].memory_stats() or {}
+    return int(statistics.get("bytes_limit", 2**33))

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.devices import bytes_of, everywhere, make_mesh, place, temporary_bytes
+from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, make_mesh, place, temporary_bytes
 from fedjax_async.engine.evaluation import Points, Scores, owners
 from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.own import differs, now_of, own_tests
@@ -109,12 +109,12 @@ def default_width(params: Params) -> int:
     """The longest batch that pays on this backend.
 
     On a CPU 16 jobs hide the cost of a call; on an accelerator width is what fills it. Bounded by memory:
-    about 64 MiB of uploads on a CPU, about 2 GiB for all of a batch's buffers elsewhere.
+    about 64 MiB of uploads on a CPU, a quarter of the device's memory for all of a batch's buffers elsewhere.
     """
     size = max(tree.num_bytes(params), 1)
     if jax.default_backend() == "cpu":
         return max(1, min(16, 2**26 // size))
-    return max(1, min(1024, 2**31 // (8 * size)))
+    return max(1, min(1024, device_memory() // 4 // (8 * size)))
 
 
 def default_lanes() -> int:

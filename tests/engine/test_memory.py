@@ -147,3 +147,14 @@ def test_programs_are_forgotten_before_there_are_too_many(monkeypatch):
     monkeypatch.setattr(programs, "MOST_MAPS", 10)
     programs.shed()
     assert held._cache_size() == 0
+
+
+@pytest.mark.parametrize(("limit", "width"), [(None, 256), (2**32, 128), (2**40, 1024)])
+def test_on_an_accelerator_the_default_width_follows_from_its_memory(monkeypatch, limit, width):
+    class Device:
+        def memory_stats(self):
+            return None if limit is None else {"bytes_limit": limit}
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    assert default_width({"w": np.zeros(2**18, np.float32)}) == width  # 1 MiB of parameters, 8 of them a job
