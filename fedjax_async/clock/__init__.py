@@ -2,10 +2,10 @@
 
 Start with :func:`plan` (``planning.py``). Order of reading: ``timing.py`` (the policies, registry ``TIMINGS``),
 ``event_queue.py`` (who is under way, and the record of what happened), ``delays.py`` with ``durations.py`` and
-``distributions.py`` (registry ``DELAYS``); then what may go wrong: ``availability.py``, ``faults.py``, ``network.py``,
-joined in ``conditions.py`` and executed by ``unreliable.py``. ``steady.py`` plans worlds where nothing goes wrong with
-whole arrays. ``waves.py`` and ``slots.py`` prepare a schedule for the device; ``checking.py`` and ``tables.py`` make,
-check, write and read schedules.
+``distributions.py`` (registry ``DELAYS``); then what may go wrong: ``availability.py``, ``faults.py``,
+``network.py``, joined in ``conditions.py`` and executed by ``unreliable.py``. ``steady.py`` plans worlds where
+nothing goes wrong with whole arrays. ``waves.py`` and ``slots.py`` prepare a schedule for the device; ``checking.py``
+and ``tables.py`` make, check, write and read schedules.
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel

@@ -1,7 +1,8 @@
 """Data sets, partitions of them, and ``federate``, which joins both into ``FederatedData``.
 
 Start with :func:`federate` (``federated.py``). ``datasets.py`` lists the data sets, ``partition.py`` the partitions
-(``label_skew.py``, ``size_skew.py``); ``memmap.py`` and ``virtual.py`` are for populations that do not fit into memory.
+(``label_skew.py``, ``size_skew.py``); ``memmap.py`` and ``virtual.py`` are for populations that do not fit into
+memory.
 """
 
 from fedjax_async.data.dataset import Dataset, Federation

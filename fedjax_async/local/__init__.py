@@ -1,8 +1,9 @@
 """The client: minibatches, local training, one job, compressed uploads.
 
 Start with :func:`sgd` (``sgd.py``), local training on any optax optimiser. ``batches.py`` draws its minibatches,
-``job.py`` runs one job, ``feedback.py`` compresses what is uploaded, ``private.py`` keeps some of the parameters on the
-client, ``parts.py`` takes means over a client's data, ``optimizers.py`` names optimisers and learning rate decays.
+``job.py`` runs one job, ``feedback.py`` compresses what is uploaded, ``private.py`` keeps some of the parameters on
+the client, ``parts.py`` takes means over a client's data, ``optimizers.py`` names optimisers and learning rate
+decays.
 """
 
 from collections.abc import Callable

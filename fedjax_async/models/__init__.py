@@ -1,8 +1,8 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. The only room that imports flax.
 
 Start with :func:`from_flax` (``wrap.py``). ``dense.py`` and ``convnets.py`` are the small models, ``vgg.py``,
-``resnet.py``, ``alexnet.py`` and ``mobilenet.py`` the larger ones, ``encoder.py`` with ``lora.py`` the language model.
-``conv.py`` chooses how a convolution is computed (``lowerings.py``, ``tiles.py``).
+``resnet.py``, ``alexnet.py`` and ``mobilenet.py`` the larger ones, ``encoder.py`` with ``lora.py`` the language
+model. ``conv.py`` chooses how a convolution is computed (``lowerings.py``, ``tiles.py``).
 """
 
 from __future__ import annotations

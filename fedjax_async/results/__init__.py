@@ -1,8 +1,8 @@
 """What comes out of runs: folders, metrics, tables, pictures, a progress bar.
 
 Start with :func:`write_run` (``report.py``) for one run and :func:`sweep` (``sweeps.py``) for many. ``store.py``
-writes and reads the folder of a run, ``metrics.py`` and ``tables.py`` compare runs, ``plots.py`` and ``figure.py`` draw,
-``resume.py``, ``claim.py`` and ``cluster.py`` go on with unfinished work and share it among processes.
+writes and reads the folder of a run, ``metrics.py`` and ``tables.py`` compare runs, ``plots.py`` and ``figure.py``
+draw, ``resume.py``, ``claim.py`` and ``cluster.py`` go on with unfinished work and share it among processes.
 """
 
 from fedjax_async.results.figure import save_figure

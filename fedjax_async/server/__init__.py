@@ -1,9 +1,10 @@
 """The server: one rule a file, made of small transforms.
 
 Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving delta (``transforms.py``), an aggregate
-over the arrivals of a server step (``aggregate.py``) and an optax optimiser. Read ``averaging.py`` for the simplest rules
-(FedAvg, FedBuff, FedAsync), ``ca2fl.py`` for a rule that remembers its clients, ``scaffold.py`` for one with a client
-of its own. ``methods.py`` gives every method its name; ``options.py`` and ``staleness.py`` hold what rules share.
+over the arrivals of a server step (``aggregate.py``) and an optax optimiser. Read ``averaging.py`` for the simplest
+rules (FedAvg, FedBuff, FedAsync), ``ca2fl.py`` for a rule that remembers its clients, ``scaffold.py`` for one with a
+client of its own. ``methods.py`` gives every method its name; ``options.py`` and ``staleness.py`` hold what rules
+share.
 """
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean

@@ -14,7 +14,7 @@ from fedjax_async import Settings
 from fedjax_async.clock import Until, plan
 from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
-from fedjax_async.engine import programs, run_reference, run_waves
+from fedjax_async.engine import default_width, programs, run_reference, run_waves
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.run import make_member, make_stack, memory_needed, plan_stack, shape_of
 from fedjax_async.models import MODELS, rematerialised
