@@ -15,7 +15,17 @@ import numpy as np
 from fedjax_async import check, registry
 from fedjax_async.clock import inputs, tables
 from fedjax_async.clock.distributions import DISTRIBUTIONS, pareto_tail
-from fedjax_async.clock.durations import DelayModel, Delays, Profiles, Scaling, from_profiles
+from fedjax_async.clock.durations import (
+    DelayModel,
+    Delays,
+    Profiles,
+    Scaling,
+    Speeds,
+    from_profiles,
+    scaling_of,
+    speeds_of,
+)
+from fedjax_async.registry import takes
 
 
 def _alike(mean: float, std: float) -> Callable[[int, int], Profiles]:
@@ -33,134 +43,110 @@ def _quarter(mean: float, std: float | None) -> float:
     return mean / 4 if std is None else std
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def constant(
     *,
     mean: float = 1.0,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
-    return from_profiles(_alike(mean, 0.0), DISTRIBUTIONS["constant"], scaling, heterogeneity, speeds)
+    return from_profiles(_alike(mean, 0.0), DISTRIBUTIONS["constant"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def normal(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, _quarter(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["normal"], scaling, heterogeneity, speeds)
+    return from_profiles(profiles, DISTRIBUTIONS["normal"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def lognormal(
     *,
     mean: float = 1.0,
     sigma: float = 0.5,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
     inputs.positive("mean", mean)
     inputs.non_negative("sigma", sigma)
     check.in_range("sigma", sigma, 0, 10)
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, mean * math.sqrt(math.expm1(sigma**2)))
-    return from_profiles(profiles, DISTRIBUTIONS["lognormal"], scaling, heterogeneity, speeds)
+    return from_profiles(profiles, DISTRIBUTIONS["lognormal"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def half_normal(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Half-normal job times, shifted to match `mean` and `std` (no shift, std 0.76 mean, unless given)."""
     inputs.positive("mean", mean)
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, mean if std is None else std)
-    return from_profiles(profiles, DISTRIBUTIONS["half_normal"], scaling, heterogeneity, speeds)
+    return from_profiles(profiles, DISTRIBUTIONS["half_normal"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def uniform(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, _quarter(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["uniform"], scaling, heterogeneity, speeds)
+    return from_profiles(profiles, DISTRIBUTIONS["uniform"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def exponential(
     *,
     mean: float = 1.0,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Exponential job times of mean `mean`: the memoryless case."""
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
-    return from_profiles(_alike(mean, mean), DISTRIBUTIONS["exponential"], scaling, heterogeneity, speeds)
+    return from_profiles(_alike(mean, mean), DISTRIBUTIONS["exponential"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def gamma(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
     profiles = _alike(mean, _quarter(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["gamma"], scaling, heterogeneity, speeds)
+    return from_profiles(profiles, DISTRIBUTIONS["gamma"], scaling, clients)
 
 
+@takes(clients=speeds_of, scaling=scaling_of)
 def pareto(
     *,
     mean: float = 1.0,
     shape: float = 2.5,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Pareto job times, the heavy tail: tail index `shape` > 1 (infinite variance from 2 down)."""
     inputs.positive("mean", mean)
     inputs.positive("shape", shape)
     check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
-    scaling = Scaling(reference_steps, None, bandwidth, bandwidth_up)
-    return from_profiles(_alike(mean, mean), pareto_tail(shape), scaling, heterogeneity, speeds)
+    return from_profiles(_alike(mean, mean), pareto_tail(shape), scaling, clients)
 
 
 DELAYS: dict[str, Callable[..., DelayModel]] = {

@@ -63,22 +63,52 @@ class Scaling(NamedTuple):
     bandwidth_up: float | None = None
 
 
-def from_profiles(
-    draw_profiles: Callable[[int, int], Profiles],
-    sample: Distribution,
-    scaling: Scaling,
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-) -> DelayModel:
-    """The delay model of per-client profiles, ``draw_profiles(count, seed)``, and a family of noise.
+class Speeds(NamedTuple):
+    """How the speeds of clients differ.
 
-    ``heterogeneity = h`` multiplies mean and std of each client by a factor of mean 1 from the family
-    ``speeds``, of coefficient of variation ``sqrt(exp(h^2) - 1)``: for the lognormal, ``h`` is its sigma.
+    ``heterogeneity = h`` multiplies mean and std of each client by a factor of mean 1 from the ``family``, of
+    coefficient of variation ``sqrt(exp(h^2) - 1)``: for the lognormal, ``h`` is its sigma.
     """
+
+    heterogeneity: float = 0.0
+    family: str = "lognormal"
+
+
+# The options that delay models share; ``registry.takes`` adds them to each model's own.
+
+
+def speeds_of(*, heterogeneity: float = 0.0, speeds: str = "lognormal") -> Speeds:
+    """Differences between clients; see ``Speeds``."""
+    return Speeds(heterogeneity, speeds)
+
+
+def scaling_of(
+    *, reference_steps: float | None = None, bandwidth: float | None = None, bandwidth_up: float | None = None
+) -> Scaling:
+    """Dependence on the local steps of a job and on the size of its messages; see ``Scaling``."""
+    return Scaling(reference_steps, None, bandwidth, bandwidth_up)
+
+
+def measured_scaling_of(
+    *,
+    reference_steps: float | None = None,
+    reference_bytes: float | None = None,
+    bandwidth: float | None = None,
+    bandwidth_up: float | None = None,
+) -> Scaling:
+    """The same for measured tables, which know how much of a job was communication."""
+    return Scaling(reference_steps, reference_bytes, bandwidth, bandwidth_up)
+
+
+def from_profiles(
+    draw_profiles: Callable[[int, int], Profiles], sample: Distribution, scaling: Scaling, clients: Speeds
+) -> DelayModel:
+    """The delay model of per-client profiles, ``draw_profiles(count, seed)``, and a family of noise."""
+    heterogeneity = clients.heterogeneity
     inputs.non_negative("heterogeneity", heterogeneity)
     for field, value in scaling._asdict().items():
         inputs.optional_positive(field, value)
-    speed_family = registry.find("speeds", DISTRIBUTIONS, speeds)
+    speed_family = registry.find("speeds", DISTRIBUTIONS, clients.family)
 
     def model(num_clients: int, seed: int) -> Delays:
         profiles = draw_profiles(num_clients, seed)

@@ -22,7 +22,17 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.csv_lines import read_lines
 from fedjax_async.clock.distributions import DISTRIBUTIONS
-from fedjax_async.clock.durations import DelayModel, Delays, Profiles, Scaling, from_profiles
+from fedjax_async.clock.durations import (
+    DelayModel,
+    Delays,
+    Profiles,
+    Scaling,
+    Speeds,
+    from_profiles,
+    measured_scaling_of,
+    speeds_of,
+)
+from fedjax_async.registry import takes
 
 _KNOWN = ("client", "device", "mean", "std", "compute", "group")
 
@@ -129,9 +139,7 @@ def rpi_table(profiles: str = "slow") -> Table:
     return table._replace(mean=table.mean[keep], std=table.std[keep], compute=compute, group=None)
 
 
-def _from_table(
-    table: Table, family: str, scaling: Scaling, heterogeneity: float, speeds: str, source: str
-) -> DelayModel:
+def _from_table(table: Table, family: str, scaling: Scaling, clients: Speeds, source: str) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
     sample = registry.find("family", DISTRIBUTIONS, family)
@@ -142,7 +150,7 @@ def _from_table(
         rows = assign(table, count, seed)
         return Profiles(table.mean[rows], table.std[rows], share[rows])
 
-    model = from_profiles(draw_profiles, sample, scaling, heterogeneity, speeds)
+    model = from_profiles(draw_profiles, sample, scaling, clients)
 
     def checked(num_clients: int, seed: int) -> Delays:
         require_rows(table, num_clients, source)
@@ -151,16 +159,13 @@ def _from_table(
     return checked
 
 
+@takes(clients=speeds_of, scaling=measured_scaling_of)
 def rpi(
     *,
     profiles: str = "slow",
     family: str = "normal",
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    reference_bytes: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
 
@@ -175,20 +180,16 @@ def rpi(
     mean instead).
     """
     table = rpi_table(profiles)
-    scaling = Scaling(reference_steps, reference_bytes, bandwidth, bandwidth_up)
-    return _from_table(table, family, scaling, heterogeneity, speeds, "rpi")
+    return _from_table(table, family, scaling, clients, "rpi")
 
 
+@takes(clients=speeds_of, scaling=measured_scaling_of)
 def csv(
     *,
     path: str,
     family: str = "normal",
-    heterogeneity: float = 0.0,
-    speeds: str = "lognormal",
-    reference_steps: float | None = None,
-    reference_bytes: float | None = None,
-    bandwidth: float | None = None,
-    bandwidth_up: float | None = None,
+    clients: Speeds,
+    scaling: Scaling,
 ) -> DelayModel:
     """Means and deviations from a CSV file: columns client or device, mean, std and, if known, compute.
 
@@ -196,5 +197,4 @@ def csv(
     ``device`` column clients draw devices like ``rpi``'s profiles. Other options as for ``rpi``.
     """
     table = read_table(str(path))
-    scaling = Scaling(reference_steps, reference_bytes, bandwidth, bandwidth_up)
-    return _from_table(table, family, scaling, heterogeneity, speeds, str(path))
+    return _from_table(table, family, scaling, clients, str(path))

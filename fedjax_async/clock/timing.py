@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
-from fedjax_async.clock.durations import Profiles, Scaling, from_profiles
+from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import SLACK, EventQueue
 from fedjax_async.clock.successors import SUCCESSORS
 from fedjax_async.clock.unreliable_timing import FRUITLESS_ROUNDS
@@ -219,7 +219,7 @@ def _rounds(probability: float, spread: float) -> Callable:
     def geometric(draws: chance.Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
         return draws.geometric(1 / mean)
 
-    return from_profiles(profiles, geometric, Scaling())
+    return from_profiles(profiles, geometric, Scaling(), Speeds())
 
 
 TIMINGS: dict[str, Callable[..., Timing]] = {
