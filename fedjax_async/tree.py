@@ -12,18 +12,18 @@ import optax
 from fedjax_async.types import Array, Params, Path
 
 
-def take(tree: Any, index: Any) -> Any:
+def gather(tree: Any, index: Any) -> Any:
     """Row(s) ``index`` (in range, unchecked) of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
-def put(tree: Any, index: Any, rows: Any) -> Any:
+def scatter(tree: Any, index: Any, rows: Any) -> Any:
     """A copy of ``tree`` whose row(s) ``index`` are ``rows``; the indices must be in range (unchecked)."""
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
 
 
-def put_some(tree: Any, index: Any, rows: Any, active: Array) -> Any:
-    """:func:`put` of several rows, of which only those where ``active`` (bool[W]) holds are written."""
+def scatter_where(tree: Any, index: Any, rows: Any, active: Array) -> Any:
+    """:func:`scatter` of several rows, of which only those where ``active`` (bool[W]) holds are written."""
 
     def one(leaf: Array, row: Array) -> Array:
         return leaf.at[jnp.where(active, index, leaf.shape[0])].set(row, mode="drop")

@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
     closes: np.ndarray  # bool[E]    whether this arrival completes its server step
     step: np.ndarray  # int64[E]   server steps closed before this arrival is applied
     # one entry a job again; ``plan`` fills these, and ``clock.check_schedule`` in schedules made by hand
-    fate: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of it: ``clock.Fate``
+    outcome: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of it: ``clock.Outcome``
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
     corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  its upload, if it arrives, is NaN throughout
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload delivered, and ignored

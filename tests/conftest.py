@@ -41,7 +41,7 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # A process that holds more of either at the end of a test file lets go of its compiled programs.
 MOST_MEMORY = 1.5e9  # bytes
-MOST_MAPS = 25_000  # pieces of memory; Linux allows 65,530, and XLA ends the process that asks for more
+MOST_MAPS = 25_000  # components of memory; Linux allows 65,530, and XLA ends the process that asks for more
 PROCESS = Path("/proc/self")  # where Linux says what a process holds
 
 

@@ -39,16 +39,16 @@ def same(a, b):
 
 @pytest.mark.parametrize("index", [3, np.array([4, 0, 0]), np.array([2])])
 def test_take_picks_rows(index):
-    same(tree.take(table(), jnp.asarray(index)), jax.tree.map(lambda leaf: leaf[index], table()))
+    same(tree.gather(table(), jnp.asarray(index)), jax.tree.map(lambda leaf: leaf[index], table()))
 
 
 def test_put_replaces_rows_and_leaves_the_others():
-    row = tree.take(table(), jnp.int32(0))
-    changed = jax.jit(tree.put)(table(), jnp.int32(3), row)
-    same(tree.take(changed, jnp.array([0, 1, 2, 4])), tree.take(table(), jnp.array([0, 1, 2, 4])))
-    same(tree.take(changed, jnp.int32(3)), row)
-    swapped = tree.put(table(), jnp.array([1, 4]), tree.take(table(), jnp.array([4, 1])))
-    same(swapped, tree.take(table(), jnp.array([0, 4, 2, 3, 1])))
+    row = tree.gather(table(), jnp.int32(0))
+    changed = jax.jit(tree.scatter)(table(), jnp.int32(3), row)
+    same(tree.gather(changed, jnp.array([0, 1, 2, 4])), tree.gather(table(), jnp.array([0, 1, 2, 4])))
+    same(tree.gather(changed, jnp.int32(3)), row)
+    swapped = tree.scatter(table(), jnp.array([1, 4]), tree.gather(table(), jnp.array([4, 1])))
+    same(swapped, tree.gather(table(), jnp.array([0, 4, 2, 3, 1])))
 
 
 def test_where_chooses_whole_trees():
@@ -87,7 +87,7 @@ def test_stack_zeros_makes_rows_of_every_type_keys_included(impl):
         shapes = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), rows)
         assert shapes == jax.tree.map(lambda leaf: ((4, *leaf.shape), leaf.dtype), one)
         assert all(not leaf.any() for leaf in jax.tree.leaves(plain(rows)))
-        same(tree.take(tree.put(rows, jnp.int32(2), one), jnp.int32(2)), one)
+        same(tree.gather(tree.scatter(rows, jnp.int32(2), one), jnp.int32(2)), one)
 
 
 def test_optimize_steps_scales_and_keeps_dtypes():

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import hardware, interleave, write_table
 
 from fedjax_async.compress import COMPRESSORS, Compressor
-from fedjax_async.local import run_job, sgd
+from fedjax_async.local import local_training, run_job
 from fedjax_async.models import MODELS
 from fedjax_async.registry import bind
 from fedjax_async.results import table
@@ -82,7 +82,7 @@ def many_calls(compressor: Compressor, size: int, clients: int) -> dict[str, Cal
 def epoch_call(images: int, batch: int) -> Callable[[], Any]:
     """One local epoch of LeNet-5, as a job of the package."""
     model = MODELS["lenet5"](input_shape=(28, 28, 1), num_classes=10)
-    client = sgd(model, optimizer=optax.sgd(0.01), batch_size=batch)
+    client = local_training(model, optimizer=optax.sgd(0.01), batch_size=batch)
     key = jax.random.key(2)
     x, y = jax.random.normal(key, (images, 28, 28, 1)), jax.random.randint(key, (images,), 0, 10)
     own = ClientData(x, y, jnp.arange(images, dtype=jnp.int32), jnp.int32(0), jnp.int32(images))

@@ -64,7 +64,7 @@ def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callab
     def run(params: Any, uploads: Any) -> Any:
         def arrive(p: Any, state: Any) -> Any:
             row, closes = p % CLIENTS, (p + 1) % buffer == 0
-            upload = tree.take(uploads, row)
+            upload = tree.gather(uploads, row)
             arrival = Arrival(upload, params, jnp.int32(1), jnp.float32(1), row, jnp.float32(p), closes)
             state, _, _ = rule.receive(state, (), arrival)
             return close(rule, state, closes)

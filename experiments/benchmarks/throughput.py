@@ -81,7 +81,7 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
 
 def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any:
     """The arithmetic alone: ``jobs`` jobs in batches of ``width``, minibatches drawn beforehand."""
-    model, data = base.pieces.model, base.pieces.data
+    model, data = base.components.model, base.components.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
 
     def job(params: Any, positions: jax.Array, offset: jax.Array) -> Any:

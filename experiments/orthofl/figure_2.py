@@ -20,7 +20,7 @@ from study import METHODS, TASKS, missing, options, parse, report, setting_of
 
 from fedjax_async import Method, results, simulate
 from fedjax_async.config.methods import method as method_of
-from fedjax_async.engine.pieces import bound
+from fedjax_async.engine.components import bound
 from fedjax_async.results.figure import new, save_figure
 from fedjax_async.results.store import MANIFEST
 from fedjax_async.server import closed, known

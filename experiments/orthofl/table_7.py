@@ -94,12 +94,12 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
         state, rows = served
         client = k % CLIENTS
         arrival = Arrival(
-            upload=tree.take(changes, k % 2), start=tree.take(starts, k % 2), staleness=k % 3, weight=jnp.ones(()),
+            upload=tree.gather(changes, k % 2), start=tree.gather(starts, k % 2), staleness=k % 3, weight=jnp.ones(()),
             client=client, time=jnp.zeros(()), closes=jnp.bool_(True),
         )  # fmt: skip
         state, row, _ = server.receive(state, read_rows(rows, client), arrival)
         state, row = closed(server, state, row)
-        return state, tree.put(rows, client, row)
+        return state, tree.scatter(rows, client, row)
 
     def all_of_them(served: State, changes: Params, starts: Params, span: Array) -> State:
         return jax.lax.fori_loop(span[0], span[1], lambda k, served: one(k, served, changes, starts), served)

@@ -17,9 +17,9 @@ from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.distributions import DISTRIBUTIONS
 from fedjax_async.clock.durations import DelayModel, Delays
 from fedjax_async.clock.event_queue import at_or_before
-from fedjax_async.clock.fates import Fate, fault_counts, trained_in_vain, with_outcomes
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, Mishap, mishaps
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
+from fedjax_async.clock.outcomes import Outcome, fault_counts, trained_in_vain, with_derived_columns
 from fedjax_async.clock.planning import plan
 from fedjax_async.clock.slots import Slots, allocate
 from fedjax_async.clock.statistics import (
@@ -49,13 +49,13 @@ __all__ = [
     "DelayModel",
     "DelayStatistics",
     "Delays",
-    "Fate",
     "FaultModel",
     "Faults",
     "Limits",
     "Mishap",
     "Network",
     "NetworkModel",
+    "Outcome",
     "Slots",
     "Timing",
     "Until",
@@ -83,5 +83,5 @@ __all__ = [
     "trained_in_vain",
     "wave_statistics",
     "waves",
-    "with_outcomes",
+    "with_derived_columns",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.event_queue import SLACK, client_order, turns
-from fedjax_async.clock.fates import APPLIED, Fate, with_outcomes
+from fedjax_async.clock.outcomes import APPLIED, Outcome, with_derived_columns
 from fedjax_async.types import Schedule
 
 JOBS = {
@@ -19,15 +19,15 @@ JOBS = {
     "upload_time": np.float64,
     "dispatched_after": np.int64,
     "version": np.int64,
-    "fate": np.int8,
+    "outcome": np.int8,
     "freed_time": np.float64,
     "corrupt": np.bool_,
     "copies": np.int8,
 }
 ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
-OPTIONAL = ("fate", "freed_time", "corrupt", "copies")
+OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 
-_FATE = np.isin(np.arange(len(Fate)), APPLIED)  # by code, whether the upload was applied
+_FATE = np.isin(np.arange(len(Outcome)), APPLIED)  # by code, whether the upload was applied
 LARGEST = np.finfo(np.float64).max  # virtual seconds
 
 
@@ -45,7 +45,7 @@ def make_schedule(
     number: Any = None,
     version: Any = None,
     step: Any = None,
-    fate: Any = None,
+    outcome: Any = None,
     freed_time: Any = None,
     corrupt: Any = None,
     copies: Any = None,
@@ -53,7 +53,7 @@ def make_schedule(
     """A ``Schedule`` from its columns, sequences or arrays, in the shapes that ``Schedule`` says.
 
     ``local_steps`` and ``closes`` may be one value for all. Derived where not given: ``number``, ``version`` and
-    ``step`` are counts of what came before; an arrival's ``fate`` is APPLIED, that of another job UNDER_WAY, or
+    ``step`` are counts of what came before; an arrival's ``outcome`` is APPLIED, that of another job UNDER_WAY, or
     CALLED_OFF if its upload never comes; ``freed_time`` is the upload's time, or, if that is infinite, when the
     client gets its next job; no upload is corrupt or comes twice.
 
@@ -90,7 +90,7 @@ def make_schedule(
             step=closed[:-1] if step is None else step,
             **{
                 name: np.zeros(0) if value is None else value
-                for name, value in zip(OPTIONAL, (fate, freed_time, corrupt, copies))
+                for name, value in zip(OPTIONAL, (outcome, freed_time, corrupt, copies))
             },
         )
     )
@@ -114,7 +114,7 @@ def check_schedule(schedule: Schedule) -> Schedule:
                 raise ValueError(f"schedule.{name}: has length {len(value)}, must have one entry {whose} ({length})")
             columns[name] = value
     _check_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
-    filled = with_outcomes(schedule._replace(num_clients=int(schedule.num_clients), **columns))
+    filled = with_derived_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     _check_outcomes(filled)
     _check_overlaps(filled)
     _check_order(filled)
@@ -183,11 +183,11 @@ def _check_columns(s: Schedule) -> None:
 
 def _check_outcomes(s: Schedule) -> None:
     """The columns that may be left out."""
-    _within("fate", s.fate, 0, len(Fate) - 1)
+    _within("outcome", s.outcome, 0, len(Outcome) - 1)
     _within("copies", s.copies, 0, np.iinfo(np.int8).max)
     arrived = np.zeros(len(s.client), np.bool_)
     arrived[s.job] = True
-    _require("fate", s.fate, _FATE[s.fate] == arrived, "APPLIED or LATE for arrivals, and for them alone")
+    _require("outcome", s.outcome, _FATE[s.outcome] == arrived, "APPLIED or LATE for arrivals, and for them alone")
     _require("freed_time", s.freed_time, s.freed_time >= s.dispatch_time, "at or after its dispatch")
 
 

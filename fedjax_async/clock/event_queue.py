@@ -17,8 +17,8 @@ from functools import partial
 import numpy as np
 
 from fedjax_async.clock.conditions import NO_CONDITIONS
-from fedjax_async.clock.fates import RECEIVED, Fate
 from fedjax_async.clock.faults import mishaps
+from fedjax_async.clock.outcomes import RECEIVED, Outcome
 from fedjax_async.clock.stock import AHEAD, Ahead, Stock
 from fedjax_async.clock.world import World, checked_durations, too_short
 from fedjax_async.types import Schedule
@@ -61,9 +61,9 @@ class Record:
         self.dispatch_time, self.upload_time = array("d"), array("d")
         self._job, self._time = array("q"), array("d")
         self._closed = array("q", [0])  # steps before each position, the next one included
-        # what only some jobs have, by job: a fate other than applied or under way, and a place freed before
+        # what only some jobs have, by job: a outcome other than applied or under way, and a place freed before
         # the upload came (or because none will)
-        self.fates: dict[int, Fate] = {}
+        self.outcomes: dict[int, Outcome] = {}
         self.freed: dict[int, float] = {}
         self.corrupt = set[int]()  # jobs whose uploads are or would be NaN
         self.applied = self.closed = 0
@@ -92,7 +92,7 @@ class Record:
         """
         self.upload_time[job] = math.inf
         self.freed[job] = min(self.freed.get(job, math.inf), time)
-        self.fates.setdefault(job, Fate.CALLED_OFF)
+        self.outcomes.setdefault(job, Outcome.CALLED_OFF)
 
     def no_later(self, job: int, time: float) -> None:
         """What happens to ``job`` within rounding error of ``time`` happens at ``time`` at the latest."""
@@ -136,9 +136,9 @@ class Record:
         number = turns(client).astype(np.int32)
         closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
         job = np.array(self._job, np.int64)
-        fate = np.full(len(client), Fate.UNDER_WAY, np.int8)
-        fate[job] = Fate.APPLIED
-        fate[list(self.fates)] = list(self.fates.values())
+        outcome = np.full(len(client), Outcome.UNDER_WAY, np.int8)
+        outcome[job] = Outcome.APPLIED
+        outcome[list(self.outcomes)] = list(self.outcomes.values())
         upload_time = np.array(self.upload_time, np.float64)
         freed_time = upload_time.copy()
         freed_time[list(self.freed)] = list(self.freed.values())
@@ -147,7 +147,7 @@ class Record:
         marks = mishaps((one.marks for one in (world.conditions or NO_CONDITIONS).faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in marks.copies:
-            copies += (upload_time + delay <= self.end) & np.isin(fate, RECEIVED)
+            copies += (upload_time + delay <= self.end) & np.isin(outcome, RECEIVED)
         return Schedule(
             num_clients=world.num_clients,
             client=client,
@@ -161,7 +161,7 @@ class Record:
             time=np.array(self._time, np.float64),
             closes=np.diff(closed) > 0,
             step=closed[:-1],
-            fate=fate,
+            outcome=outcome,
             freed_time=freed_time,
             corrupt=corrupt,
             copies=copies,

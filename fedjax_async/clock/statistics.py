@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.fates import with_outcomes
+from fedjax_async.clock.outcomes import with_derived_columns
 from fedjax_async.types import Schedule
 
 
@@ -100,7 +100,7 @@ def concurrency(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     A job is under way from its dispatch until the server stops waiting for it: when its upload arrives,
     when it is called off, or when the server notices that it is lost or gives it up.
     """
-    end = with_outcomes(schedule).freed_time
+    end = with_derived_columns(schedule).freed_time
     time, index = np.unique(np.concatenate([schedule.dispatch_time, end]), return_inverse=True)
     change = np.repeat([1, -1], len(end))
     count = np.cumsum(np.bincount(index, weights=change, minlength=len(time))).astype(np.int64)

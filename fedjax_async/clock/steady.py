@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.event_queue import SLACK, turns
-from fedjax_async.clock.fates import Fate
+from fedjax_async.clock.outcomes import Outcome
 from fedjax_async.clock.stock import AHEAD, stocked
 from fedjax_async.clock.successors import Rule
 from fedjax_async.clock.world import World, checked_durations, too_short
@@ -63,8 +63,8 @@ def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> S
     started = np.zeros(concurrency, np.int64)
     dispatched_after = np.concatenate([started, np.searchsorted(time, time[:sending], side="right")])
     position = np.arange(1, len(job) + 1)
-    fate = np.full(jobs, Fate.UNDER_WAY, np.int8)
-    fate[job] = Fate.APPLIED
+    outcome = np.full(jobs, Outcome.UNDER_WAY, np.int8)
+    outcome[job] = Outcome.APPLIED
     return Schedule(
         num_clients=world.num_clients,
         client=client,
@@ -78,7 +78,7 @@ def buffered(world: World, size: int, concurrency: int, arrivals: Arrivals) -> S
         time=time,
         closes=position % size == 0,
         step=(position - 1) // size,
-        fate=fate,
+        outcome=outcome,
         freed_time=upload.copy(),
         corrupt=np.zeros(jobs, np.bool_),
         copies=np.zeros(jobs, np.int8),

@@ -32,8 +32,8 @@ import numpy as np
 from fedjax_async.clock.availability import Window, together
 from fedjax_async.clock.conditions import NO_CONDITIONS, Conditions
 from fedjax_async.clock.event_queue import Record
-from fedjax_async.clock.fates import APPLIED, Fate
 from fedjax_async.clock.faults import mishaps
+from fedjax_async.clock.outcomes import APPLIED, Outcome
 from fedjax_async.clock.stock import AHEAD, Ahead, Stock
 from fedjax_async.clock.world import World, checked_durations, too_short
 
@@ -41,8 +41,8 @@ from fedjax_async.clock.world import World, checked_durations, too_short
 _FRUITLESS = 100_000
 
 # Members by themselves: looking them up in their class would take much of the time of an event.
-_APPLIED, _LATE, _GIVEN_UP = Fate.APPLIED, Fate.LATE, Fate.GIVEN_UP
-_LOST, _CRASHED, _INTERRUPTED = Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED
+_APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
+_LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
 
 UPLOAD, FREED = 0, 1
 Event = tuple[float, int, int, int]  # time, kind, client, job
@@ -57,7 +57,7 @@ Work = float | tuple[float, float, float, bool, bool]
 class Fortune(NamedTuple):
     """What will become of a job if nobody interferes; times are infinite for what never happens."""
 
-    fate: Fate
+    outcome: Outcome
     upload: float  # when the upload reaches the server
     noticed: float  # when a server without timeout notices that none will
     struck: float  # when the client crashes
@@ -200,7 +200,7 @@ class UnreliableQueue:
         return self.events[0][0] if self.events else math.inf
 
     def take(self, before: float) -> Event | None:
-        """The next event if it comes at ``before`` or earlier. Of a freed place the job's fate is noted here."""
+        """The next event if it comes at ``before`` or earlier. Of a freed place the job's outcome is noted here."""
         if not self.events or self.events[0][0] > before:
             return None
         event = heapq.heappop(self.events)
@@ -210,10 +210,10 @@ class UnreliableQueue:
 
     def notice(self, job: int) -> None:
         """The server turns from a job, whose upload it has given up or knows to be lost."""
-        fate = self.open[job].fate
-        if fate is _APPLIED:
+        outcome = self.open[job].outcome
+        if outcome is _APPLIED:
             self.late.add(job)
-        self._settle(job, _GIVEN_UP if fate is _APPLIED else fate)
+        self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
 
     def news(self, event: Event) -> News:
         """What an event sets free, to be asked before its upload is applied: given up, a job keeps its client busy."""
@@ -221,39 +221,39 @@ class UnreliableQueue:
         in_time = job not in self.late
         return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
 
-    def judge(self, job: int) -> Fate:
+    def judge(self, job: int) -> Outcome:
         """What the server does with the upload of ``job`` if it turns to it now: apply it, or drop it and why."""
         late, most = job in self.late, self._limits.max_staleness
         if late and self._limits.late == "drop":
-            return Fate.DROPPED_LATE
+            return Outcome.DROPPED_LATE
         if most is not None and self.record.staleness(job) > most:
-            return Fate.DROPPED_STALE
+            return Outcome.DROPPED_STALE
         return _LATE if late else _APPLIED
 
-    def apply(self, job: int, fate: Fate, time: float, closes: bool) -> bool:
+    def apply(self, job: int, outcome: Outcome, time: float, closes: bool) -> bool:
         """Apply an upload that was judged fit; false once the budget is spent."""
-        if fate is not _APPLIED:
-            self.record.fates[job] = fate
+        if outcome is not _APPLIED:
+            self.record.outcomes[job] = outcome
         if job in self.record.corrupt:
             self._note_fruitless()
             self._corrupt += 1
         return self.record.apply(job, time, closes)
 
-    def apply_step(self, judged: list[tuple[int, Fate]], time: float) -> bool:
+    def apply_step(self, judged: list[tuple[int, Outcome]], time: float) -> bool:
         """Apply the fit ones of the judged uploads as one step, drop the others; false once the budget is spent.
 
         The last one closes the step, unless all are corrupt.
         """
-        for job, fate in judged:
-            if fate not in APPLIED:
-                self.drop(job, fate)
-        fit = [(job, fate) for job, fate in judged if fate in APPLIED]
+        for job, outcome in judged:
+            if outcome not in APPLIED:
+                self.drop(job, outcome)
+        fit = [(job, outcome) for job, outcome in judged if outcome in APPLIED]
         last = len(fit) if any(self.record.sound(job) for job, _ in fit) else 0
-        return all(self.apply(job, fate, time, k == last) for k, (job, fate) in enumerate(fit, 1))
+        return all(self.apply(job, outcome, time, k == last) for k, (job, outcome) in enumerate(fit, 1))
 
-    def drop(self, job: int, fate: Fate) -> None:
+    def drop(self, job: int, outcome: Outcome) -> None:
         """Note that an upload came and was not applied."""
-        self._settle(job, fate)
+        self._settle(job, outcome)
 
     def ready(self, job: int, time: float) -> float:
         """When the client of ``job``, whose place is free from ``time`` on, has nothing to do any more."""
@@ -268,8 +268,8 @@ class UnreliableQueue:
         self.open.clear()
         return crashed
 
-    def _settle(self, job: int, fate: Fate) -> None:
-        self.record.fates[job] = fate
+    def _settle(self, job: int, outcome: Outcome) -> None:
+        self.record.outcomes[job] = outcome
         self._note_fruitless()
 
     def _note_fruitless(self) -> None:

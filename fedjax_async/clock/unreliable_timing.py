@@ -20,13 +20,13 @@ import numpy as np
 
 from fedjax_async.clock import chance
 from fedjax_async.clock.event_queue import SLACK
-from fedjax_async.clock.fates import APPLIED, Fate
+from fedjax_async.clock.outcomes import APPLIED, Outcome
 from fedjax_async.clock.places import Places
 from fedjax_async.clock.unreliable import FREED, UPLOAD, News, UnreliableQueue
 from fedjax_async.clock.world import World
 from fedjax_async.types import Schedule
 
-_APPLIED = Fate.APPLIED  # by itself: looking it up in its class takes time
+_APPLIED = Outcome.APPLIED  # by itself: looking it up in its class takes time
 
 # A cohort that met its deadline with no upload so many times in a row never will.
 FRUITLESS_ROUNDS = 1000
@@ -46,13 +46,13 @@ def buffer(world: World, size: int, concurrency: int, sampling: str) -> Schedule
                 queue.notice(job)
             place, idle = (True, True) if patient else queue.news(event)[2:]
             if kind == UPLOAD:
-                fate = _APPLIED if patient else queue.judge(job)
-                if fate in APPLIED:
+                outcome = _APPLIED if patient else queue.judge(job)
+                if outcome in APPLIED:
                     sound = job not in corrupt
                     filled = (filled + sound) % size
-                    funded = apply(job, fate, now, sound and filled == 0)
+                    funded = apply(job, outcome, now, sound and filled == 0)
                 else:
-                    queue.drop(job, fate)
+                    queue.drop(job, outcome)
             if not news and funded and (not events or events[0][0] > now):
                 exchange(job, client, place, idle, now)  # of most moments it is the only event
                 break
@@ -117,15 +117,15 @@ def cohort(world: World, wanted: int, selected: int, deadline: float | None) -> 
         if not queue.apply_step(judged, end):
             break
         start, rounds = end, rounds + 1
-        fruitless = 0 if any(_counts(queue, job, fate) for job, fate in judged) else fruitless + 1
+        fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
         if fruitless == FRUITLESS_ROUNDS:
             raise ValueError(f"faults, deadline = {deadline}: {fruitless} rounds in a row without an upload")
     return queue.record.schedule(world)
 
 
-def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tuple[list[tuple[int, Fate]], float]:
+def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:
     """Wait for ``wanted`` uploads of ``left`` jobs: the uploads with what becomes of them, and the round's end."""
-    judged: list[tuple[int, Fate]] = []
+    judged: list[tuple[int, Outcome]] = []
     fit, end = 0, limit
     while left and fit < wanted:
         event = queue.take(min(limit, queue.horizon))
@@ -139,9 +139,9 @@ def _round(queue: UnreliableQueue, wanted: int, left: int, limit: float) -> tupl
     return judged, end
 
 
-def _counts(queue: UnreliableQueue, job: int, fate: Fate) -> bool:
+def _counts(queue: UnreliableQueue, job: int, outcome: Outcome) -> bool:
     """Whether an upload is one of those that a round waits for."""
-    return fate in APPLIED and queue.record.sound(job)
+    return outcome in APPLIED and queue.record.sound(job)
 
 
 def _ready(queue: UnreliableQueue, down: dict[int, float], client: int, time: float) -> float:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock import inputs
-from fedjax_async.clock.fates import DROPPED, with_outcomes
+from fedjax_async.clock.outcomes import DROPPED, with_derived_columns
 from fedjax_async.types import Schedule
 
 
@@ -69,11 +69,11 @@ def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> Wav
     Jobs in flight are counted at each application, just before anything is applied at that moment;
     jobs that are called off, lost or dropped are left out.
     """
-    schedule = with_outcomes(schedule)
+    schedule = with_derived_columns(schedule)
     bounds = waves(schedule) if bounds is None else bounds
     widths = np.diff(bounds)
     arrivals = len(schedule.job)
-    kept = schedule.dispatch_time[np.isfinite(schedule.upload_time) & ~np.isin(schedule.fate, DROPPED)]
+    kept = schedule.dispatch_time[np.isfinite(schedule.upload_time) & ~np.isin(schedule.outcome, DROPPED)]
     in_flight = np.searchsorted(kept, schedule.time) - np.searchsorted(schedule.time, schedule.time)
     mean_width = arrivals / max(len(widths), 1)
     mean_in_flight = float(in_flight.mean()) if arrivals else 0.0

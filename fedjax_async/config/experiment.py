@@ -20,10 +20,10 @@ from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Unti
 from fedjax_async.config.methods import Method, method_of, preset_of
 from fedjax_async.config.named_data import data_of, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.config.training import local_training
+from fedjax_async.config.training import training_of
 from fedjax_async.config.uploads import compressing, traffic_of, with_uploads
+from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
-from fedjax_async.engine.pieces import Client, Hyper, Pieces, bound, row_of, rule_of
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
@@ -49,7 +49,7 @@ class Experiment(NamedTuple):
 
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them: names of objects replaced
-    pieces: Pieces
+    components: Components
     schedule: Schedule
     params: Params
     key: Key
@@ -64,7 +64,7 @@ class Resolved(NamedTuple):
 
     settings: Settings  # with the defaults that depend on method and data
     described: dict[str, Any]
-    pieces: Pieces
+    components: Components
     shapes: Params  # shapes of the parameters
     timing: Timing
     delay: DelayModel
@@ -126,7 +126,7 @@ def resolve(
     trainer: Client
     if client is None:
         # no client fills a longer batch, so a shorter one does the same
-        trainer, hyper = local_training(model, s, min(s.batch_size, int(data.size.max())), chosen)
+        trainer, hyper = training_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     else:
         trainer, hyper = client, {}
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
@@ -134,14 +134,14 @@ def resolve(
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
-    pieces = Pieces(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+    components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
     delay = registry.bind("delay", DELAYS, s.delay)()
-    return Resolved(s, described, pieces, shapes, timing, delay, steps, traffic_of(down, up, s))
+    return Resolved(s, described, components, shapes, timing, delay, steps, traffic_of(down, up, s))
 
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
     """The schedule of a run, and where to evaluate it."""
-    s, data = run.settings, run.pieces.data
+    s, data = run.settings, run.components.data
     schedule = plan(
         run.timing,
         run.delay,
@@ -163,20 +163,22 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
     """What the engine executes: initial parameters, probes, and start models in the precision asked for."""
-    s, pieces = run.settings, run.pieces
+    s, components = run.settings, run.components
     if s.per_client:
-        owners(pieces.data)
-    check_capacity(jax.eval_shape(lambda p: bound(pieces.server, pieces.hyper).init(p)[0], run.shapes), schedule)
-    watched = resolved_probes(probes, pieces.data, len(schedule.job))
-    columns_of(watched, pieces, run.shapes)
-    params, key = _initial(pieces.model, s.compute)(jax.random.key(s.seed))
+        owners(components.data)
+    check_capacity(
+        jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[0], run.shapes), schedule
+    )
+    watched = resolved_probes(probes, components.data, len(schedule.job))
+    columns_of(watched, components, run.shapes)
+    params, key = _initial(components.model, s.compute)(jax.random.key(s.seed))
     if s.slots != "full":
         full = _params_dtype(s.compute)
-        server, client = server_storing(pieces.server, s.slots), client_restoring(pieces.client, full)
-        pieces = pieces._replace(server=server, client=client)
+        server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)
+        components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, run.described, pieces, schedule, params, key, points, run.traffic, limit, watched)
+    return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched)
 
 
 def resolved(settings: Settings) -> Settings:

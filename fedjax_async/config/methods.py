@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.pieces import Hyper, ServerFamily, split_options
-from fedjax_async.local import sgd
+from fedjax_async.engine.components import Hyper, ServerFamily, split_options
+from fedjax_async.local import local_training
 from fedjax_async.server import METHODS, Preset
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
@@ -31,7 +31,7 @@ class Method(NamedTuple):
     hyper: Mapping[str, float] = {}
     compress: str | None = None
     feedback: str | None = None
-    client: Callable[..., ClientAlgorithm] = sgd
+    client: Callable[..., ClientAlgorithm] = local_training
     client_options: tuple[tuple[str, Any], ...] = ()
     plain_sgd: bool = False
 
@@ -118,5 +118,5 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     )
 
 
-# Equal specs give the same objects, so that runs that share pieces share compiled programs.
+# Equal specs give the same objects, so that runs that share components share compiled programs.
 method_of = lru_cache(maxsize=64)(method)

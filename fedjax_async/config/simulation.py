@@ -39,7 +39,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
             check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
             options["keeper"] = Keeper(checkpoints, s.checkpoint, {"settings": e.described})
     outcome = ENGINES[s.engine](
-        e.pieces,
+        e.components,
         e.schedule,
         e.params,
         e.key,

@@ -17,10 +17,10 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.components import bound
 from fedjax_async.engine.devices import bytes_of, device_memory
-from fedjax_async.engine.pieces import bound
 from fedjax_async.engine.plan import Plan
-from fedjax_async.engine.record import Outcome, Progress, make_run
+from fedjax_async.engine.record import EngineOutcome, Progress, make_run
 from fedjax_async.engine.run import (
     Member,
     default_lanes,
@@ -58,7 +58,7 @@ class Group(NamedTuple):
 
 def _shared(e: Experiment) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
-    p, s, d = e.pieces, e.settings, e.pieces.data
+    p, s, d = e.components, e.settings, e.components.data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
@@ -101,7 +101,7 @@ def default_limit() -> int:
 def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int | None) -> Group:
     first = experiments[members[0]]
     sizes = {i: _num_bytes(experiments[i]) for i in members}
-    held = first.pieces.data
+    held = first.components.data
     pool = () if held.streamed else (held.x, held.y)
     data = sum(array.nbytes for array in pool if isinstance(array, np.ndarray))
     largest = max(sizes.values())
@@ -129,9 +129,9 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
 def _num_bytes(e: Experiment) -> int:
     """Device memory of one run, roughly: slots, rows, tables, what is remembered, and four models to train with."""
     model = tree.num_bytes(e.params)
-    schedule, data = e.schedule, e.pieces.data
-    state, row = jax.eval_shape(lambda p: bound(e.pieces.server, e.pieces.hyper).init(p), e.params)
-    own = jax.eval_shape(lambda p: bound(e.pieces.client, e.pieces.hyper).init(p), e.params)
+    schedule, data = e.schedule, e.components.data
+    state, row = jax.eval_shape(lambda p: bound(e.components.server, e.components.hyper).init(p), e.params)
+    own = jax.eval_shape(lambda p: bound(e.components.client, e.components.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     slots = plan_stack([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
     rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)
@@ -141,7 +141,7 @@ def _num_bytes(e: Experiment) -> int:
 
 def member_of(e: Experiment) -> Member:
     """The run of a prepared experiment."""
-    return make_member(e.pieces, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes)
+    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes)
 
 
 def execute_group(
@@ -174,7 +174,7 @@ def execute_group(
         for stack in group.stacks
     ]
 
-    def stack(k: int) -> Callable[[], list[Outcome]]:
+    def stack(k: int) -> Callable[[], list[EngineOutcome]]:
         members = [member_of(experiments[i]) for i in group.stacks[k]]
         made = make_stack(members, plans[k], shape, per_client=first.per_client)
         return lambda: run_stack(made, on_bad=first.on_bad, progress=report.part(k), keeper=keepers[k])
@@ -207,10 +207,10 @@ def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
 
 
 def _in_lanes(
-    make: Callable[[int], Callable[[], list[Outcome]]], count: int, lanes: int
-) -> Iterator[tuple[int, list[Outcome]]]:
+    make: Callable[[int], Callable[[], list[EngineOutcome]]], count: int, lanes: int
+) -> Iterator[tuple[int, list[EngineOutcome]]]:
     """``(k, result of make(k)())`` as they come, ``lanes`` at a time; made here, called in threads."""
-    running: dict[Future[list[Outcome]], int] = {}
+    running: dict[Future[list[EngineOutcome]], int] = {}
     pending = iter(range(count))
     with ThreadPoolExecutor(lanes) as pool:
         while True:

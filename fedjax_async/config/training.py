@@ -9,12 +9,12 @@ from typing import Any
 from fedjax_async import check, registry
 from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.pieces import ClientFamily, Hyper, split_options
+from fedjax_async.engine.components import ClientFamily, Hyper, split_options
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.types import ClientAlgorithm, Model
 
 
-def local_training(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
+def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
     registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
     name, options = registry.parse_spec("optimizer", s.optimizer)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, most_bits, on_tree, values_bits
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.pieces import Client, ClientFamily, Hyper, bound, split_options
+from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.local import FEEDBACKS

@@ -2,7 +2,7 @@
 
 Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, from the first message to the outcome.
 
-Order of reading: ``pieces.py`` (what is trained), ``plan.py`` (which jobs are trained together, on the
+Order of reading: ``components.py`` (what is trained), ``plan.py`` (which jobs are trained together, on the
 host), ``world.py`` (the tables that the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``trainers.py`` and ``run.py`` (the loop that calls them).
 ``evaluation.py``, ``own.py`` and ``probes.py`` observe a run; ``unsent.py``, ``storage.py``, ``streaming.py``,
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
+    from fedjax_async.engine.components import Components
     from fedjax_async.engine.evaluation import Every, Points, evaluation_points
-    from fedjax_async.engine.pieces import Pieces
     from fedjax_async.engine.plan import Plan, make_plan
     from fedjax_async.engine.reference import run_reference
     from fedjax_async.engine.run import default_batching, default_lanes, default_width, run_waves
 
 __all__ = [
+    "Components",
     "Every",
-    "Pieces",
     "Plan",
     "Points",
     "default_batching",
@@ -39,7 +39,7 @@ __getattr__, __dir__ = lazy.attach(
     __name__,
     {
         "Every": "evaluation",
-        "Pieces": "pieces",
+        "Components": "components",
         "Plan": "plan",
         "Points": "evaluation",
         "default_batching": "run",

@@ -143,7 +143,7 @@ class Scores:
         self.at: dict[tuple[int, int], dict[str, Any]] = {}
 
     def cuts(self, low: int, high: int) -> list[tuple[int, int]]:
-        """Split the positions ``low .. high-1`` so that every evaluation falls between two pieces."""
+        """Split the positions ``low .. high-1`` so that every evaluation falls between two components."""
         inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
         return list(itertools.pairwise([low, *inner.tolist(), high]))
 

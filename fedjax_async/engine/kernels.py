@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import tree
+from fedjax_async.engine.components import ClientFamily, bound
 from fedjax_async.engine.devices import JOBS
-from fedjax_async.engine.pieces import ClientFamily, bound
 from fedjax_async.engine.world import World, client_data
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.server.statistics import statistics_in, weights_in
+from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
 
 
@@ -57,7 +57,7 @@ def make_rows(client: ClientAlgorithm | ClientFamily, capacity: int, batching: s
 
     def rows(world: World, live: Live) -> Rows:
         def one(world: World, live: Live) -> Rows:
-            message, before = tree.take(live.slots, 0), tree.take(live.clients, 0)
+            message, before = tree.gather(live.slots, 0), tree.gather(live.clients, 0)
             who = bound(client, hyper_of(world, jnp.int32(0)))
             work = who.begin(world.key[0], message, before, client_data(world, jnp.int32(0)))
             upload, after = who.finish(work, message, before)
@@ -147,8 +147,8 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             return finished(bound(client, hyper), *job)
 
         def fresh() -> tuple[Message, State, State]:
-            message = tree.take(slots, world.slot[position])._replace(version=world.version[position])
-            before = tree.take(clients, owner)
+            message = tree.gather(slots, world.slot[position])._replace(version=world.version[position])
+            before = tree.gather(clients, owner)
             keys = jax.vmap(job_key)(world.key[run], world.client[position], world.number[position])
             work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one))(hyper, keys, message, before, data)
             return message, before, work
@@ -180,13 +180,13 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
             position = world.train_order[low + i * devices + _device(devices)]
             run = world.run[position]
             who = bound(client, hyper_of(world, run))
-            message = tree.take(slots, world.slot[position])._replace(version=world.version[position])
-            before = tree.take(clients, world.owner[position])
+            message = tree.gather(slots, world.slot[position])._replace(version=world.version[position])
+            before = tree.gather(clients, world.owner[position])
             key = job_key(world.key[run], world.client[position], world.number[position])
             work = run_steps(who, key, message, before, client_data(world, position), world.steps[position])
-            fate = (world.norm_limit[run], world.corrupt[position], world.applied[position])
-            done = finished(who, work, message, before, *fate)
-            return tree.put(rows, i, Rows(message, (), (), *done))
+            outcome = (world.norm_limit[run], world.corrupt[position], world.applied[position])
+            done = finished(who, work, message, before, *outcome)
+            return tree.scatter(rows, i, Rows(message, (), (), *done))
 
         mine = (count - _device(devices) + devices - 1) // devices
         return jax.lax.fori_loop(0, mine, one, rows)

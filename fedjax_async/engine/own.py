@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import tree
+from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.evaluation import Points
-from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
 from fedjax_async.types import (
@@ -38,10 +38,10 @@ class OwnTests(NamedTuple):
     weight: Any  # float[N]
 
 
-def differs(pieces: Pieces, params: Params) -> bool:
+def differs(components: Components, params: Params) -> bool:
     """Whether clients may have models of their own: the server remembers each of them, or they keep something."""
-    memory = jax.eval_shape(lambda p: bound(pieces.server, pieces.hyper).init(p)[1], params)
-    return bool(jax.tree.leaves(memory)) or bound(pieces.client, pieces.hyper).own is not None
+    memory = jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[1], params)
+    return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 
 
 def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
@@ -107,4 +107,4 @@ def _full(rule: ServerAlgorithm, state: State, params: Params) -> Params:
 
 def rows_at(table: State, first: Any) -> Callable[[Array], State]:
     """Rows of a table of clients, from the row ``first`` on."""
-    return lambda i: tree.take(table, first + i)
+    return lambda i: tree.gather(table, first + i)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.engine.pieces import Pieces, bound, row_of, rule_of
+from fedjax_async.engine.components import Components, bound, row_of, rule_of
 from fedjax_async.types import Arrival, ClientData, Facts, FederatedData, Key, Params, Parts, Probe, Request, Schedule
 
 Probes = Mapping[str, Probe]
@@ -88,11 +88,11 @@ def _scalar(field: str, column: Any, value: Any) -> Any:
     return array.astype(array.dtype)  # a Python number has no dtype of its own
 
 
-def columns_of(probes: Probes, pieces: Pieces, params: Params) -> dict[str, dict[str, Any]]:
+def columns_of(probes: Probes, components: Components, params: Params) -> dict[str, dict[str, Any]]:
     """Shapes of what each probe returns; nothing is computed. ``ValueError`` unless they are dicts of scalars."""
     if not probes:
         return {}
-    data, hyper = pieces.data, pieces.hyper
+    data, hyper = components.data, components.hyper
     row = [row_of(rows) for rows in (data.x, data.y)]
     held_out = [row_of(rows) for rows in (data.test_x, data.test_y)]
 
@@ -100,10 +100,10 @@ def columns_of(probes: Probes, pieces: Pieces, params: Params) -> dict[str, dict
         zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
         order = jnp.zeros(1, jnp.int32)
         own, test = (ClientData(x, y, order, zero, zero + 1) for x, y in (pool, tests))
-        rule = rule_of(pieces.server, hyper, Facts(len(data.size)))
+        rule = rule_of(components.server, hyper, Facts(len(data.size)))
         state, memory = rule.init(params)
         message = rule.dispatch(state, memory, Request())[0]._replace(version=zero)
-        client = bound(pieces.client, hyper)
+        client = bound(components.client, hyper)
         kept = client.init(params)
         upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)
         arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)

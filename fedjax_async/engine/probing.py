@@ -44,7 +44,7 @@ def noted(
 
         nothing = {column: jnp.zeros((), rows.dtype) for column, rows in table.items()}
         found = jax.lax.cond(world.probing.chosen[name][position], values, lambda same=nothing: same)
-        after[name] = tree.put(table, position, found)
+        after[name] = tree.scatter(table, position, found)
     return after
 
 
@@ -62,5 +62,5 @@ def noted_rounds(functions: Any, world: World, tables: Tables, position: Array, 
         found = jax.lax.cond(
             jnp.any(chosen), lambda one=one: jax.vmap(one)(position, *given), lambda same=nothing: same
         )
-        after[name] = tree.put_some(table, position, found, chosen)
+        after[name] = tree.scatter_where(table, position, found, chosen)
     return after

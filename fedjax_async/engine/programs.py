@@ -1,4 +1,4 @@
-"""Compiled programs, shared between runs that have the same pieces."""
+"""Compiled programs, shared between runs that have the same components."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_async.engine import kernels, serving
+from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import bytes_of, everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.engine.own import make_own, rows_at
-from fedjax_async.engine.pieces import Client, Server, bound
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.serving import Known, rule_at
 from fedjax_async.engine.world import Shape, World

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import at_or_before, fault_counts, with_outcomes
+from fedjax_async.clock import at_or_before, fault_counts, with_derived_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -19,7 +19,7 @@ FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dr
 Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
 
 
-class Outcome(NamedTuple):
+class EngineOutcome(NamedTuple):
     """What either engine returns."""
 
     params: Params
@@ -48,7 +48,9 @@ def refuse(rejected: int, on_bad: str) -> None:
         )
 
 
-def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outcome: Outcome, traffic: Traffic) -> Run:
+def make_run(
+    settings: dict[str, Any], schedule: Schedule, points: Points, outcome: EngineOutcome, traffic: Traffic
+) -> Run:
     """Join the schedule's columns with the engine's.
 
     ``bytes_up`` counts what has reached the server by an evaluation: further copies too, uploads that were refused, and
@@ -101,7 +103,7 @@ def make_run(settings: dict[str, Any], schedule: Schedule, points: Points, outco
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
 
 
-def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
+def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
     """Columns of the arrivals, and the bytes of each job's upload: on the wire, and of its values (None: the same)."""
     records = outcome.records
     if traffic.values is None:
@@ -120,7 +122,7 @@ def _uploads(schedule: Schedule, outcome: Outcome, traffic: Traffic) -> tuple[di
 
 def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
-    copies = with_outcomes(schedule).copies  # a further copy of an upload is traffic too
+    copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")
     received = np.broadcast_to((1 + copies) * np.asarray(size, np.int64), len(order))[order]
     total = np.concatenate([[0], np.cumsum(received)])

@@ -2,8 +2,8 @@
 
 Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
 code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
-rejected, and evaluates on its own. From the engine it takes types (``Pieces``, ``Points``, ``Outcome``) and the checks
-of what users give.
+rejected, and evaluates on its own. From the engine it takes types (``Components``, ``Points``,
+``EngineOutcome``) and the checks of what users give.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import tree
-from fedjax_async.clock import check_schedule, trained_in_vain, with_outcomes
+from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
+from fedjax_async.engine.components import Client, Components, Server, bound, facts_of, rule_of
 from fedjax_async.engine.evaluation import Points, owners
-from fedjax_async.engine.pieces import Client, Pieces, Server, bound, facts_of, rule_of
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
-from fedjax_async.engine.record import Outcome, Progress, refuse
+from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server import closed
-from fedjax_async.server.statistics import weights_in
+from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
     Arrival,
     ClientData,
@@ -151,37 +151,37 @@ class _Federation:
     """Everything that changes during a run, and the four things that happen to it."""
 
     def __init__(
-        self, pieces: Pieces, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool
+        self, components: Components, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool
     ) -> None:
-        self.pieces, self.schedule, self.key = pieces, schedule, key
+        self.components, self.schedule, self.key = components, schedule, key
         self.real = np.dtype(jnp.result_type(float))
         self.norm_limit = np.asarray(norm_limit, self.real)
-        facts, data = facts_of(schedule), pieces.data
-        self.hyper = {name: jnp.asarray(value, self.real) for name, value in pieces.hyper.items()}
+        facts, data = facts_of(schedule), components.data
+        self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
         self.known = (self.hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
-        self.rule = _server(pieces.server, facts.num_clients, facts.every_closes)
+        self.rule = _server(components.server, facts.num_clients, facts.every_closes)
         self.pool = jax.device_put((data.x, data.y, data.order))
         self.state, memory = self.rule["init"](self.known, params)
-        client = bound(pieces.client, self.hyper)
+        client = bound(components.client, self.hyper)
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
-        self.corrupt, self.in_vain = with_outcomes(schedule).corrupt, trained_in_vain(schedule)
+        self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent = 0
-        self.tests = _Tests(pieces.model, data)
+        self.tests = _Tests(components.model, data)
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
 
     def part(self, who: int) -> ClientData:
         """The training part of a client."""
         x, y, order = self.pool
-        return ClientData(x, y, order, self.pieces.data.offset[who], self.pieces.data.size[who])
+        return ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
 
     def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
         """``(upload, message, norm, accepted, info)`` of a job; its client keeps what it leaves."""
         s, who, message = self.schedule, self.schedule.client[job], self.messages.pop(job)
-        upload, after, unsent, info, norm, finite = _job(self.pieces.client)(
+        upload, after, unsent, info, norm, finite = _job(self.components.client)(
             self.hyper, self.key, s.number[job], np.int32(s.version[job]), message, self.kept[who], self.part(who), who,
             s.local_steps[job],
         )  # fmt: skip
@@ -210,7 +210,7 @@ class _Federation:
 
     def request(self, who: Any, time: Any, version: Any, local_steps: Any) -> Request:
         """What the server is asked for a client."""
-        weight = jnp.asarray(self.pieces.data.size[who], self.real)
+        weight = jnp.asarray(self.components.data.size[who], self.real)
         return Request(np.int32(who), jnp.asarray(time, self.real), np.int32(version), np.int32(local_steps), weight)
 
     def receive(self, arrival: Arrival) -> Any:
@@ -231,20 +231,20 @@ class _Federation:
         if not self.has_own:
             return found
         first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
-        order, offset, size = held_out_rows(self.pieces.data, "test")
+        order, offset, size = held_out_rows(self.components.data, "test")
         own = []
         for who in range(len(self.kept)):
             request = self.request(who, time, steps, first.get(who, 1))
             message, _ = self.rule["dispatch"](self.known, self.state, self.memory[who], request)
             message = message._replace(version=np.int32(steps))
-            params = _own_params(self.pieces.client)(self.hyper, message, self.kept[who], self.params())
+            params = _own_params(self.components.client)(self.hyper, message, self.kept[who], self.params())
             own.append(self.tests.each(params, order[offset[who] : offset[who] + size[who]]))
         columns = {name: [_mean(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
 
 
 def run_reference(
-    pieces: Pieces,
+    components: Components,
     schedule: Schedule,
     params: Params,
     key: Key,
@@ -255,16 +255,16 @@ def run_reference(
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-) -> Outcome:
+) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
-    data, schedule = pieces.data, check_schedule(schedule)
+    data, schedule = components.data, check_schedule(schedule)
     resolved = resolved_probes(probes, data, len(schedule.job))
-    shapes = columns_of(resolved, pieces, params)
+    shapes = columns_of(resolved, components, params)
     chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in resolved.items()}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in resolved}
     held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
     tests = jax.device_put((data.test_x, data.test_y))
-    run = _Federation(pieces, schedule, params, key, norm_limit, per_client)
+    run = _Federation(components, schedule, params, key, norm_limit, per_client)
     records: list[dict[str, Any]] = []
     scores: list[dict[str, Any]] = []
 
@@ -312,7 +312,7 @@ def run_reference(
         if progress is not None:
             now = {"time": float(schedule.time[e]), "staleness": float(staleness[e])}
             progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
-    return Outcome(
+    return EngineOutcome(
         params=jax.device_get(run.params()),
         scores=_table(scores),
         records=_table(records),

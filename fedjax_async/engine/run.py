@@ -15,15 +15,15 @@ from jax.sharding import Mesh
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, make_mesh, place, temporary_bytes
 from fedjax_async.engine.evaluation import Points, Scores, owners
 from fedjax_async.engine.kernels import Live
 from fedjax_async.engine.own import differs, now_of, own_tests
-from fedjax_async.engine.pieces import Pieces, bound
 from fedjax_async.engine.plan import Plan, digest, ladder, make_plan
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, evaluated
-from fedjax_async.engine.record import Outcome, Progress, refuse
+from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.serving import Known
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.trainers import Trainers
@@ -44,7 +44,7 @@ OTHER_PROGRAMS = 4
 class Member(NamedTuple):
     """One run of a stack: everything that is decided before it starts; :func:`make_member` makes one."""
 
-    pieces: Pieces
+    components: Components
     schedule: Schedule  # of all that is trained
     params: Params
     key: Key
@@ -55,7 +55,7 @@ class Member(NamedTuple):
 
 
 def make_member(
-    pieces: Pieces,
+    components: Components,
     schedule: Schedule,
     params: Params,
     key: Key,
@@ -65,11 +65,11 @@ def make_member(
 ) -> Member:
     """The run of a schedule, which is checked, with the jobs that are trained in vain."""
     schedule = check_schedule(schedule)
-    chosen = resolved_probes(probes, pieces.data, len(schedule.job))
-    kept = jax.eval_shape(lambda p: bound(pieces.client, pieces.hyper).init(p), params)
+    chosen = resolved_probes(probes, components.data, len(schedule.job))
+    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])
-    return Member(pieces, training.schedule, params, key, points, norm_limit, training.applied, chosen)
+    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen)
 
 
 def known_of(members: Sequence[Member]) -> Known:
@@ -137,12 +137,12 @@ def plan_stack(
     batching: str | None = None,
     devices: int = 1,
 ) -> Plan:
-    """The plan of a stack: its pieces say how wide a batch may be and whether messages are personal."""
+    """The plan of a stack: its components say how wide a batch may be and whether messages are personal."""
     first = members[0]
     top = devices * default_width(first.params) if max_width is None else max_width
     check.whole("max_width", top)
     check.whole("lanes", lanes)
-    memory = jax.eval_shape(lambda p: bound(first.pieces.server, first.pieces.hyper).init(p)[1], first.params)
+    memory = jax.eval_shape(lambda p: bound(first.components.server, first.components.hyper).init(p)[1], first.params)
     return make_plan(
         [m.schedule for m in members],
         max_width=top,
@@ -170,15 +170,15 @@ def make_stack(
     members: Sequence[Member], plan: Plan, shape: Shape, *, per_client: bool = False, mesh: Mesh | None = None
 ) -> Stack:
     """Move a stack to the device and compile what it needs."""
-    pieces = members[0].pieces
-    data = [m.pieces.data for m in members]
+    components = members[0].components
+    data = [m.components.data for m in members]
     feed = make_feed(plan, data[0], everywhere(mesh)) if data[0].streamed else None
     world = make_world(
         plan,
         shape,
         data,
         [m.key for m in members],
-        [m.pieces.hyper for m in members],
+        [m.components.hyper for m in members],
         [m.norm_limit for m in members],
         [m.applied for m in members],
         [m.probes for m in members],
@@ -189,16 +189,16 @@ def make_stack(
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
     params = place(params, everywhere(mesh))
     held_out = place({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
-    own = per_client and differs(pieces, members[0].params)
+    own = per_client and differs(components, members[0].params)
     split = [
         (owners(d) if per_client else None, own_tests(d, m.schedule) if own else None) for d, m in zip(data, members)
     ]
     tests = [(*held_out[id(d.test_x)], *place(one, everywhere(mesh))) for d, one in zip(data, split)]
     labels = bool(np.issubdtype(data[0].test_y.dtype, np.integer))
     programs = compile_programs(
-        pieces.server,
-        pieces.client,
-        pieces.model,
+        components.server,
+        components.client,
+        components.model,
         plan,
         shape,
         world,
@@ -214,7 +214,7 @@ def make_stack(
 
 def run_stack(
     stack: Stack, *, on_bad: str = "reject", progress: Progress | None = None, keeper: Keeper | None = None
-) -> list[Outcome]:
+) -> list[EngineOutcome]:
     """Train every job of the stack; one outcome a member.
 
     Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches in front
@@ -265,7 +265,7 @@ def run_stack(
 
 
 def run_waves(
-    pieces: Pieces,
+    components: Components,
     schedule: Schedule,
     params: Params,
     key: Key,
@@ -282,9 +282,9 @@ def run_waves(
     memory_limit: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
-) -> Outcome:
+) -> EngineOutcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
-    members = [make_member(pieces, schedule, params, key, points, norm_limit, probes)]
+    members = [make_member(components, schedule, params, key, points, norm_limit, probes)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
     shared = 1 if mesh is None else mesh.size
@@ -329,10 +329,10 @@ def _status_of(plan: Plan) -> Callable[[int, int], dict[str, float]]:
     return status
 
 
-def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
+def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> EngineOutcome:
     member, plan = stack.members[run], stack.plan
     state = live.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(live.server))
-    rule = bound(member.pieces.server, member.pieces.hyper)
+    rule = bound(member.components.server, member.components.hyper)
     place = plan.place[run]
     own = np.unique(np.searchsorted(plan.waves, place, side="right"))
     columns = {name: np.asarray(column)[place] for name, column in jax.device_get(live.records).items()}
@@ -341,7 +341,7 @@ def _outcome(stack: Stack, live: Live, scores: Scores, run: int) -> Outcome:
         numbers = numbers_of(probe, len(applied))
         rows = {c: np.asarray(v)[place][applied[numbers]] for c, v in jax.device_get(live.probes[name]).items()}
         seen[name] = probe_table(member.schedule, applied[numbers], numbers, rows)
-    return Outcome(
+    return EngineOutcome(
         params=jax.device_get(rule.params(state)),
         scores=scores.columns(run),
         records={name: column[member.applied] for name, column in columns.items()},

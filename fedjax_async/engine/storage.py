@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_async.engine.pieces import ClientFamily, Hyper, ServerFamily, bound
+from fedjax_async.engine.components import ClientFamily, Hyper, ServerFamily, bound
 from fedjax_async.server import known
 from fedjax_async.types import (
     Array,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.clock import with_outcomes
+from fedjax_async.clock import with_derived_columns
 from fedjax_async.engine.devices import place
 from fedjax_async.engine.plan import Plan
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
@@ -216,7 +216,7 @@ def make_world(
 
 def corrupt(schedule: Schedule) -> np.ndarray:
     """Which arrivals bring a non-finite upload; bool[E]."""
-    return with_outcomes(schedule).corrupt[schedule.job]
+    return with_derived_columns(schedule).corrupt[schedule.job]
 
 
 def client_data(world: World, position: Array) -> ClientData:

@@ -1,6 +1,6 @@
 """The client: minibatches, local training, one job, compressed uploads.
 
-Start with :func:`sgd` (``sgd.py``), local training on any optax optimiser. ``batches.py`` draws its minibatches,
+Start with :func:`local_training` (``training.py``): any optax optimiser. ``batches.py`` draws its minibatches,
 ``job.py`` runs one job, ``feedback.py`` compresses what is uploaded, ``private.py`` keeps some of the parameters on
 the client, ``parts.py`` takes means over a client's data, ``optimizers.py`` names optimisers and learning rate
 decays.
@@ -15,7 +15,7 @@ from fedjax_async.local.job import job_key, local_steps, run_job, run_steps
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.parts import mean_loss, part_mean
 from fedjax_async.local.private import keeping
-from fedjax_async.local.sgd import sgd
+from fedjax_async.local.training import local_training
 from fedjax_async.types import ClientAlgorithm
 
 # What a client does about what the compressor of its uploads loses.
@@ -35,10 +35,10 @@ __all__ = [
     "job_key",
     "keeping",
     "local_steps",
+    "local_training",
     "mean_loss",
     "part_mean",
     "permute",
     "run_job",
     "run_steps",
-    "sgd",
 ]

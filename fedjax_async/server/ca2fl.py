@@ -11,7 +11,7 @@ from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled, take
 from fedjax_async.types import Array, Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local import sgd
-from fedjax_async.local.sgd import trained
+from fedjax_async.local import local_training
+from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.options import guard_rails
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, chain, scaled, take, towards_client
 from fedjax_async.types import (
     Array,
@@ -119,7 +119,8 @@ def feddyn_client(
 ) -> ClientAlgorithm:
     """Local training on ``F_i(w) - <h_i, w> + (alpha / 2) ||w - x||^2`` from x; uploads the model delta.
 
-    After K steps ``h_i <- h_i - alpha (w_K - x)``. State: h_i, at first zero. Options as of ``sgd``; ``alpha`` > 0.
+    After K steps ``h_i <- h_i - alpha (w_K - x)``. State: h_i, at first zero.
+    Options as of ``local_training``; ``alpha`` > 0.
     """
     check.positive("alpha", alpha)
 
@@ -131,7 +132,9 @@ def feddyn_client(
 
         return jax.tree.map(one, gradient, weights, start, trained(model, message.extra))
 
-    base = sgd(model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale, correct=correct)
+    base = local_training(
+        model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale, correct=correct
+    )
 
     def init(params: Params) -> State:
         return base.init(params), jax.tree.map(jnp.zeros_like, weights_of(params))

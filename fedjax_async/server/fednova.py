@@ -13,7 +13,7 @@ from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Aggregate
 from fedjax_async.server.options import guard_rails
 from fedjax_async.server.rule import rule
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, Traced
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_async.local import sgd
+from fedjax_async.local import local_training
 from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff
 from fedjax_async.server.ca2fl import ca2fl
 from fedjax_async.server.fadas import fadas
@@ -28,7 +28,7 @@ class Preset(NamedTuple):
     proximal: float = 0.0
     compress: str | None = None
     feedback: str | None = None
-    client: Callable[..., ClientAlgorithm] = sgd  # local training: ``client(model, *, batch_size, ...)``, as ``sgd``
+    client: Callable[..., ClientAlgorithm] = local_training  # called as ``client(model, *, batch_size, ...)``
     plain_sgd: bool = False  # whether its clients must take plain SGD steps
 
 

@@ -14,8 +14,8 @@ from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
 from fedjax_async.registry import takes
 from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.rule import closed, known, rule
+from fedjax_async.server.running_statistics import on_weights
 from fedjax_async.server.staleness import Weight
-from fedjax_async.server.statistics import on_weights
 from fedjax_async.server.transforms import Transform, scale_by_staleness, take, towards_client
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
@@ -264,14 +264,14 @@ def _pairwise(average: ServerAlgorithm, per: str, num_clients: int) -> ServerAlg
 
     def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, Info]:
         nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
-        others = tree.put(state.latest, arrival.client, nothing)
+        others = tree.scatter(state.latest, arrival.client, nothing)
         now = average.params(state.average)
         shift = jax.tree.map(jnp.subtract, now, memory.seen)
         projected = on_weights(lambda own, rows: project_out_span(own, rows, per=per))(arrival.upload, others)
         weights = plus(arrival.start, on_weights(plus)(projected, shift))
         after, _, info = average.receive(state.average, (), arrival)
         accepted = info.weight > 0
-        latest = tree.where(accepted, tree.put(state.latest, arrival.client, arrival.upload), state.latest)
+        latest = tree.where(accepted, tree.scatter(state.latest, arrival.client, arrival.upload), state.latest)
         return Changes(after, latest, accepted), tree.where(accepted, Sent(weights, now), memory), info
 
     def close(state: Changes, memory: Sent) -> tuple[Changes, Sent]:

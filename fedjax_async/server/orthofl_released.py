@@ -15,8 +15,8 @@ from fedjax_async.registry import takes
 from fedjax_async.server.options import discount, guard_rails
 from fedjax_async.server.orthofl import after_the_first, handed_on, moving_average
 from fedjax_async.server.rule import closed, known
+from fedjax_async.server.running_statistics import has_statistics
 from fedjax_async.server.staleness import Weight
-from fedjax_async.server.statistics import has_statistics
 from fedjax_async.server.transforms import Transform, scale_by_staleness
 from fedjax_async.types import (
     Array,

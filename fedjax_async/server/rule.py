@@ -11,7 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
-from fedjax_async.server.statistics import weights_of, with_statistics
+from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, chain, scaled, take
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 

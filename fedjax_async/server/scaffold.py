@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local import sgd
-from fedjax_async.local.sgd import trained
+from fedjax_async.local import local_training
+from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
 from fedjax_async.server.options import guard_rails
 from fedjax_async.server.rule import closed, known, rule
-from fedjax_async.server.statistics import weights_of
+from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import (
     Array,
@@ -120,14 +120,16 @@ def scaffold_client(
 
     Args:
       lr: ``eta > 0``; times ``scale(version)`` where that is given.
-      batch_size, proximal, scale: as of ``sgd``.
+      batch_size, proximal, scale: as of ``local_training``.
     """
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
         server, own = message.extra
         return jax.tree.map(lambda g, c, ci: g - ci + c, gradient, trained(model, server), trained(model, own))
 
-    base = sgd(model, optimizer=optax.sgd(lr), batch_size=batch_size, proximal=proximal, scale=scale, correct=correct)
+    base = local_training(
+        model, optimizer=optax.sgd(lr), batch_size=batch_size, proximal=proximal, scale=scale, correct=correct
+    )
 
     def init(params: Params) -> State:
         return base.init(params), jax.tree.map(jnp.zeros_like, weights_of(params))

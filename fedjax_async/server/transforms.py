@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
+from fedjax_async.server.running_statistics import rebased, weights_in
 from fedjax_async.server.staleness import Weight
-from fedjax_async.server.statistics import rebased, weights_in
 from fedjax_async.types import Array, Arrival, Params, State, Traced
 
 

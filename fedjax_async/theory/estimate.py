@@ -160,7 +160,7 @@ def gradient_variance(
     width: int = 8,
     chunk: int = 32,
 ) -> Array:
-    """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches as ``local.sgd`` draws them; float[C].
+    """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches of ``local.local_training``; float[C].
 
     Exact, from the variance v of single examples' gradients: a batch of b of a client's m rows, drawn without
     replacement, has ``v (m - b) / (b (m - 1))``. An epoch ends in a batch of what is left, so this is the mean over an

@@ -105,8 +105,8 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
             sound_ones = False
             for key in uploads:
                 job = jobs[key]
-                job["fate"] = judge(limits, job["freed"] < job["upload"], closed - job["version"])
-                if job["fate"] in ("applied", "late"):
+                job["outcome"] = judge(limits, job["freed"] < job["upload"], closed - job["version"])
+                if job["outcome"] in ("applied", "late"):
                     arrivals.append((*key, now, closed - job["version"], closed))
                     if not script.mishaps.get(key, Mishap()).corrupt:  # a corrupt upload fills no buffer
                         sound_ones, filled = True, filled + 1
@@ -121,7 +121,7 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
             uploads, places = [], []
         for key in noticed_now:
             if jobs[key]["upload"] > now:
-                jobs[key]["fate"] = "given_up" if jobs[key]["what"] == "arrives" else jobs[key]["what"]
+                jobs[key]["outcome"] = "given_up" if jobs[key]["what"] == "arrives" else jobs[key]["what"]
         for i in range(clients):
             waits = any(i == key[0] for key in uploads)
             if place_free[i] and busy_until[i] <= now and not waits and script.there(i, now):
@@ -130,7 +130,7 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
                 freed = min(upload, timeout) if upload < math.inf or timeout < math.inf else noticed
                 jobs[i, given[i]] = {
                     **{"sent": now, "version": closed, "after": len(arrivals), "upload": upload},
-                    **{"freed": freed, "what": what, "fate": "under_way"},
+                    **{"freed": freed, "what": what, "outcome": "under_way"},
                 }
                 place_free[i], busy_until[i] = False, free
                 given[i] += 1

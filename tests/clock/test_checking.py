@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import (
-    Fate,
+    Outcome,
     Until,
     check_schedule,
     concurrency,
@@ -24,7 +24,7 @@ from fedjax_async.clock import (
 from fedjax_async.types import Schedule
 from tests.clock.test_unreliable import FAULT_SPECS, LIMITS, TIMING_SPECS, make
 
-OPTIONAL = ("fate", "freed_time", "corrupt", "copies")
+OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 DERIVED = ("number", "version", "step", *OPTIONAL)
 # Client 0 is sent job 0, applied as arrival 0 at 1, and job 2, which never comes, and job 3; client 1 job 1.
 COLUMNS = {
@@ -58,14 +58,14 @@ def test_what_is_left_out_is_derived():
     assert s.version.tolist() == [0, 0, 1, 1]
     assert s.step.tolist() == [0, 1, 1]
     assert s.local_steps.tolist() == [5, 5, 5, 5]
-    assert s.fate.tolist() == [Fate.APPLIED, Fate.APPLIED, Fate.CALLED_OFF, Fate.APPLIED]
+    assert s.outcome.tolist() == [Outcome.APPLIED, Outcome.APPLIED, Outcome.CALLED_OFF, Outcome.APPLIED]
     assert s.freed_time.tolist() == [1, 2, 4, 5]
     assert not s.corrupt.any()
     assert not s.copies.any()
     planned = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=3))
     assert [np.asarray(c).dtype for c in s] == [np.asarray(c).dtype for c in planned]
     same(check_schedule(bare(s)), s)
-    same(make_schedule(**COLUMNS, fate=s.fate.tolist(), corrupt=[0, 0, 0, 0], number=s.number), s)
+    same(make_schedule(**COLUMNS, outcome=s.outcome.tolist(), corrupt=[0, 0, 0, 0], number=s.number), s)
 
 
 @pytest.mark.parametrize("timing", ["every:concurrency=3", "buffer:size=3", "window:length=1", "cohort:size=3"])
@@ -131,9 +131,9 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"number": [0, 0, 1, 1]}, r"schedule\.number\[3\] = 1"),
         ({"version": [0, 0, 0, 1]}, r"schedule\.version\[2\] = 0: must be the count of steps closed before"),
         ({"step": [0, 1, 2]}, r"schedule\.step\[2\] = 2"),
-        ({"fate": [0, 0, 0, 0]}, r"schedule\.fate\[2\] = 0: must be APPLIED or LATE for arrivals"),
-        ({"fate": [0, 0, 77, 0]}, r"schedule\.fate\[2\] = 77: must be from 0 to 9"),
-        ({"fate": [0, 0]}, r"schedule\.fate: has length 2"),
+        ({"outcome": [0, 0, 0, 0]}, r"schedule\.outcome\[2\] = 0: must be APPLIED or LATE for arrivals"),
+        ({"outcome": [0, 0, 77, 0]}, r"schedule\.outcome\[2\] = 77: must be from 0 to 9"),
+        ({"outcome": [0, 0]}, r"schedule\.outcome: has length 2"),
         ({"freed_time": [1, 2, 0.5, 5]}, r"schedule\.freed_time\[2\] = 0\.5"),
         ({"copies": [0, -1, 0, 0]}, r"schedule\.copies\[1\] = -1"),
         ({"corrupt": [0, 2, 0, 0]}, r"schedule\.corrupt\[1\] = 2"),
@@ -157,7 +157,7 @@ def test_contradictions_are_refused(change, message):
         # job 3 leaves before job 2 is freed, or has come although it was given up
         ({"freed_time": [1, 2, 4.5, 5]}, r"dispatch_time\[3\] = 4\.0 .* with its job 2 at 4\.5"),
         (
-            {"upload_time": [1, 2, 4.5, 5], "freed_time": [1, 2, 3, 5], "fate": [0, 0, Fate.DROPPED_LATE, 0]},
+            {"upload_time": [1, 2, 4.5, 5], "freed_time": [1, 2, 3, 5], "outcome": [0, 0, Outcome.DROPPED_LATE, 0]},
             r"dispatch_time\[3\] = 4\.0 .* with its job 2 at 4\.5",
         ),
         ({"upload_time": [1, 2, 4.5, 5]}, r"with its job 2 at 4\.5"),
@@ -178,7 +178,7 @@ def test_jobs_that_follow_each_other_at_one_moment_do_not_overlap():
 
 def test_a_schedule_without_jobs_is_one():
     empty = dict.fromkeys(("client", "dispatch_time", "upload_time", "dispatched_after", "job", "time", "closes"), ())
-    assert len(make_schedule(num_clients=1, local_steps=1, **empty).fate) == 0
+    assert len(make_schedule(num_clients=1, local_steps=1, **empty).outcome) == 0
 
 
 def test_a_million_jobs_are_checked_well_within_a_second():

@@ -33,7 +33,7 @@ def test_a_trace_comes_back_exactly(tmp_path, save, load, name):
         save(tmp_path / name, schedule)
         same(schedule, load(tmp_path / name))
     assert {0, 1} == set(schedule.corrupt)
-    assert len(set(schedule.fate)) > 2
+    assert len(set(schedule.outcome)) > 2
     for plain in (some(), schedule):
         save(tmp_path / name, plain)
         back = load(tmp_path / name)
@@ -113,9 +113,9 @@ def test_pickles_are_never_loaded(tmp_path):
         ({"step": np.zeros(57, np.int64)}, "contradict"),
         ({"time": np.zeros(3)}, "column 'time'"),
         ({"closes": np.zeros(57)}, "column 'closes'"),
-        ({"fate": np.zeros(0, np.int8)}, "column 'fate'"),
-        ({"fate": np.zeros(95, np.int8)}, "contradict"),
-        ({"fate": np.full(95, 77, np.int8)}, "contradict"),
+        ({"outcome": np.zeros(0, np.int8)}, "column 'outcome'"),
+        ({"outcome": np.zeros(95, np.int8)}, "contradict"),
+        ({"outcome": np.full(95, 77, np.int8)}, "contradict"),
         ({"corrupt": np.zeros(95)}, "column 'corrupt'"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_table_from_before_the_fates_names_what_is_missing(tmp_path):
     path = tmp_path / "trace.csv"
     save_schedule_csv(path, some())
     rows = [line.split(",") for line in path.read_text().splitlines()]
-    place = rows[0].index("fate")
+    place = rows[0].index("outcome")
     path.write_text("\n".join(",".join(row[:place] + row[place + 1 :]) for row in rows) + "\n")
-    with pytest.raises(ValueError, match="no column 'fate'"):
+    with pytest.raises(ValueError, match="no column 'outcome'"):
         load_schedule_csv(path)

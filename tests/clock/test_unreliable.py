@@ -12,9 +12,9 @@ from fedjax_async.clock import (
     AVAILABILITY,
     FAULTS,
     TIMINGS,
-    Fate,
     Limits,
     Mishap,
+    Outcome,
     Until,
     allocate,
     bind_conditions,
@@ -140,8 +140,8 @@ def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:arrivals])
     for name in ("client", "dispatch_time", "dispatched_after", "version", "corrupt"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name)[:jobs])
-    settled = ~np.isin(one.fate, [Fate.UNDER_WAY, Fate.GIVEN_UP])
-    np.testing.assert_array_equal(one.fate[settled], two.fate[:jobs][settled])
+    settled = ~np.isin(one.outcome, [Outcome.UNDER_WAY, Outcome.GIVEN_UP])
+    np.testing.assert_array_equal(one.outcome[settled], two.outcome[:jobs][settled])
 
 
 @pytest.mark.parametrize("timing", TIMING_SPECS)
@@ -209,13 +209,13 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
         assert found == arrivals
     planned = {}
     for j in range(len(s.client)):
-        fate = Fate(s.fate[j]).name.lower()
+        outcome = Outcome(s.outcome[j]).name.lower()
         sent = (float(s.dispatch_time[j]), int(s.version[j]), int(s.dispatched_after[j]))
-        planned[int(s.client[j]), int(s.number[j])] = (*sent, float(s.upload_time[j]), float(s.freed_time[j]), fate)
+        planned[int(s.client[j]), int(s.number[j])] = (*sent, float(s.upload_time[j]), float(s.freed_time[j]), outcome)
     corrupt = [script.mishaps.get(key, Mishap()).corrupt for key in zip(s.client.tolist(), s.number.tolist())]
     np.testing.assert_array_equal(s.corrupt, corrupt)
     assert planned == {
-        key: (job["sent"], job["version"], job["after"], job["upload"], job["freed"], job["fate"])
+        key: (job["sent"], job["version"], job["after"], job["upload"], job["freed"], job["outcome"])
         for key, job in jobs.items()
     }
     if len(arrivals) <= 9:
@@ -233,9 +233,9 @@ def test_the_counts_are_those_of_the_draws(timing):
     draws = [draw for model, part in models_of("faults", FAULTS, spec) for draw in model(N, 0, part)[:2]]
     drawn = mishaps(draws, s.client, s.number)
     copied = drawn.copies[0] < np.inf
-    closed = s.fate != Fate.UNDER_WAY
-    assert set(s.fate) <= {Fate.APPLIED, Fate.LOST, Fate.UNDER_WAY}
-    np.testing.assert_array_equal(s.fate[closed] == Fate.LOST, drawn.lost[closed])
+    closed = s.outcome != Outcome.UNDER_WAY
+    assert set(s.outcome) <= {Outcome.APPLIED, Outcome.LOST, Outcome.UNDER_WAY}
+    np.testing.assert_array_equal(s.outcome[closed] == Outcome.LOST, drawn.lost[closed])
     np.testing.assert_array_equal(s.corrupt, drawn.corrupt)
     arrived = np.isin(np.arange(len(s.client)), s.job)
     np.testing.assert_array_equal(s.copies, copied & arrived)
@@ -281,7 +281,7 @@ def test_a_lost_job_frees_its_place_when_its_upload_was_due():
     np.testing.assert_array_equal(s.dispatch_time, [0, 3, 6])
     np.testing.assert_array_equal(s.upload_time, [np.inf, 6, 9])
     np.testing.assert_array_equal(s.freed_time, [3, 6, 9])
-    np.testing.assert_array_equal(s.fate, [Fate.LOST, Fate.APPLIED, Fate.APPLIED][: len(s.fate)])
+    np.testing.assert_array_equal(s.outcome, [Outcome.LOST, Outcome.APPLIED, Outcome.APPLIED][: len(s.outcome)])
     np.testing.assert_array_equal(s.time, [6, 9])
 
 
@@ -291,7 +291,7 @@ def test_a_crashed_client_is_sent_nothing_before_it_has_restarted():
     # client 0 crashes at 1 and is up at 5; the server notices at 2, when the upload was due
     np.testing.assert_array_equal(s.dispatch_time[s.client == 0], [0, 5, 7])
     np.testing.assert_array_equal(s.freed_time[:2], [2, 2])
-    assert s.fate[0] == Fate.CRASHED
+    assert s.outcome[0] == Outcome.CRASHED
     options = {"num_clients": 2, "until": Until(time=8), "limits": Limits(timeout=6)}
     patient = make("every", table_of([2], [2]), faults=crash, **options)
     np.testing.assert_array_equal(patient.dispatch_time[patient.client == 0], [0, 6, 8])
@@ -305,8 +305,8 @@ def test_another_client_takes_the_place_of_one_that_crashed():
     np.testing.assert_array_equal(s.dispatch_time, [0, 2, 4, 6, 8, 10])
 
 
-@pytest.mark.parametrize(("late", "fate"), [("apply", Fate.LATE), ("drop", Fate.DROPPED_LATE)])
-def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, fate):
+@pytest.mark.parametrize(("late", "outcome"), [("apply", Outcome.LATE), ("drop", Outcome.DROPPED_LATE)])
+def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, outcome):
     s = make(
         "every:concurrency=1,sampling=round_robin",
         table_of([5], [2]),
@@ -319,7 +319,7 @@ def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, fate):
     np.testing.assert_array_equal(s.dispatch_time, [0, 3, 5, 8])
     np.testing.assert_array_equal(s.freed_time, [3, 5, 8, 10])
     np.testing.assert_array_equal(s.upload_time, [5, 5, 10, 10])
-    np.testing.assert_array_equal(s.fate, [fate, Fate.APPLIED, Fate.GIVEN_UP, Fate.UNDER_WAY])
+    np.testing.assert_array_equal(s.outcome, [outcome, Outcome.APPLIED, Outcome.GIVEN_UP, Outcome.UNDER_WAY])
     np.testing.assert_array_equal(s.job, [0, 1] if late == "apply" else [1])
     counts = fault_counts(s)
     assert (counts["late"], counts["dropped_late"], counts["given_up"]) == (1, int(late == "drop"), 1)
@@ -327,13 +327,13 @@ def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, fate):
 
 def test_an_upload_at_its_timeout_is_in_time():
     s = make("every", table_of([3]), num_clients=1, updates=4, limits=Limits(timeout=3, late="drop"))
-    assert (s.fate[s.job] == Fate.APPLIED).all()
+    assert (s.outcome[s.job] == Outcome.APPLIED).all()
 
 
 def test_stale_uploads_are_dropped_and_their_clients_sent_on():
     s = make("every", table_of([1], [4.5]), num_clients=2, until=Until(time=9.5), limits=Limits(max_staleness=3))
     assert set(s.client[s.job]) == {0}
-    dropped = s.fate == Fate.DROPPED_STALE
+    dropped = s.outcome == Outcome.DROPPED_STALE
     np.testing.assert_array_equal(s.client[dropped], [1, 1])
     np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [0, 4.5, 9])
     assert (s.staleness <= 3).all()
@@ -354,12 +354,12 @@ def test_what_going_off_does_to_a_job():
     def uploads(leaving):
         away = there([(0, 2), (5, 100)], leaving=leaving)
         s = make("every", table_of([3]), num_clients=1, until=Until(time=11), availability=away)
-        return s.dispatch_time.tolist(), s.time.tolist(), s.fate.tolist()
+        return s.dispatch_time.tolist(), s.time.tolist(), s.outcome.tolist()
 
-    applied = Fate.APPLIED
-    assert uploads("finish") == ([0, 5, 8, 11], [3, 8, 11], [applied, applied, applied, Fate.UNDER_WAY])
-    assert uploads("pause") == ([0, 6, 9], [6, 9], [applied, applied, Fate.UNDER_WAY])
-    assert uploads("lose") == ([0, 5, 8, 11], [8, 11], [Fate.INTERRUPTED, applied, applied, Fate.UNDER_WAY])
+    applied = Outcome.APPLIED
+    assert uploads("finish") == ([0, 5, 8, 11], [3, 8, 11], [applied, applied, applied, Outcome.UNDER_WAY])
+    assert uploads("pause") == ([0, 6, 9], [6, 9], [applied, applied, Outcome.UNDER_WAY])
+    assert uploads("lose") == ([0, 5, 8, 11], [8, 11], [Outcome.INTERRUPTED, applied, applied, Outcome.UNDER_WAY])
 
 
 def test_sampling_is_uniform_over_those_that_are_there():
@@ -393,7 +393,9 @@ def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
     limits = Limits(timeout=2)
     s = make("cohort:size=3,over_selection=1", table_of([5], [9], [3], [1]), num_clients=4, updates=3, limits=limits)
     # nobody is left to wait for at 2: the round ends with one upload
-    np.testing.assert_array_equal(s.fate[:4], [Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.GIVEN_UP, Fate.APPLIED])
+    np.testing.assert_array_equal(
+        s.outcome[:4], [Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.APPLIED]
+    )
     np.testing.assert_array_equal(s.freed_time[:4], [2, 2, 2, 1])
     np.testing.assert_array_equal(s.upload_time[:4], [np.inf, np.inf, np.inf, 1])
     np.testing.assert_array_equal(s.dispatch_time[4:8], [2, 2, 2, 2])

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays, Fate, check_schedule, fault_counts
+from fedjax_async.clock import Delays, Outcome, check_schedule, fault_counts
 from fedjax_async.types import Schedule
 
 
@@ -79,30 +79,30 @@ def check_invariants(schedule: Schedule) -> None:
 
 def check_fates(schedule: Schedule) -> None:
     """What became of every job agrees with its times and with the list of arrivals."""
-    kinds = (schedule.fate.dtype, schedule.freed_time.dtype, schedule.corrupt.dtype, schedule.copies.dtype)
+    kinds = (schedule.outcome.dtype, schedule.freed_time.dtype, schedule.corrupt.dtype, schedule.copies.dtype)
     assert kinds == (np.int8, np.float64, np.bool_, np.int8)
-    assert {len(schedule.client)} == {len(schedule.fate), len(schedule.freed_time), len(schedule.copies)}
+    assert {len(schedule.client)} == {len(schedule.outcome), len(schedule.freed_time), len(schedule.copies)}
     assert len(schedule.corrupt) == len(schedule.client)
-    fate = [Fate(code) for code in schedule.fate]
-    arrived = {Fate.APPLIED, Fate.LATE}
-    assert sorted(schedule.job) == [j for j, f in enumerate(fate) if f in arrived]
-    never = {Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED, Fate.CALLED_OFF}
-    for j, what in enumerate(fate):
+    outcome = [Outcome(code) for code in schedule.outcome]
+    arrived = {Outcome.APPLIED, Outcome.LATE}
+    assert sorted(schedule.job) == [j for j, f in enumerate(outcome) if f in arrived]
+    never = {Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED, Outcome.CALLED_OFF}
+    for j, what in enumerate(outcome):
         assert (what in never) <= np.isinf(schedule.upload_time[j])
-        assert (what in {Fate.APPLIED, Fate.DROPPED_STALE}) <= np.isfinite(schedule.upload_time[j])
-        if what in {Fate.LATE, Fate.DROPPED_LATE}:
+        assert (what in {Outcome.APPLIED, Outcome.DROPPED_STALE}) <= np.isfinite(schedule.upload_time[j])
+        if what in {Outcome.LATE, Outcome.DROPPED_LATE}:
             assert schedule.freed_time[j] < schedule.upload_time[j] < np.inf
-        if what == Fate.GIVEN_UP:  # infinite: a round ended without it
+        if what == Outcome.GIVEN_UP:  # infinite: a round ended without it
             assert schedule.freed_time[j] < schedule.upload_time[j]
-        if what == Fate.APPLIED:
+        if what == Outcome.APPLIED:
             assert schedule.freed_time[j] == schedule.upload_time[j]
-        received = {Fate.DROPPED_LATE, Fate.DROPPED_STALE} | arrived
+        received = {Outcome.DROPPED_LATE, Outcome.DROPPED_STALE} | arrived
         assert schedule.copies[j] == 0 or what in received
     assert (schedule.freed_time > schedule.dispatch_time).all()
     assert np.isfinite(schedule.freed_time).all()
     counts = fault_counts(schedule)
     parts = ("applied", "lost", "dropped_late", "dropped_stale", "called_off", "given_up", "under_way")
-    assert sum(counts[part] for part in parts) == len(fate)
+    assert sum(counts[part] for part in parts) == len(outcome)
     assert counts["lost"] >= counts["crashed"] + counts["interrupted"]
 
 
@@ -131,7 +131,7 @@ def traces(draw, max_arrivals: int = 9) -> Schedule:
         time=np.arange(1.0, arrivals + 1),
         closes=closes,
         step=closed[:-1],
-        fate=np.array([Fate.APPLIED if e >= 0 else Fate.LOST for e in place], np.int8),
+        outcome=np.array([Outcome.APPLIED if e >= 0 else Outcome.LOST for e in place], np.int8),
         freed_time=np.array([e + 1.0 if e >= 0 else p + 0.5 for p, _, e in rows]),
         corrupt=np.array(draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows))), np.bool_),
         copies=np.zeros(len(rows), np.int8),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.data import Generated, Identity, client_rows, generate, generated, hashing
-from fedjax_async.local import run_job, sgd
+from fedjax_async.local import local_training, run_job
 from fedjax_async.models import linear
 from fedjax_async.types import ClientData, Message
 
@@ -93,7 +93,7 @@ def test_training_on_generated_data_is_training_on_the_same_data_in_memory():
     x, y = generate(gaussian, np.arange(50, 70), np.arange(20), seed)
     data = generated(gaussian, sizes=np.array([40, 25]), test_x=x, test_y=y, parameters=seed, num_classes=2)
     model = linear(input_shape=(6,))
-    client = sgd(model, optimizer=optax.sgd(0.1), batch_size=16)
+    client = local_training(model, optimizer=optax.sgd(0.1), batch_size=16)
     message = Message(model.init(jax.random.key(0)), (), jnp.int32(0))
     own = ClientData(data.x, data.y, data.order, jnp.int32(data.offset[1]), jnp.int32(data.size[1]))
     rows = client_rows(data, 1)

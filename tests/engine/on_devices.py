@@ -20,7 +20,7 @@ def cases():
     from tests.engine.test_contract import carrying, remembering
 
     personal = case(remembering(), "cohort:size=4", "exponential:mean=1", updates=20)
-    personal = personal._replace(pieces=personal.pieces._replace(client=carrying(client())))
+    personal = personal._replace(components=personal.components._replace(client=carrying(client())))
     yield "memory vmap", personal, {"batching": "vmap", "max_width": 8}
     many = case("fedasync", "every", "exponential:mean=1", sizes=tuple(range(1, 24, 2)), updates=60)
     yield "fedasync loop", many, {"batching": "loop", "max_width": 16}

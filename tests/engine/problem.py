@@ -12,8 +12,8 @@ import optax
 
 from fedjax_async import registry
 from fedjax_async.clock import Until, plan
-from fedjax_async.engine import Every, Pieces, evaluation_points
-from fedjax_async.local import local_steps, sgd
+from fedjax_async.engine import Components, Every, evaluation_points
+from fedjax_async.local import local_steps, local_training
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import FederatedData, Model
@@ -66,14 +66,14 @@ def server(name: str, **options):
 
 @functools.cache
 def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
-    return sgd(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
+    return local_training(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
 
 
 @functools.cache
 def client_of(rule: str):
     """The local training that a rule comes with."""
-    made = METHODS[rule].client if rule in METHODS else sgd
-    if made is sgd:
+    made = METHODS[rule].client if rule in METHODS else local_training
+    if made is local_training:
         return client()
     options = {"lr": 0.1, "optimizer": optax.sgd(0.1), "alpha": 0.5, "batch_size": 4}
     return made(MODEL, **{key: options[key] for key in options if key in registry.options_of(made)})
@@ -82,7 +82,7 @@ def client_of(rule: str):
 class Case(NamedTuple):
     """Arguments of either engine, in order."""
 
-    pieces: Pieces
+    components: Components
     schedule: object
     params: object
     key: object
@@ -110,7 +110,7 @@ def case(
     )
     points = evaluation_points(schedule, every or Every(updates=5))
     params = MODEL.init(jax.random.key(1))
-    return Case(Pieces(rule, trainer, MODEL, who), schedule, params, jax.random.key(2), points)
+    return Case(Components(rule, trainer, MODEL, who), schedule, params, jax.random.key(2), points)
 
 
 def close(a, b, rtol):

@@ -29,7 +29,7 @@ def killer(at):
 
 def problem():
     given = case(remembering(), "buffer:size=2", "exponential:mean=1", updates=40)
-    return given._replace(pieces=given.pieces._replace(client=carrying(client())))
+    return given._replace(components=given.components._replace(client=carrying(client())))
 
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])

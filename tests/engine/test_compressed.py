@@ -34,7 +34,7 @@ SMALL = {"model": "logistic", "clients": 5, "steps": 2, "delay": "exponential", 
 
 
 def with_client(given, one):
-    return given._replace(pieces=given.pieces._replace(client=one))
+    return given._replace(components=given.components._replace(client=one))
 
 
 def compressed(given, kind="topk", how="ef"):
@@ -75,7 +75,7 @@ def test_asynfl_with_top_k_and_error_feedback_is_its_numpy_loop():
     ratio, n = 0.1, len(SIZES)
     with jax.enable_x64(True):
         given = compressed(case(asynfl(num_clients=n, server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
-        s, who = given.schedule, given.pieces.data
+        s, who = given.schedule, given.components.data
         sizes = [jnp.asarray(column) for column in who[1:6]]
 
         @jax.jit
@@ -132,7 +132,7 @@ def test_further_copies_and_uploads_never_applied_are_traffic():
     run, s = execute(experiment), experiment.schedule
     size = np.full(len(s.client), experiment.traffic.up)
     size[s.job] = run.updates["upload_bytes"]
-    outcome = run_waves(experiment.pieces, s, experiment.params, experiment.key, experiment.points)
+    outcome = run_waves(experiment.components, s, experiment.params, experiment.key, experiment.points)
     size[outcome.in_vain] = -(-outcome.in_vain_records["bits"].astype(np.int64) // 8)  # trained, and dropped for good
     assert len(outcome.in_vain) > 0
     here = s.upload_time <= run.evaluations["time"][-1]

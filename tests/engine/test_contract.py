@@ -58,7 +58,7 @@ def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
 def test_memory_personal_messages_and_client_state_equal_the_oracle(timing):
     with jax.enable_x64(True):
         given = case(remembering(), timing, "exponential:mean=1")
-        given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+        given = given._replace(components=given.components._replace(client=carrying(client())))
         want = run_reference(*given)
         for width, batching in ((1, "vmap"), (2, "vmap"), (None, "vmap"), (2, "loop"), (None, "loop")):
             have = run_waves(*given, max_width=width, batching=batching)
@@ -77,14 +77,14 @@ LOST += [("every", LATE | {"faults": LATE["faults"] + "+corrupt:probability=0.4"
 def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions):
     with jax.enable_x64(True):
         given = case(remembering(), timing, "exponential:mean=1", **conditions)
-        given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+        given = given._replace(components=given.components._replace(client=carrying(client())))
         want = run_reference(*given)
         for batching in ("vmap", "loop"):
             close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
         assert trained_in_vain(given.schedule).any()
         # a client that forgot the job of a lost upload would go on from another state
-        forgetful = given.pieces.client._replace(unsent=lambda before, after: before)
-        other = run_reference(*given._replace(pieces=given.pieces._replace(client=forgetful)))
+        forgetful = given.components.client._replace(unsent=lambda before, after: before)
+        other = run_reference(*given._replace(components=given.components._replace(client=forgetful)))
         gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
         assert max(jax.tree.leaves(gaps)) > 1e-4
 
@@ -103,7 +103,7 @@ def poisoned(who, bad):
 )
 def test_diverged_clients_are_rejected_and_the_run_goes_on(run, rule, timing):
     given = case(rule, timing)
-    given = given._replace(pieces=given.pieces._replace(data=poisoned(data(), [1, 2])))
+    given = given._replace(components=given.components._replace(data=poisoned(data(), [1, 2])))
     out = run(*given)
     from_bad = np.isin(given.schedule.client[given.schedule.job], [1, 2])
     assert from_bad.any()
@@ -117,15 +117,15 @@ def test_diverged_clients_are_rejected_and_the_run_goes_on(run, rule, timing):
 
 def test_a_run_of_rejected_uploads_only_changes_nothing():
     given = case("fedbuff", "buffer:size=3")
-    given = given._replace(pieces=given.pieces._replace(data=poisoned(data(), range(5))))
+    given = given._replace(components=given.components._replace(data=poisoned(data(), range(5))))
     close(run_waves(*given).params, given.params, 0)
 
 
 def test_rejected_clients_keep_their_state():
     with jax.enable_x64(True):
         given = case(remembering(), "every")
-        pieces = given.pieces._replace(client=carrying(client()), data=poisoned(data(), [0]))
-        given = given._replace(pieces=pieces)
+        components = given.components._replace(client=carrying(client()), data=poisoned(data(), [0]))
+        given = given._replace(components=components)
         close(run_waves(*given).params, run_reference(*given).params, 1e-10)
 
 
@@ -152,7 +152,7 @@ def compilations():
 ])  # fmt: skip
 def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay, batching):
     given = case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2)))
-    given = given._replace(pieces=given.pieces._replace(client=carrying(client())))
+    given = given._replace(components=given.components._replace(client=carrying(client())))
     jax.block_until_ready(given.params)
     compilations.clear()
     out = run_waves(*given, batching=batching)

@@ -105,6 +105,6 @@ def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
     with jax.enable_x64(True):
         given = case("fedbuff", "buffer:size=3", "exponential:mean=1", updates=660)
         who = adding(FEEDBACKS["ef"](adding(inner, None), topk(ratio=0.1)), gap)
-        out = run_waves(*given._replace(pieces=given.pieces._replace(client=who)))
+        out = run_waves(*given._replace(components=given.components._replace(client=who)))
     assert np.sum(given.schedule.closes) >= 200 and given.schedule.staleness.max() > 0
     assert (out.records["gap"] < 1e-11).all() and out.records["left"].min() > 1e-4

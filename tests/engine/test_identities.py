@@ -31,7 +31,7 @@ def train(params, key, who, i, number, steps, proximal=0.0):
 def test_fedavg_by_schedule_is_a_textbook_loop():
     with jax.enable_x64(True):
         given = case("fedavg", "cohort:size=3", updates=12)
-        schedule, key, who = given.schedule, given.key, given.pieces.data
+        schedule, key, who = given.schedule, given.key, given.components.data
         x = given.params
         for first in range(0, 12, 3):
             round_jobs = schedule.job[first : first + 3]
@@ -52,7 +52,7 @@ def test_fedasync_with_one_client_and_full_mixing_is_sequential_sgd():
         given = case(rule, sizes=(7,), updates=5)
         x = given.params
         for number in range(5):
-            upload = train(x, given.key, given.pieces.data, 0, number, int(given.schedule.local_steps[0]))
+            upload = train(x, given.key, given.components.data, 0, number, int(given.schedule.local_steps[0]))
             x = jax.tree.map(jnp.add, x, upload)
         close(run_waves(*given).params, x, 1e-12)
 

@@ -31,7 +31,7 @@ def run(**changes):
 
 def needed(**changes):
     e = prepare(dataclasses.replace(BASE, **changes))
-    members = [make_member(e.pieces, e.schedule, e.params, e.key, e.points)]
+    members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
     made = plan_stack(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
     return memory_needed(make_stack(members, made, shape_of(made)))
 
@@ -68,8 +68,8 @@ def test_half_precision_slots_round_the_start_models_only(engine):
 
 def test_half_precision_slots_take_half_the_memory():
     e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
-    message = jax.eval_shape(lambda p: e.pieces.server(e.pieces.hyper).dispatch(
-        *e.pieces.server(e.pieces.hyper).init(p), Request())[0], e.params)  # fmt: skip
+    message = jax.eval_shape(lambda p: e.components.server(e.components.hyper).dispatch(
+        *e.components.server(e.components.hyper).init(p), Request())[0], e.params)  # fmt: skip
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
@@ -106,8 +106,10 @@ def test_streamed_data_equal_data_in_memory(tmp_path, batching):
         on_disk = open_folder(write_folder(tmp_path / "clients", data()), decode=data().decode)
         assert on_disk.streamed
         want = run_waves(*given, batching=batching)
-        have = run_waves(*given._replace(pieces=given.pieces._replace(data=on_disk)), batching=batching, max_width=3)
-        oracle = run_reference(*given._replace(pieces=given.pieces._replace(data=on_disk)))
+        have = run_waves(
+            *given._replace(components=given.components._replace(data=on_disk)), batching=batching, max_width=3
+        )
+        oracle = run_reference(*given._replace(components=given.components._replace(data=on_disk)))
         close(have.params, want.params, 1e-12)
         close(oracle.params, want.params, 1e-12)
 
@@ -120,7 +122,7 @@ def test_nothing_on_the_device_grows_with_the_population():
             BASE, dataset="population:features=16", clients=clients, model="logistic",
             method="fedasync@every:concurrency=10", batch_size=8,
         ))  # fmt: skip
-        members = [make_member(e.pieces, e.schedule, e.params, e.key, e.points)]
+        members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
         made = plan_stack(members)
         stack = make_stack(members, made, shape_of(made))
         sizes[clients] = memory_needed(stack)
@@ -133,8 +135,8 @@ def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
     fields = made._asdict()
     by_hand = Schedule(**{k: fields[k] for k in list(fields)[:12]})
     given = case("fedasync")
-    out = run_waves(given.pieces._replace(data=data((3, 4))), by_hand, given.params, given.key, given.points._replace(
-        position=np.array([0, 4]), time=np.array([0.0, 1.0])))  # fmt: skip
+    points = given.points._replace(position=np.array([0, 4]), time=np.array([0.0, 1.0]))
+    out = run_waves(given.components._replace(data=data((3, 4))), by_hand, given.params, given.key, points)
     assert out.records["accepted"].all()
 
 

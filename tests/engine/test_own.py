@@ -10,15 +10,15 @@ import pytest
 
 from fedjax_async import simulate
 from fedjax_async.engine import run_reference, run_waves
-from fedjax_async.engine.pieces import facts_of, rule_of
+from fedjax_async.engine.components import facts_of, rule_of
 from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
-from fedjax_async.local import job_key, run_job, sgd
+from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.server import closed
 from fedjax_async.types import Arrival, ClientData, Info, Message, Request, ServerAlgorithm
 from tests.engine.problem import MODEL, case, close, data
 
 PRIVATE = MODEL._replace(private=lambda path: path[0] == "output")
-CLIENT = sgd(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
+CLIENT = local_training(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
 
 def with_test_rows(who, sizes):
@@ -31,14 +31,14 @@ def with_test_rows(who, sizes):
 def problem(rule, timing="buffer:size=2", private=True, **options):
     """Clients with 4, 3, 4, 0 and 4 test rows."""
     given = case(rule, timing, "exponential:mean=1", **options)
-    pieces = given.pieces._replace(data=with_test_rows(data(), [4, 3, 4, 0, 4]))
-    return given._replace(pieces=pieces._replace(model=PRIVATE, client=CLIENT) if private else pieces)
+    components = given.components._replace(data=with_test_rows(data(), [4, 3, 4, 0, 4]))
+    return given._replace(components=components._replace(model=PRIVATE, client=CLIENT) if private else components)
 
 
 def own_models_by_hand(given):
     """Each client's own model at the end of a run in which every upload is applied, one event at a time."""
-    pieces, schedule, params, key, _ = given
-    rule, client, who = rule_of(pieces.server, {}, facts_of(schedule)), pieces.client, pieces.data
+    components, schedule, params, key, _ = given
+    rule, client, who = rule_of(components.server, {}, facts_of(schedule)), components.client, components.data
     x, y, order = jnp.asarray(who.x), jnp.asarray(who.y), jnp.asarray(who.order)
     state, row = rule.init(params)
     memory, kept, sent, messages = [row] * 5, [client.init(params)] * 5, 0, {}
@@ -96,7 +96,7 @@ def test_own_models_equal_those_by_hand(rule, timing, private):
     with jax.enable_x64(True):
         given = problem(rule, timing, private)
         out = run_waves(*given, per_client=True)
-        accuracy, loss = scores_by_hand(own_models_by_hand(given), given.pieces.data)
+        accuracy, loss = scores_by_hand(own_models_by_hand(given), given.components.data)
         np.testing.assert_allclose(out.scores["client_own_loss"][-1], loss, rtol=1e-9)
         np.testing.assert_allclose(out.scores["client_own_accuracy"][-1], accuracy, rtol=1e-12)
         assert np.isnan(loss[3]) and not np.allclose(loss, out.scores["client_loss"][-1], rtol=1e-3, equal_nan=True)
@@ -124,8 +124,8 @@ def test_engine_equals_oracle_and_the_run_is_unchanged(rule, timing):
 def test_a_stack_of_two_runs_each_as_alone(batching):
     with jax.enable_x64(True):
         cases = [problem("orthofl", faults="drop:probability=0.3"), problem("orthofl", seed=4, updates=17)]
-        pieces = cases[0].pieces._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
-        cases[1] = cases[1]._replace(pieces=pieces)
+        components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
+        cases[1] = cases[1]._replace(components=components)
         members = [make_member(*one) for one in cases]
         made = plan_stack(members, batching=batching)
         stack = make_stack(members, made, shape_of(made), per_client=True)
@@ -158,8 +158,8 @@ def test_the_request_says_when_and_for_whom(engine):
             apply=lambda params, x, key=None: jnp.full((len(x), 3), params["output"]["bias"][0]),
             loss=lambda outputs, y: outputs[:, 0],
         )
-        out = engine(*given._replace(pieces=given.pieces._replace(model=model)), per_client=True)
-        schedule, points, size = given.schedule, given.points, given.pieces.data.size
+        out = engine(*given._replace(components=given.components._replace(model=model)), per_client=True)
+        schedule, points, size = given.schedule, given.points, given.components.data.size
         for row, position, time in zip(out.scores["client_own_loss"], points.position, points.time):
             for i in (0, 1, 2, 4):
                 steps = schedule.local_steps[schedule.client == i][0]

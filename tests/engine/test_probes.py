@@ -89,7 +89,9 @@ PROBES = {"all": everything, "some": Probe(staleness, every=4), "few": Probe(eve
 
 def problem(timing="every", seed=3, updates=24, first=0, **conditions):
     given = case(remembering(), timing, "exponential:mean=1", seed=seed, updates=updates, **conditions)
-    return given._replace(pieces=given.pieces._replace(client=carrying(client()), data=validated(data(), first)))
+    return given._replace(
+        components=given.components._replace(client=carrying(client()), data=validated(data(), first))
+    )
 
 
 def same(have, want, rtol=0.0):
@@ -138,10 +140,10 @@ def test_a_stack_of_two_runs_each_as_alone(batching):
             problem("buffer:size=2", faults="drop:probability=0.3"),
             problem("buffer:size=2", seed=4, updates=17, first=5),
         ]
-        second = cases[1].pieces.data
+        second = cases[1].components.data
         own = second._replace(test_x=second.test_x[::-1].copy(), test_y=second.test_y[::-1].copy())
-        pieces = [cases[0].pieces, cases[0].pieces._replace(data=own)]
-        cases = [one._replace(pieces=its) for one, its in zip(cases, pieces)]
+        components = [cases[0].components, cases[0].components._replace(data=own)]
+        cases = [one._replace(components=its) for one, its in zip(cases, components)]
         members = [make_member(*one, probes=PROBES) for one in cases]
         made = plan_stack(members, batching=batching)
         for have, one in zip(run_stack(make_stack(members, made, shape_of(made))), cases, strict=True):

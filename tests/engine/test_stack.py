@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import Until, plan
-from fedjax_async.engine import Pieces, run_waves
+from fedjax_async.engine import Components, run_waves
 from fedjax_async.engine.plan import merge, merge_slots, round_bounds
 from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
 from fedjax_async.server import fedasync
@@ -23,10 +23,12 @@ def family(hyper):
     return fedasync(mixing=hyper["mixing"], exponent=hyper["exponent"])
 
 
-def member(timing, seed, mixing, updates, pieces=None):
+def member(timing, seed, mixing, updates, components=None):
     one = case("fedasync", timing, "exponential:mean=1", seed=seed, updates=updates)
-    pieces = pieces or one.pieces._replace(server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing})
-    return make_member(pieces, one.schedule, one.params, jax.random.key(seed), one.points)
+    components = components or one.components._replace(
+        server=family, hyper={"mixing": mixing, "exponent": 0.3 + mixing}
+    )
+    return make_member(components, one.schedule, one.params, jax.random.key(seed), one.points)
 
 
 def together(members, batching, **options):
@@ -58,8 +60,8 @@ def test_memory_and_client_state_are_kept_apart(batching):
     with jax.enable_x64(True):
         rule, who = remembering(), carrying(client())
         base = case("fedasync")
-        pieces = Pieces(rule, who, base.pieces.model, base.pieces.data)
-        members = [member("cohort:size=3", seed, 0.5, 20, pieces) for seed in (1, 2, 3)]
+        components = Components(rule, who, base.components.model, base.components.data)
+        members = [member("cohort:size=3", seed, 0.5, 20, components) for seed in (1, 2, 3)]
         for one, have in zip(members, together(members, batching), strict=True):
             want = run_waves(*one[:5])
             close(have.params, want.params, 1e-12)

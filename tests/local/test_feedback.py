@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
 from fedjax_async.engine import run_reference, run_waves
-from fedjax_async.local import keeping, run_job, sgd
+from fedjax_async.local import keeping, local_training, run_job
 from fedjax_async.local.feedback import ef21, feedback, sent
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
 from tests.compress import textbook
@@ -155,7 +155,7 @@ def test_ef21_is_its_recursion():
 
 def in_engine(wrap, timing="window:length=0.7"):
     given = case("fedbuff", timing)
-    return given._replace(pieces=given.pieces._replace(client=wrap(client())))
+    return given._replace(components=given.components._replace(client=wrap(client())))
 
 
 @pytest.mark.parametrize("wrap", [feedback, ef21])
@@ -166,7 +166,7 @@ def test_with_the_identity_nothing_changes_and_nothing_is_left(wrap):
             run_waves(*in_engine(lambda c: c)).params,
             1e-12,
         )
-        who = wrap(sgd(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
+        who = wrap(local_training(softmax_regression(), optimizer=optax.sgd(0.1)), identity())
         _, state = jax.jit(
             lambda: run_job(who, jax.random.key(0), message(), who.init(start_params()), client_data(), 3)
         )()
@@ -184,7 +184,7 @@ def test_the_engine_equals_the_oracle(wrap, batching):
 
 def test_training_is_that_of_the_client_alone():
     """The key of the job is the wrapped client's: the same minibatches with and without compression."""
-    own = sgd(softmax_regression(), optimizer=optax.sgd(0.1), batch_size=4)
+    own = local_training(softmax_regression(), optimizer=optax.sgd(0.1), batch_size=4)
     who = feedback(own, topk(ratio=0.3))
     key, start = jax.random.key(4), message()
     upload, _ = jax.jit(lambda: run_job(own, key, start, (), client_data(), 5))()

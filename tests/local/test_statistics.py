@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async import tree
 from fedjax_async.engine import run_reference, run_waves
-from fedjax_async.local import keeping, run_job, sgd
+from fedjax_async.local import keeping, local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.models.norm import is_statistic
 from fedjax_async.types import Message, Model
@@ -73,7 +73,7 @@ def expected_of(steps, *, lr, decay, momentum, mu, mean, client=0):
 
 def algorithm(private=None):
     local = optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.3, momentum=0.8))
-    return sgd(centred_regression(private), optimizer=local, batch_size=BATCH, proximal=0.4)
+    return local_training(centred_regression(private), optimizer=local, batch_size=BATCH, proximal=0.4)
 
 
 def sent(mean=0.25):
@@ -120,7 +120,7 @@ def test_a_private_head_is_trained_and_kept():
     """Of a model without statistics: the bias is personal, trained, and starts where the client left it."""
     model = softmax_regression()._replace(private=lambda path: path == ("b",))
     with jax.enable_x64(True):
-        client = sgd(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
+        client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
         message = Message(start_params(), version=jnp.int32(0))
         (w, b), (x, y, _) = start_arrays(), pool()
         state = client.init(message.params)
@@ -148,7 +148,7 @@ def test_clients_vmapped_equal_one_by_one():
     together, alone = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes), jax.jit(one)
     for i in range(3):
         expected = alone(keys[i], starts[i], offsets[i], sizes[i])
-        have = tree.take(together, i)
+        have = tree.gather(together, i)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), have, expected)
 
 
@@ -157,7 +157,7 @@ def test_the_engine_keeps_private_params_as_the_oracle_does(batching):
     with jax.enable_x64(True):
         given = case("fedbuff", "buffer:size=2")
         given = given._replace(
-            pieces=given.pieces._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
+            components=given.components._replace(client=keeping(engine_client(), lambda path: path[0] == "hidden"))
         )
         want, have = run_reference(*given), run_waves(*given, batching=batching)
         close(have.params, want.params, 1e-10)

@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_async import tree
 from fedjax_async.data import Dataset, decode, federate
-from fedjax_async.local import run_job, sgd
+from fedjax_async.local import local_training, run_job
 from fedjax_async.models import make
 from fedjax_async.types import ClientData, Message
 
@@ -57,7 +57,7 @@ def test_one_local_step_vmapped_over_clients_equals_one_at_a_time(shape):
     x = rng.normal(size=(12, *shape)).astype(np.float32)
     y = rng.integers(0, 3, 12).astype(np.int32)
     data = federate(Dataset("images", x, y, x, y, decode.as_is, num_classes=3), "iid", 3)
-    algorithm = sgd(model, optimizer=optax.sgd(0.1), batch_size=4)
+    algorithm = local_training(model, optimizer=optax.sgd(0.1), batch_size=4)
     params = model.init(jax.random.key(1))
 
     def job(key, offset, size):

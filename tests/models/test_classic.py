@@ -121,7 +121,7 @@ def test_training_vmapped_over_clients_equals_one_at_a_time(name):
         together = jax.jit(jax.vmap(step), compiler_options=quick)(params, x, y, mask)
         one = jax.jit(step, compiler_options=quick)
         for i in range(2):
-            alone = one(*tree.take((params, x, y, mask), i))
+            alone = one(*tree.gather((params, x, y, mask), i))
             for have, want in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
                 scale = float(jnp.abs(want).max()) + 1e-6
                 np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)

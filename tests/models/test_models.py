@@ -84,7 +84,7 @@ def test_vmap_over_clients_equals_one_at_a_time(name):
     gradient = jax.jit(jax.grad(lambda p, x, y: model.loss(model.apply(p, x), y).mean()))
     together = jax.vmap(gradient)(params, xs, ys)
     for i in range(2):
-        alone = gradient(tree.take(params, i), xs[i], ys[i])
+        alone = gradient(tree.gather(params, i), xs[i], ys[i])
         jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-4, atol=1e-5), together, alone)
 
 

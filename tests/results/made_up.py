@@ -31,7 +31,7 @@ def make_schedule(num_clients: int = 3, jobs: int = 4) -> Schedule:
         time=time,
         closes=np.ones(arrived.size, bool),
         step=np.arange(arrived.size),
-        fate=np.where(np.isin(np.arange(client.size), arrived), 0, 1).astype(np.int8),
+        outcome=np.where(np.isin(np.arange(client.size), arrived), 0, 1).astype(np.int8),
         freed_time=finish,
         corrupt=np.zeros(client.size, bool),
         copies=np.zeros(client.size, np.int8),

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_async import registry, tree
 from fedjax_async.server import closed, known
+from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
-from fedjax_async.server.statistics import weights_of
 from fedjax_async.types import Arrival, Facts
 from tests.server.textbook import Upload
 from tests.server.textbook_memory import CLIENTS
@@ -108,13 +108,13 @@ def receive_all(server, params, arrivals, *, always_closes=False):
 
     def one(carry, arrival):
         state, table = carry
-        before = tree.take(table, arrival.client)
+        before = tree.gather(table, arrival.client)
         if always_closes:
             state, memory, info = server.receive(state, before, arrival)
             state, memory = closed(server, state, memory)
         else:
             state, memory, info = received(server)(state, before, arrival)
-        return (state, tree.put(table, arrival.client, memory)), (server.params(state), info.weight)
+        return (state, tree.scatter(table, arrival.client, memory)), (server.params(state), info.weight)
 
     state, memory = server.init(params)
     table = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (CLIENTS, *leaf.shape)), memory)

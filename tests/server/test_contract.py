@@ -60,7 +60,7 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
     before = RECEIVE[name]._cache_size()
     for i, moved in enumerate([False, True, True]):
         last = server.params(state)
-        state, memory, info = RECEIVE[name](state, memory, tree.take(arrivals, i))
+        state, memory, info = RECEIVE[name](state, memory, tree.gather(arrivals, i))
         message, after = server.dispatch(state, memory, Request())
         assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(params)
         assert info.weight > 0 and {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(info)} == {
@@ -74,7 +74,7 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_where_every_arrival_closes(name):
-    server, arrival = SERVERS[name](), tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
+    server, arrival = SERVERS[name](), tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
     server = known(server, Facts(CLIENTS, every_closes=True))
     before = jax.eval_shape(lambda: server.init(mixed(start_params())))
     after = jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before)
@@ -87,7 +87,7 @@ def test_traced_hyperparameters_leave_the_types_alone(name):
     given = registry.options_of(SERVERS[name]).items()
     options = {k: p.default for k, p in given if registry.is_traced(p) and p.default is not None}
     options |= {"clip": 1.0, "overstale_after": 3.0, "overstale": 0.5}
-    arrival = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
+    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def before_and_after(options):
         server = SERVERS[name](**options)
@@ -153,7 +153,7 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_traced_whole_numbers_serve_as_well(name):
-    plain = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
+    plain = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def receive(options, fixed):
         server = SERVERS[name](**options, **fixed)
@@ -175,7 +175,7 @@ def test_compiled_or_not_is_the_same(name):
     def ending(receive):
         state, memory = server.init(params)
         for i in range(3):
-            state, memory, info = receive(state, memory, tree.take(arrivals, i))
+            state, memory, info = receive(state, memory, tree.gather(arrivals, i))
         return state, memory, info
 
     def same(a, b):
@@ -198,7 +198,7 @@ def test_compiled_or_not_is_the_same(name):
 )
 def test_whole_numbers_serve_as_well(name, options):
     """``fedasync:mixing=1`` on the command line gives an int."""
-    arrival = tree.take(arrivals_for(name, random_uploads(0, 1)), 0)
+    arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def before_and_after():
         server = SERVERS[name](**options)

@@ -112,7 +112,7 @@ def test_a_first_job_is_plain_sgd():
     with jax.enable_x64(True):
         start = unflat(START)
         one = scaffold_client(MODEL, lr=LR, batch_size=2)
-        plain = local.sgd(MODEL, optimizer=optax.sgd(LR), batch_size=2)
+        plain = local.local_training(MODEL, optimizer=optax.sgd(LR), batch_size=2)
         key, message = jax.random.key(3), Message(start, jax.tree.map(jnp.zeros_like, start))
         change, _ = local.run_job(one, key, message, one.init(start), data_of(2), 7)
         delta, _ = local.run_job(plain, key, Message(start), (), data_of(2), 7)

@@ -73,7 +73,7 @@ def by_time(arrival):
 
 def test_a_chain_applies_its_parts_in_order_and_keeps_each_state():
     plus_one = stateless(lambda d, params, arrival: jax.tree.map(lambda leaf: leaf + 1, d))
-    arrival = tree.take(stacked(random_uploads(0, 4, rejected=0.0)), 3)
+    arrival = tree.gather(stacked(random_uploads(0, 4, rejected=0.0)), 3)
     params = start_params()
     both = chain(scale_by(by_time), plus_one, counting(2.0), counting(3.0))
     state = both.init(params)
@@ -88,7 +88,7 @@ def test_a_chain_applies_its_parts_in_order_and_keeps_each_state():
 
 
 def test_a_chain_weighs_as_the_product_of_its_parts():
-    arrival = tree.take(stacked(random_uploads(0, 4)), 2)._replace(staleness=jnp.int32(3))
+    arrival = tree.gather(stacked(random_uploads(0, 4)), 2)._replace(staleness=jnp.int32(3))
     parts = chain(towards_client(), scale_by(by_time), scale_by_staleness(staleness_weight("polynomial"), 0.6))
     params = start_params()
     _, _, weight = parts.update(arrival.upload, parts.init(params), params, arrival)
@@ -101,7 +101,7 @@ def test_a_chain_weighs_as_the_product_of_its_parts():
 def test_towards_client_points_from_the_server_to_the_trained_model():
     with jax.enable_x64(True):
         upload, params = random_uploads(1, 1, rejected=0.0)[0], start_params()
-        arrival = tree.take(stacked([upload]), 0)
+        arrival = tree.gather(stacked([upload]), 0)
         direction, _, _ = towards_client().update(arrival.upload, (), params, arrival)
         np.testing.assert_allclose(flat(direction), upload.start + upload.delta - flat(params), rtol=1e-12, atol=1e-14)
 
@@ -123,7 +123,7 @@ def test_the_state_of_a_transform_skips_rejected_arrivals_and_survives_closing()
 
 
 def clipped(delta, limit):
-    arrival = tree.take(stacked([Upload(delta, delta, 0, 1.0, True)]), 0)
+    arrival = tree.gather(stacked([Upload(delta, delta, 0, 1.0, True)]), 0)
     direction, state, weight = clip_by_norm(limit).update(arrival.upload, (), arrival.start, arrival)
     assert state == ()
     return flat(direction), float(weight)
@@ -159,7 +159,7 @@ def test_a_clipped_zero_is_a_zero():
 def test_clipping_sees_the_direction_that_reaches_it():
     """After a factor of 10, not before; and the whole tree has one norm."""
     with jax.enable_x64(True):
-        arrival = tree.take(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
+        arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
         both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))
         direction, _, weight = both.update(arrival.upload, both.init(arrival.start), arrival.start, arrival)
         np.testing.assert_allclose(flat(direction), np.full(D, 2.0), rtol=1e-12)
@@ -171,7 +171,7 @@ def test_the_staleness_limit_is_the_last_staleness_that_counts_in_full():
     for most, overstale, expected in ((4, 0.0, [1, 1, 0, 0]), (4.0, 0.25, [1, 1, 0.25, 0.25]), (0, 0.0, [1, 0, 0, 0])):
         weights = []
         for tau in (0, 4, 5, 100):
-            arrival = tree.take(stacked([Upload(np.ones(D), np.ones(D), tau, 1.0, True)]), 0)
+            arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), tau, 1.0, True)]), 0)
             direction, _, weight = scale_overstale(most, overstale).update(arrival.upload, (), params, arrival)
             np.testing.assert_allclose(flat(direction), np.full(D, weight))
             weights.append(float(weight))

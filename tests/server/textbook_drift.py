@@ -94,7 +94,7 @@ def data_of(i):
 
 @cache
 def plain_client():
-    return local.sgd(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES))
+    return local.local_training(MODEL, optimizer=optax.sgd(LR), batch_size=max(SIZES))
 
 
 @cache

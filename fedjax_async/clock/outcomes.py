@@ -1,4 +1,4 @@
-"""What becomes of jobs: the codes of ``Schedule.fate``, and counts of them."""
+"""What becomes of jobs: the codes of ``Schedule.outcome``, and counts of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from fedjax_async.types import Schedule
 
 
-class Fate(enum.IntEnum):
-    """What became of a job by the end of the plan: the codes of ``Schedule.fate``."""
+class Outcome(enum.IntEnum):
+    """What became of a job by the end of the plan: the codes of ``Schedule.outcome``."""
 
     APPLIED = 0  # its upload came in time and was applied
     UNDER_WAY = 1  # the server still waits for it
@@ -26,10 +26,10 @@ class Fate(enum.IntEnum):
 
 
 # The upload reached the server, and these were applied:
-APPLIED = (Fate.APPLIED, Fate.LATE)
-DROPPED = (Fate.DROPPED_LATE, Fate.DROPPED_STALE)
+APPLIED = (Outcome.APPLIED, Outcome.LATE)
+DROPPED = (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE)
 RECEIVED = APPLIED + DROPPED
-NEVER_CAME = (Fate.LOST, Fate.CRASHED, Fate.INTERRUPTED)
+NEVER_CAME = (Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED)
 
 
 def trained_in_vain(schedule: Schedule) -> np.ndarray:
@@ -38,18 +38,18 @@ def trained_in_vain(schedule: Schedule) -> np.ndarray:
     Their uploads are lost, dropped, or come after the server has given them up. Crashed and interrupted jobs, and those
     whose round ended before them, are not trained to the end.
     """
-    schedule = with_outcomes(schedule)
-    unapplied = np.isin(schedule.fate, (Fate.LOST, *DROPPED))
-    return unapplied | ((schedule.fate == Fate.GIVEN_UP) & np.isfinite(schedule.upload_time))
+    schedule = with_derived_columns(schedule)
+    unapplied = np.isin(schedule.outcome, (Outcome.LOST, *DROPPED))
+    return unapplied | ((schedule.outcome == Outcome.GIVEN_UP) & np.isfinite(schedule.upload_time))
 
 
-def with_outcomes(schedule: Schedule) -> Schedule:
-    """The schedule with ``fate``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
+def with_derived_columns(schedule: Schedule) -> Schedule:
+    """The schedule with ``outcome``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
 
     See ``clock.make_schedule``. ``ValueError`` if one of them is neither empty nor of one entry a job.
     """
     jobs = len(schedule.client)
-    columns = {name: np.asarray(getattr(schedule, name)) for name in ("fate", "freed_time", "corrupt", "copies")}
+    columns = {name: np.asarray(getattr(schedule, name)) for name in ("outcome", "freed_time", "corrupt", "copies")}
     for name, column in columns.items():
         if column.shape not in ((0,), (jobs,)):
             raise ValueError(f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry a job")
@@ -57,9 +57,11 @@ def with_outcomes(schedule: Schedule) -> Schedule:
     if not empty:
         return schedule
     derived: dict[str, Any] = {"corrupt": np.zeros(jobs, np.bool_), "copies": np.zeros(jobs, np.int8)}
-    if "fate" in empty:
-        derived["fate"] = np.where(np.isinf(schedule.upload_time), Fate.CALLED_OFF, Fate.UNDER_WAY).astype(np.int8)
-        derived["fate"][schedule.job] = Fate.APPLIED
+    if "outcome" in empty:
+        derived["outcome"] = np.where(np.isinf(schedule.upload_time), Outcome.CALLED_OFF, Outcome.UNDER_WAY).astype(
+            np.int8
+        )
+        derived["outcome"][schedule.job] = Outcome.APPLIED
     if "freed_time" in empty:
         order = np.argsort(schedule.client, kind="stable")
         clients, sent = schedule.client[order], schedule.dispatch_time[order]
@@ -82,19 +84,19 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     Of ``plan``'s schedules ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``
     + ``given_up`` + ``under_way`` is the number of jobs.
     """
-    schedule = with_outcomes(schedule)
-    of = np.bincount(schedule.fate, minlength=len(Fate))
+    schedule = with_derived_columns(schedule)
+    of = np.bincount(schedule.outcome, minlength=len(Outcome))
     return {
         "applied": len(schedule.job),
-        "lost": int(sum(of[fate] for fate in NEVER_CAME)),
-        "crashed": int(of[Fate.CRASHED]),
-        "interrupted": int(of[Fate.INTERRUPTED]),
-        "late": int(of[Fate.LATE] + of[Fate.DROPPED_LATE]),
-        "dropped_late": int(of[Fate.DROPPED_LATE]),
-        "dropped_stale": int(of[Fate.DROPPED_STALE]),
+        "lost": int(sum(of[outcome] for outcome in NEVER_CAME)),
+        "crashed": int(of[Outcome.CRASHED]),
+        "interrupted": int(of[Outcome.INTERRUPTED]),
+        "late": int(of[Outcome.LATE] + of[Outcome.DROPPED_LATE]),
+        "dropped_late": int(of[Outcome.DROPPED_LATE]),
+        "dropped_stale": int(of[Outcome.DROPPED_STALE]),
         "duplicates": int(schedule.copies.sum(dtype=np.int64)),
         "corrupt": int(schedule.corrupt[schedule.job].sum()),
-        "called_off": int(of[Fate.CALLED_OFF]),
-        "given_up": int(of[Fate.GIVEN_UP]),
-        "under_way": int(of[Fate.UNDER_WAY]),
+        "called_off": int(of[Outcome.CALLED_OFF]),
+        "given_up": int(of[Outcome.GIVEN_UP]),
+        "under_way": int(of[Outcome.UNDER_WAY]),
     }

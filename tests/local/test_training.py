@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async import tree
-from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, run_job, run_steps, sgd
+from fedjax_async.local import DECAYS, OPTIMIZERS, job_key, local_training, run_job, run_steps
 from fedjax_async.local.batches import seed_of
 from fedjax_async.types import Message, Model
 from tests.local import textbook
@@ -28,7 +28,7 @@ MODEL = softmax_regression()
 
 
 def plain(lr=0.3, **options):
-    return sgd(MODEL, optimizer=optax.sgd(lr), **options)
+    return local_training(MODEL, optimizer=optax.sgd(lr), **options)
 
 
 def groups(key, client, batch_size, steps, size=None):
@@ -64,7 +64,7 @@ def test_training_is_the_textbooks(client, steps, options, version):
     proximal = options.get("proximal", 0.0)
     local = {name: value for name, value in options.items() if name != "proximal"}
     with jax.enable_x64(True):
-        algorithm = sgd(
+        algorithm = local_training(
             MODEL,
             optimizer=OPTIMIZERS["sgd"](lr, **local),
             batch_size=batch_size,
@@ -104,7 +104,7 @@ def test_the_batches_of_an_epoch_are_unbiased_together():
 
 
 def test_a_job_is_its_steps_and_uploads_trained_minus_start():
-    algorithm, data, sent = sgd(MODEL, optimizer=optax.adam(0.1), batch_size=8), client_data(), message()
+    algorithm, data, sent = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=8), client_data(), message()
     step = jax.jit(algorithm.step)
     work = algorithm.begin(jax.random.key(1), sent, (), data)
     for k in range(5):
@@ -119,7 +119,7 @@ def test_a_job_is_its_steps_and_uploads_trained_minus_start():
 
 
 def test_optimiser_state_does_not_outlive_a_job():
-    algorithm, data, sent = sgd(MODEL, optimizer=optax.adam(0.1), batch_size=8), client_data(), message()
+    algorithm, data, sent = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=8), client_data(), message()
     assert algorithm.init(sent.params) == ()
     run = jax.jit(lambda key, state: run_steps(algorithm, key, sent, state, data, 4))
     first = run(jax.random.key(0), ())
@@ -157,7 +157,7 @@ def test_traced_step_counts_share_one_program():
 
 
 def test_clients_of_unequal_size_vmapped_equal_one_by_one():
-    algorithm = sgd(MODEL, optimizer=optax.sgd(0.2, momentum=0.9), batch_size=8, proximal=0.1)
+    algorithm = local_training(MODEL, optimizer=optax.sgd(0.2, momentum=0.9), batch_size=8, proximal=0.1)
     data = client_data()
     keys = jax.random.split(jax.random.key(4), 3)
     each = [client_data(client) for client in range(3)]
@@ -172,8 +172,8 @@ def test_clients_of_unequal_size_vmapped_equal_one_by_one():
     assert sizes.tolist() == SIZES
     alone = jax.jit(one)
     for i in range(3):
-        expected = alone(keys[i], tree.take(starts, i), offsets[i], sizes[i], steps[i])
-        np.testing.assert_allclose(flat(tree.take(together, i)), flat(expected), rtol=1e-4, atol=1e-6)
+        expected = alone(keys[i], tree.gather(starts, i), offsets[i], sizes[i], steps[i])
+        np.testing.assert_allclose(flat(tree.gather(together, i)), flat(expected), rtol=1e-4, atol=1e-6)
 
 
 def noise_model():
@@ -186,7 +186,11 @@ def noise_model():
 
 
 def test_the_dropout_key_is_new_in_every_step_and_follows_from_the_jobs():
-    algorithm, key, data = sgd(noise_model(), optimizer=optax.sgd(1.0), batch_size=8), jax.random.key(6), client_data()
+    algorithm, key, data = (
+        local_training(noise_model(), optimizer=optax.sgd(1.0), batch_size=8),
+        jax.random.key(6),
+        client_data(),
+    )
     run = jax.jit(lambda steps: run_job(algorithm, key, Message({"w": jnp.zeros(())}), (), data, steps)[0]["w"])
     noise = -np.diff([float(run(steps)) for steps in range(6)])
     expected = [float(jax.random.normal(jax.random.fold_in(key, k), ())) for k in range(5)]
@@ -202,7 +206,7 @@ def test_params_and_optimiser_state_keep_their_dtype(name):
 
     def run(lr, mu):
         decay = DECAYS["exponential"](rate=0.5)
-        algorithm = sgd(MODEL, optimizer=OPTIMIZERS[name](lr), batch_size=8, proximal=mu, scale=decay)
+        algorithm = local_training(MODEL, optimizer=OPTIMIZERS[name](lr), batch_size=8, proximal=mu, scale=decay)
         return run_job(algorithm, jax.random.key(0), sent, (), data, 3)[0]
 
     upload = jax.eval_shape(run, jnp.float32(0.1), jnp.float32(0.1))
@@ -217,7 +221,7 @@ def test_hyperparameters_may_be_traced():
     @jax.vmap
     def run(lr, momentum, mu):
         local = OPTIMIZERS["sgd"](lr, momentum=momentum)
-        return job(sgd(MODEL, optimizer=local, batch_size=8, proximal=mu), key, 4)[0]["w"]
+        return job(local_training(MODEL, optimizer=local, batch_size=8, proximal=mu), key, 4)[0]["w"]
 
     with jax.enable_x64(True):
         swept = run(*map(jnp.array, zip(*sweep)))

@@ -22,11 +22,11 @@ Server = ServerAlgorithm | ServerFamily
 Client = ClientAlgorithm | ClientFamily
 
 
-class Pieces(NamedTuple):
+class Components(NamedTuple):
     """Everything that learns, and the data it learns from.
 
     ``server`` and ``client`` are algorithms, or functions of ``hyper`` that return one. Runs whose
-    pieces differ in ``hyper`` and data only share compiled programs, and may run side by side.
+    components differ in ``hyper`` and data only share compiled programs, and may run side by side.
     """
 
     server: Server

@@ -24,7 +24,7 @@ class Work(NamedTuple):
     seed: Array  # uint32[2], orders the minibatches
 
 
-def sgd(
+def local_training(
     model: Model,
     *,
     optimizer: optax.GradientTransformation,
