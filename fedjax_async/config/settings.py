@@ -21,7 +21,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 def _known(field: str, value: Any) -> None:
     """One of the names of a registry; imported only for a value that is given, because the registries need JAX."""
-    from fedjax_async.engine.plan import BATCHINGS  # noqa: PLC0415
+    from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
     from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
     from fedjax_async.local import FEEDBACKS  # noqa: PLC0415

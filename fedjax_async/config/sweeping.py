@@ -19,18 +19,18 @@ from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound
 from fedjax_async.engine.devices import bytes_of, device_memory
-from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import EngineOutcome, Progress, make_run
 from fedjax_async.engine.run import (
     Member,
     default_lanes,
+    layout_of,
     make_member,
     make_stack,
-    plan_stack,
     run_stack,
     shape_of,
 )
-from fedjax_async.engine.world import Shape
+from fedjax_async.engine.tables import Shape
 from fedjax_async.types import Run
 
 # Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.
@@ -133,7 +133,7 @@ def _num_bytes(e: Experiment) -> int:
     state, row = jax.eval_shape(lambda p: bound(e.components.server, e.components.hyper).init(p), e.params)
     own = jax.eval_shape(lambda p: bound(e.components.client, e.components.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
-    slots = plan_stack([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
+    slots = layout_of([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
     rows = min(schedule.num_clients, _max_width(e) or CPU_WIDTH)
     tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
     return model * (slots + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
@@ -164,8 +164,8 @@ def execute_group(
         for i in group.members:
             on_finished(i, execute(experiments[i], progress=progress))
         return
-    plans = [_plan([experiments[i] for i in stack], group.batches) for stack in group.stacks]
-    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(plan) for plan in plans))))
+    layouts = [_layout([experiments[i] for i in stack], group.batches) for stack in group.stacks]
+    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
     report = _Together(progress, group.updates)
     first = experiments[group.members[0]].settings
 
@@ -176,10 +176,10 @@ def execute_group(
 
     def stack(k: int) -> Callable[[], list[EngineOutcome]]:
         members = [member_of(experiments[i]) for i in group.stacks[k]]
-        made = make_stack(members, plans[k], shape, per_client=first.per_client)
+        made = make_stack(members, layouts[k], shape, per_client=first.per_client)
         return lambda: run_stack(made, on_bad=first.on_bad, progress=report.part(k), keeper=keepers[k])
 
-    for k, outcomes in _in_lanes(stack, len(plans), group.lanes):
+    for k, outcomes in _in_lanes(stack, len(layouts), group.lanes):
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
             on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
@@ -194,9 +194,9 @@ def _max_width(e: Experiment) -> int | None:
     return e.settings.max_width
 
 
-def _plan(members: Sequence[Experiment], lanes: int) -> Plan:
+def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
     width, batching = _max_width(members[0]), members[0].settings.batching
-    return plan_stack([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
+    return layout_of([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:

@@ -2,8 +2,8 @@
 
 Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, from the first message to the outcome.
 
-Order of reading: ``components.py`` (what is trained), ``plan.py`` (which jobs are trained together, on the
-host), ``world.py`` (the tables that the device reads), ``kernels.py`` (local training) and
+Order of reading: ``components.py`` (what is trained), ``layout.py`` (which jobs are trained together, on the
+host), ``tables.py`` (the tables that the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``trainers.py`` and ``run.py`` (the loop that calls them).
 ``evaluation.py``, ``own.py`` and ``probes.py`` observe a run; ``unsent.py``, ``storage.py``, ``streaming.py``,
 ``devices.py`` and ``checkpoint.py`` are one feature each; ``record.py`` makes the tables of a run.
@@ -17,20 +17,20 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     from fedjax_async.engine.components import Components
     from fedjax_async.engine.evaluation import Every, Points, evaluation_points
-    from fedjax_async.engine.plan import Plan, make_plan
+    from fedjax_async.engine.layout import Layout, make_layout
     from fedjax_async.engine.reference import run_reference
     from fedjax_async.engine.run import default_batching, default_lanes, default_width, run_waves
 
 __all__ = [
     "Components",
     "Every",
-    "Plan",
+    "Layout",
     "Points",
     "default_batching",
     "default_lanes",
     "default_width",
     "evaluation_points",
-    "make_plan",
+    "make_layout",
     "run_reference",
     "run_waves",
 ]
@@ -40,13 +40,13 @@ __getattr__, __dir__ = lazy.attach(
     {
         "Every": "evaluation",
         "Components": "components",
-        "Plan": "plan",
+        "Layout": "layout",
         "Points": "evaluation",
         "default_batching": "run",
         "default_lanes": "run",
         "default_width": "run",
         "evaluation_points": "evaluation",
-        "make_plan": "plan",
+        "make_layout": "layout",
         "run_reference": "reference",
         "run_waves": "run",
     },

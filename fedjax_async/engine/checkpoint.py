@@ -32,7 +32,7 @@ class Snapshot(NamedTuple):
     """What a checkpoint holds of a stack."""
 
     groups: int  # of batches that are done
-    leaves: list[np.ndarray]  # of ``Live``
+    leaves: list[np.ndarray]  # of ``Carry``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
 
 

@@ -37,7 +37,7 @@ def spread(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(JOBS))
 
 
-def place(tree: Any, sharding: NamedSharding | None) -> Any:
+def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
     """``jax.device_put``, also onto devices that belong to other processes, which put the same values."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)

@@ -6,6 +6,7 @@ An evaluation never changes the run. Scores stay on the device until the end: th
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -125,27 +126,28 @@ def make_evaluate(
 class Scores:
     """Which run is evaluated after which position, and what came out.
 
-    ``place``: per run, the positions of its arrivals. ``rounds``: bounds that the program receiving
+    ``place``: per run, the positions of its arrivals. ``ranks``: bounds that the program receiving
     uploads does not cut; an evaluation then happens at the end of its round, in which the run has no
     other arrival.
     """
 
-    def __init__(self, points: Sequence[Points], place: Sequence[np.ndarray], rounds: np.ndarray | None = None) -> None:
+    def __init__(self, points: Sequence[Points], place: Sequence[np.ndarray], ranks: np.ndarray | None = None) -> None:
         self._points = points
         self._due: dict[int, list[tuple[int, int]]] = {}
         for run, (own, positions) in enumerate(zip(points, place)):
             for local in np.unique(own.position).tolist():
                 stop = int(positions[local - 1]) + 1 if local else 0
-                if rounds is not None:
-                    stop = int(rounds[np.searchsorted(rounds, stop)])
+                if ranks is not None:
+                    stop = int(ranks[np.searchsorted(ranks, stop)])
                 self._due.setdefault(stop, []).append((run, local))
-        self.stops = np.array(sorted(self._due), np.int64)
+        self.stops = sorted(self._due)
         self.at: dict[tuple[int, int], dict[str, Any]] = {}
 
-    def cuts(self, low: int, high: int) -> list[tuple[int, int]]:
-        """Split the positions ``low .. high-1`` so that every evaluation falls between two components."""
-        inner = self.stops[np.searchsorted(self.stops, low, "right") : np.searchsorted(self.stops, high, "left")]
-        return list(itertools.pairwise([low, *inner.tolist(), high]))
+    def cuts(self, *bounds: int) -> list[tuple[int, int]]:
+        """Split stretches of positions between ``bounds``, in order, at every evaluation that falls into one."""
+        first, last = bisect_right(self.stops, bounds[0]), bisect_left(self.stops, bounds[-1])
+        inner = self.stops[first:last]
+        return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
 
     def take(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
         """Evaluate every run that is due after ``position`` arrivals: ``evaluate(run, its own arrivals)``."""

@@ -1,6 +1,6 @@
-"""The client side of a run as compiled programs: rows, train.
+"""The client side of a run as compiled programs: buffers, train.
 
-With ``serving.py`` the only place that knows rows, slots and tables of N clients; the algorithms they
+With ``serving.py`` the only place that knows buffers, slots and tables of N clients; the algorithms they
 call see one client at a time. A stack of R runs shares one set of tables: a job's run says which key
 and which hyperparameters are its own.
 """
@@ -16,59 +16,59 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.engine.components import ClientFamily, bound
 from fedjax_async.engine.devices import JOBS
-from fedjax_async.engine.world import World, client_data
+from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
 
 
-class Live(NamedTuple):
+class Carry(NamedTuple):
     """What the server changes as it runs (donated from call to call)."""
 
     server: State  # [R, ...]; without the axis where R = 1
-    memory: State  # [R * N, ...] rows, or ()
-    clients: State  # the clients' own rows, [R * N, ...], or ()
+    memory: State  # [R * N, ...] buffers, or ()
+    clients: State  # the clients' own buffers, [R * N, ...], or ()
     slots: Message  # start models, [S, ...]
     records: dict[str, Array]  # one column an info, [E']
     rejected: Array  # int32[], uploads refused so far
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
 
-class Rows(NamedTuple):
-    """Buffers of one batch of jobs, C rows each (donated from call to call)."""
+class JobBuffers(NamedTuple):
+    """Buffers of one batch of jobs, C buffers each (donated from call to call)."""
 
     message: Message
-    before: State  # the clients' rows as they were before the job; () where jobs are looped over
+    before: State  # the clients' buffers as they were before the job; () where jobs are looped over
     work: State  # of unfinished jobs; () where jobs are looped over
     upload: Any
-    after: State  # the clients' rows as the job leaves them
+    after: State  # the clients' buffers as the job leaves them
     norm: Array  # float[C]
     accepted: Array  # bool[C]
     info: dict[str, Array]  # what the client says of its uploads, one column [C] a name
 
 
-def hyper_of(world: World, run: Array) -> dict[str, Array]:
+def hyper_of(tables: DeviceTables, run: Array) -> dict[str, Array]:
     """The hyperparameters of a run; of the only one, without indexing, where R = 1."""
-    return {name: values[0 if len(values) == 1 else run] for name, values in world.hyper.items()}
+    return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
-def make_rows(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str) -> Any:
-    """``rows(world, live) -> rows``: empty buffers of the right shapes."""
+def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str) -> Any:
+    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes."""
 
-    def rows(world: World, live: Live) -> Rows:
-        def one(world: World, live: Live) -> Rows:
-            message, before = tree.gather(live.slots, 0), tree.gather(live.clients, 0)
-            who = bound(client, hyper_of(world, jnp.int32(0)))
-            work = who.begin(world.key[0], message, before, client_data(world, jnp.int32(0)))
+    def buffers(tables: DeviceTables, carry: Carry) -> JobBuffers:
+        def one(tables: DeviceTables, carry: Carry) -> JobBuffers:
+            message, before = tree.gather(carry.slots, 0), tree.gather(carry.clients, 0)
+            who = bound(client, hyper_of(tables, jnp.int32(0)))
+            work = who.begin(tables.key[0], message, before, client_data(tables, jnp.int32(0)))
             upload, after = who.finish(work, message, before)
             info = info_of(who, after)
-            done = Rows(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
+            done = JobBuffers(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
             return done if batching == "vmap" else done._replace(before=(), work=())
 
-        shapes = jax.eval_shape(one, world, live)
+        shapes = jax.eval_shape(one, tables, carry)
         return tree.stack_zeros(shapes, capacity)
 
-    return rows
+    return buffers
 
 
 def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
@@ -122,23 +122,23 @@ def _device(devices: int) -> Array:
 
 
 def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
-    """``train(world, slots, clients, rows, span) -> rows`` for the ``width`` longest jobs of a batch.
+    """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (first position of the batch, jobs in it, first local step, end of the steps). With
     several ``devices`` this is the part of one of them, which holds every ``devices``-th job.
     """
     own = width // devices
 
-    def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
+    def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count, first, last = span
         index = jnp.arange(own, dtype=jnp.int32) * devices + _device(devices)
-        position = world.train_order[low + index]
-        owner, run = world.owner[position], world.run[position]
-        steps = jnp.where(index < count, world.steps[position], 0)
-        data = client_data(world, position)
+        position = tables.train_order[low + index]
+        owner, run = tables.owner[position], tables.run[position]
+        steps = jnp.where(index < count, tables.steps[position], 0)
+        data = client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0))
-        hyper = hyper_of(world, run)
-        each = None if len(world.key) == 1 else 0  # the axis of hyper
+        hyper = hyper_of(tables, run)
+        each = None if len(tables.key) == 1 else 0  # the axis of hyper
 
         def begin(hyper: Any, key: Any, message: Message, before: State, data: ClientData) -> State:
             return bound(client, hyper).begin(key, message, before, data)
@@ -147,14 +147,14 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             return finished(bound(client, hyper), *job)
 
         def fresh() -> tuple[Message, State, State]:
-            message = tree.gather(slots, world.slot[position])._replace(version=world.version[position])
+            message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
             before = tree.gather(clients, owner)
-            keys = jax.vmap(job_key)(world.key[run], world.client[position], world.number[position])
+            keys = jax.vmap(job_key)(tables.key[run], tables.client[position], tables.number[position])
             work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one))(hyper, keys, message, before, data)
             return message, before, work
 
         def resumed() -> tuple[Message, State, State]:
-            return jax.tree.map(lambda leaf: leaf[:own], (rows.message, rows.before, rows.work))
+            return jax.tree.map(lambda leaf: leaf[:own], (buffers.message, buffers.before, buffers.work))
 
         message, before, work = jax.lax.cond(first == 0, fresh, resumed)
         advance = jax.vmap(_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
@@ -162,10 +162,10 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
         )
         upload, after, norm, accepted, info = jax.vmap(end, in_axes=(each, *[0] * 6))(
-            hyper, work, message, before, world.norm_limit[run], world.corrupt[position], world.applied[position]
+            hyper, work, message, before, tables.norm_limit[run], tables.corrupt[position], tables.applied[position]
         )
-        done = Rows(message, before, work, upload, after, norm, accepted, info)
-        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), rows, done)
+        done = JobBuffers(message, before, work, upload, after, norm, accepted, info)
+        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers, done)
 
     return train
 
@@ -173,22 +173,22 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
 def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
     """The same signature and result as :func:`make_train`, one job after the other; any number of jobs."""
 
-    def train(world: World, slots: Message, clients: State, rows: Rows, span: Array) -> Rows:
+    def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count = span[0], span[1]
 
-        def one(i: Array, rows: Rows) -> Rows:
-            position = world.train_order[low + i * devices + _device(devices)]
-            run = world.run[position]
-            who = bound(client, hyper_of(world, run))
-            message = tree.gather(slots, world.slot[position])._replace(version=world.version[position])
-            before = tree.gather(clients, world.owner[position])
-            key = job_key(world.key[run], world.client[position], world.number[position])
-            work = run_steps(who, key, message, before, client_data(world, position), world.steps[position])
-            outcome = (world.norm_limit[run], world.corrupt[position], world.applied[position])
+        def one(i: Array, buffers: JobBuffers) -> JobBuffers:
+            position = tables.train_order[low + i * devices + _device(devices)]
+            run = tables.run[position]
+            who = bound(client, hyper_of(tables, run))
+            message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
+            before = tree.gather(clients, tables.owner[position])
+            key = job_key(tables.key[run], tables.client[position], tables.number[position])
+            work = run_steps(who, key, message, before, client_data(tables, position), tables.steps[position])
+            outcome = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
             done = finished(who, work, message, before, *outcome)
-            return tree.scatter(rows, i, Rows(message, (), (), *done))
+            return tree.scatter(buffers, tables.row[position] % len(buffers.norm), JobBuffers(message, (), (), *done))
 
         mine = (count - _device(devices) + devices - 1) // devices
-        return jax.lax.fori_loop(0, mine, one, rows)
+        return jax.lax.fori_loop(0, mine, one, buffers)
 
     return train

@@ -16,25 +16,25 @@ from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import bytes_of, everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.own import make_own, rows_at
-from fedjax_async.engine.plan import Plan
-from fedjax_async.engine.serving import Known, rule_at
-from fedjax_async.engine.world import Shape, World
+from fedjax_async.engine.serving import StackFacts, rule_at
+from fedjax_async.engine.tables import DeviceTables, Shape
 from fedjax_async.types import Array, Model, Params, State
 
 MOST_MAPS = 25_000
 
 
 @lru_cache(maxsize=64)
-def start(server: Server, client: Client, known: Known, slots: int, mesh: Mesh | None) -> Any:
+def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Any:
     """Jitted :func:`serving.make_start`."""
-    return jax.jit(serving.make_start(server, client, known, slots), out_shardings=everywhere(mesh))
+    return jax.jit(serving.make_start(server, client, facts, slots), out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
-def rows(client: Client, capacity: int, batching: str, mesh: Mesh | None) -> Any:
-    """Jitted :func:`kernels.make_rows`; each device holds its share of the rows."""
-    return jax.jit(kernels.make_rows(client, capacity, batching), out_shardings=spread(mesh))
+def buffers(client: Client, capacity: int, batching: str, mesh: Mesh | None) -> Any:
+    """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
+    return jax.jit(kernels.make_buffers(client, capacity, batching), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
@@ -53,13 +53,13 @@ def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def receive(server: Server, known: Known, rounds: bool, mesh: Mesh | None) -> Any:
+def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Any:
     """Jitted :func:`serving.make_receive` or ``..._rounds``; donates what the server changes."""
-    made = (serving.make_receive_rounds if rounds else serving.make_receive)(server, known)
+    made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
 
-    def gathered(world: World, live: kernels.Live, rows: kernels.Rows, span: Array) -> Any:
+    def gathered(tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array) -> Any:
         """Every device applies all uploads: the server's state is the same everywhere."""
-        return made(world, live, jax.lax.with_sharding_constraint(rows, everywhere(mesh)), span)
+        return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
     whole = everywhere(mesh)
     return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=whole)
@@ -67,26 +67,33 @@ def receive(server: Server, known: Known, rounds: bool, mesh: Mesh | None) -> An
 
 @lru_cache(maxsize=64)
 def evaluate(
-    model: Model, server: Server, client: Client | None, known: Known, total: int, labels: bool, per_client: bool
+    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
 ) -> Any:
-    """Jitted ``evaluate(world, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
+    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
 
     Without a ``client`` no own models are evaluated, and memory and clients are ``()``.
     """
-    clients = known.num_clients if per_client else None
+    clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
     own = make_own(model, labels)
 
     def evaluate(
-        world: World, seen: tuple[State, State, State], run: Array, now: Any, x: Array, y: Array, owner: Any, tests: Any
+        tables: DeviceTables,
+        seen: tuple[State, State, State],
+        run: Array,
+        now: Any,
+        x: Array,
+        y: Array,
+        owner: Any,
+        tests: Any,
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, world, known, run), serving.state_of(world, seen[0], run)
+        rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
         if client is None:
             return scores
-        memory, kept = (rows_at(table, run * jnp.int32(known.num_clients)) for table in seen[1:])
-        who = bound(client, kernels.hyper_of(world, run))
+        memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
+        who = bound(client, kernels.hyper_of(tables, run))
         return scores | own(rule, who, state, memory, kept, now, x, y, tests)
 
     return jax.jit(evaluate)
@@ -107,61 +114,61 @@ class Programs(NamedTuple):
     """Everything one stack of runs calls: compiled, so that no thread traces."""
 
     start: Callable[..., Any]
-    rows: Callable[..., Any]
+    buffers: Callable[..., Any]
     train: dict[int, Callable[..., Any]]
     receive: Callable[..., Any]
     evaluate: Callable[..., Any]
-    by_rounds: bool  # what the spans of ``receive`` count
-    live_bytes: int  # of what the server changes
-    rows_bytes: int  # of the buffers of one batch
+    by_ranks: bool  # what the spans of ``receive`` count
+    carry_bytes: int  # of what the server changes
+    buffers_bytes: int  # of the buffers of one batch
 
 
 def compile_programs(
     server: Server,
     client: Client,
     model: Model,
-    plan: Plan,
+    layout: Layout,
     shape: Shape,
-    world: World,
+    tables: DeviceTables,
     params: Params,
     tests: Any,
     *,
     labels: bool,
     per_client: bool,
-    known: Known,
+    facts: StackFacts,
     mesh: Mesh | None = None,
 ) -> Programs:
     """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
     shed()
-    by_rounds = shape.runs > 1 and plan.batching == "vmap"
+    by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
-    begin = start(server, client, known, shape.slots, mesh)
-    live = jax.eval_shape(begin, world, params)
-    make_rows = rows(client, shape.capacity, plan.batching, mesh)
-    buffers = jax.eval_shape(make_rows, world, live)
+    begin = start(server, client, facts, shape.slots, mesh)
+    carry = jax.eval_shape(begin, tables, params)
+    make_buffers = buffers(client, shape.capacity, layout.batching, mesh)
+    empty = jax.eval_shape(make_buffers, tables, carry)
     if mesh is not None:
-        live, buffers = _placed(live, everywhere(mesh)), _placed(buffers, spread(mesh))
+        carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
     own = tests[3] is not None
-    score = evaluate(model, server, client if own else None, known, len(tests[1]), labels, per_client)
-    now = (np.zeros((), world.time.dtype), np.zeros((), np.int32))
+    score = evaluate(model, server, client if own else None, facts, len(tests[1]), labels, per_client)
+    now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
     return Programs(
-        start=begin.lower(world, params).compile(),
-        rows=make_rows.lower(world, live).compile(),
+        start=begin.lower(tables, params).compile(),
+        buffers=make_buffers.lower(tables, carry).compile(),
         train={
-            w: train(client, w, plan.batching, mesh).lower(world, live.slots, live.clients, buffers, span).compile()
-            for w in plan.widths
+            w: train(client, w, layout.batching, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
+            for w in layout.widths
         },
-        receive=receive(server, known, by_rounds, mesh).lower(world, live, buffers, span[:2]).compile(),
-        evaluate=score.lower(world, evaluated(live, own), span[0], now, *tests).compile(),
-        by_rounds=by_rounds,
-        live_bytes=bytes_of(live),
-        rows_bytes=bytes_of(buffers),
+        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
+        evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
+        by_ranks=by_ranks,
+        carry_bytes=bytes_of(carry),
+        buffers_bytes=bytes_of(empty),
     )
 
 
-def evaluated(live: kernels.Live, own: bool) -> tuple[State, State, State]:
+def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
     """What an evaluation looks at; ``own``: whether that includes the models of the clients."""
-    return (live.server, live.memory, live.clients) if own else (live.server, (), ())
+    return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())
 
 
 def _placed(shapes: Any, sharding: Any) -> Any:

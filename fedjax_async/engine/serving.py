@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from fedjax_async import check, tree
 from fedjax_async.engine.components import Client, Server, bound, rule_of
-from fedjax_async.engine.kernels import Live, Rows, hyper_of, info_of
+from fedjax_async.engine.kernels import Carry, JobBuffers, hyper_of, info_of
 from fedjax_async.engine.probing import noted as probed
-from fedjax_async.engine.probing import noted_rounds as probed_rounds
+from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
-from fedjax_async.engine.world import World, client_data
+from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
@@ -30,12 +30,12 @@ def read_rows(table: Any, index: Array) -> Any:
     return jax.lax.fori_loop(0, once, lambda _, row: tree.gather(table, index), nothing)
 
 
-def state_of(world: World, states: State, run: Array) -> State:
+def state_of(tables: DeviceTables, states: State, run: Array) -> State:
     """The server state of a run."""
-    return states if len(world.key) == 1 else tree.gather(states, run)
+    return states if len(tables.key) == 1 else tree.gather(states, run)
 
 
-class Known(NamedTuple):
+class StackFacts(NamedTuple):
     """What the compiled programs are told of a stack's runs; equal for all of them."""
 
     num_clients: int
@@ -44,98 +44,98 @@ class Known(NamedTuple):
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
 
 
-def rule_at(server: Server, world: World, known: Known, run: Array) -> ServerAlgorithm:
+def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array) -> ServerAlgorithm:
     """The server rule of a run."""
-    only = len(world.key) == 1
-    updates, steps = (column[0 if only else run] for column in (world.updates, world.server_steps))
-    return rule_of(server, hyper_of(world, run), Facts(known.num_clients, known.every_closes, updates, steps))
+    only = len(tables.key) == 1
+    updates, steps = (column[0 if only else run] for column in (tables.updates, tables.server_steps))
+    return rule_of(server, hyper_of(tables, run), Facts(facts.num_clients, facts.every_closes, updates, steps))
 
 
-def request_of(world: World, known: Known, write: Array) -> Request:
+def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request:
     """What the message of write ``write`` is asked for."""
     return Request(
-        client=world.write_owner[write] % known.num_clients,
-        time=world.write_time[write],
-        version=world.write_version[write],
-        local_steps=world.write_steps[write],
-        weight=world.write_weight[write],
+        client=tables.write_owner[write] % facts.num_clients,
+        time=tables.write_time[write],
+        version=tables.write_version[write],
+        local_steps=tables.write_steps[write],
+        weight=tables.write_weight[write],
     )
 
 
 def send_one(
-    server: Server, world: World, known: Known, state: State, memory: State, write: Array
+    server: Server, tables: DeviceTables, facts: StackFacts, state: State, memory: State, write: Array
 ) -> tuple[Message, State]:
     """The message of write ``write`` and the server's row about its client afterwards."""
-    run = world.write_run[write]
-    before = read_rows(memory, world.write_owner[write])
-    rule = rule_at(server, world, known, run)
-    message, after = rule.dispatch(state_of(world, state, run), before, request_of(world, known, write))
+    run = tables.write_run[write]
+    before = read_rows(memory, tables.write_owner[write])
+    rule = rule_at(server, tables, facts, run)
+    message, after = rule.dispatch(state_of(tables, state, run), before, request_of(tables, facts, write))
     return message._replace(version=jnp.int32(0)), after
 
 
-def write_messages(server: Server, world: World, known: Known, live: Live, position: Array) -> Live:
+def write_messages(server: Server, tables: DeviceTables, facts: StackFacts, carry: Carry, position: Array) -> Carry:
     """Send the messages due after ``position`` arrivals: write them to their slots."""
 
-    def send(j: Array, live: Live) -> Live:
-        message, memory = send_one(server, world, known, live.server, live.memory, j)
-        return live._replace(
-            memory=tree.scatter(live.memory, world.write_owner[j], memory),
-            slots=tree.scatter(live.slots, world.write_slot[j], message),
+    def send(j: Array, carry: Carry) -> Carry:
+        message, memory = send_one(server, tables, facts, carry.server, carry.memory, j)
+        return carry._replace(
+            memory=tree.scatter(carry.memory, tables.write_owner[j], memory),
+            slots=tree.scatter(carry.slots, tables.write_slot[j], message),
         )
 
-    return jax.lax.fori_loop(world.write_bounds[position], world.write_bounds[position + 1], send, live)
+    return jax.lax.fori_loop(tables.write_bounds[position], tables.write_bounds[position + 1], send, carry)
 
 
-def make_start(server: Server, client: Client, known: Known, slots: int) -> Any:
-    """``start(world, params) -> live``: server states, memory and client rows, and the first messages.
+def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> Any:
+    """``start(tables, params) -> carry``: server states, memory and client rows, and the first messages.
 
     ``params``: [R, ...], without the axis where R = 1.
     """
 
-    def start(world: World, params: Params) -> Live:
-        runs = len(world.key)
+    def start(tables: DeviceTables, params: Params) -> Carry:
+        runs = len(tables.key)
 
         def begin(hyper: dict[str, Array], run: Array, params: Params) -> tuple[State, State, State]:
-            return *rule_at(server, world, known, run).init(params), bound(client, hyper).init(params)
+            return *rule_at(server, tables, facts, run).init(params), bound(client, hyper).init(params)
 
         def rows_of(one: State) -> State:
             """A row a client from a row a run."""
 
             def rows(leaf: Array) -> Array:
                 leaf = leaf[None] if runs == 1 else leaf
-                each = jnp.broadcast_to(leaf[:, None], (runs, known.num_clients, *leaf.shape[1:]))
-                return each.reshape(runs * known.num_clients, *leaf.shape[1:])
+                each = jnp.broadcast_to(leaf[:, None], (runs, facts.num_clients, *leaf.shape[1:]))
+                return each.reshape(runs * facts.num_clients, *leaf.shape[1:])
 
             return jax.tree.map(rows, one)
 
-        first, zero = hyper_of(world, jnp.int32(0)), jnp.int32(0)
+        first, zero = hyper_of(tables, jnp.int32(0)), jnp.int32(0)
         if runs == 1:
             state, memory, own = begin(first, zero, params)
             example = (state, memory, own)
         else:
-            state, memory, own = jax.vmap(begin)(world.hyper, jnp.arange(runs, dtype=jnp.int32), params)
+            state, memory, own = jax.vmap(begin)(tables.hyper, jnp.arange(runs, dtype=jnp.int32), params)
             example = tree.gather((state, memory, own), 0)
-        rule = rule_at(server, world, known, zero)
-        message, _ = rule.dispatch(*example[:2], request_of(world, known, zero))
+        rule = rule_at(server, tables, facts, zero)
+        message, _ = rule.dispatch(*example[:2], request_of(tables, facts, zero))
         message = message._replace(version=zero)
 
         def both(state: State, memory: State, own: State, message: Message) -> Any:
             who = bound(client, first)
-            work = who.begin(world.key[0], message, own, client_data(world, zero))
+            work = who.begin(tables.key[0], message, own, client_data(tables, zero))
             upload, after = who.finish(work, message, own)
-            arrival = _arrival(world, upload, message, zero, jnp.bool_(True))
-            seen = values_of(known.probes, world, zero, state, memory, arrival)
+            arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
+            seen = values_of(facts.probes, tables, zero, state, memory, arrival)
             return rule.receive(state, memory, arrival)[2], info_of(who, after), seen
 
         info, sent, seen = jax.eval_shape(both, *example, message)
         columns = _columns(info)
         check.require(not set(columns) & set(sent), "client.info", list(sent), f"named other than {list(columns)}")
-        length = world.client.shape[0]
+        length = tables.client.shape[0]
         records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in (columns | sent).items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
         table = tree.stack_zeros(message, slots)
-        live = Live(state, rows_of(memory), rows_of(own), table, records, zero, tree.stack_zeros(seen, length))
-        return write_messages(server, world, known, live, zero)
+        carry = Carry(state, rows_of(memory), rows_of(own), table, records, zero, tree.stack_zeros(seen, length))
+        return write_messages(server, tables, facts, carry, zero)
 
     return start
 
@@ -145,138 +145,138 @@ def _columns(info: Info) -> dict[str, Any]:
     return {"weight": info.weight, **info.columns}
 
 
-def _arrival(world: World, upload: Any, message: Message, position: Array, accepted: Array) -> Arrival:
+def _arrival(tables: DeviceTables, upload: Any, message: Message, position: Array, accepted: Array) -> Arrival:
     """What the server is given of the upload that arrives at ``position``."""
     return Arrival(
         upload=upload,
         start=message.params,
-        staleness=world.staleness[position],
-        weight=jnp.where(accepted, world.size[position], 0).astype(jnp.result_type(float)),
-        client=world.client[position],
-        time=world.time[position],
-        closes=world.closes[position],
-        local_steps=world.steps[position],
+        staleness=tables.staleness[position],
+        weight=jnp.where(accepted, tables.size[position], 0).astype(jnp.result_type(float)),
+        client=tables.client[position],
+        time=tables.time[position],
+        closes=tables.closes[position],
+        local_steps=tables.steps[position],
         extra=message.extra,
     )
 
 
-def _arrived(world: World, rows: Rows, position: Array) -> Arrival:
+def _arrived(tables: DeviceTables, buffers: JobBuffers, position: Array) -> Arrival:
     """The same, from the buffers of its batch."""
-    row = world.row[position]
-    upload, message = tree.gather((rows.upload, rows.message), row)
-    return _arrival(world, upload, message, position, rows.accepted[row])
+    row = tables.row[position]
+    upload, message = tree.gather((buffers.upload, buffers.message), row)
+    return _arrival(tables, upload, message, position, buffers.accepted[row])
 
 
-def make_receive(server: Server, known: Known) -> Any:
-    """``receive(world, live, rows, span) -> (live, rejected)``: apply the positions ``span[0] .. span[1]-1``.
+def make_receive(server: Server, facts: StackFacts) -> Any:
+    """``receive(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
-    ``rejected`` (so far) is a copy that outlives the donation of ``live``: waiting for it tells the
+    ``rejected`` (so far) is a copy that outlives the donation of ``carry``: waiting for it tells the
     host how far the device has come.
     """
 
-    def applied(world: World, rows: Rows, p: Array, live: Live) -> Live:
-        row, owner, run = world.row[p], world.owner[p], world.run[p]
-        accepted = rows.accepted[row]
-        arrival = _arrived(world, rows, p)
-        rule = rule_at(server, world, known, run)
-        state, memory = state_of(world, live.server, run), read_rows(live.memory, owner)
-        seen = probed(known.probes, world, live.probes, p, state, memory, arrival)
+    def applied(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
+        row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
+        accepted = buffers.accepted[row]
+        arrival = _arrived(tables, buffers, p)
+        rule = rule_at(server, tables, facts, run)
+        state, memory = state_of(tables, carry.server, run), read_rows(carry.memory, owner)
+        seen = probed(facts.probes, tables, carry.probes, p, state, memory, arrival)
         state, memory, info = rule.receive(state, memory, arrival)
-        if known.every_closes:
+        if facts.every_closes:
             state, memory = closed(rule, state, memory)
         elif rule.close is not None:
             state, memory = tree.when(arrival.closes, lambda both: closed(rule, *both), (state, memory))
-        noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}
-        return live._replace(
-            server=state if len(world.key) == 1 else tree.scatter(live.server, run, state),
-            memory=tree.scatter(live.memory, owner, memory),
-            records=live.records | {name: live.records[name].at[p].set(value) for name, value in noted.items()},
-            rejected=live.rejected + jnp.logical_not(accepted).astype(jnp.int32),
+        noted = _columns(info) | {"upload_norm": buffers.norm[row], "accepted": accepted}
+        return carry._replace(
+            server=state if len(tables.key) == 1 else tree.scatter(carry.server, run, state),
+            memory=tree.scatter(carry.memory, owner, memory),
+            records=carry.records | {name: carry.records[name].at[p].set(value) for name, value in noted.items()},
+            rejected=carry.rejected + jnp.logical_not(accepted).astype(jnp.int32),
             probes=seen,
         )
 
-    def one(world: World, rows: Rows, p: Array, live: Live) -> Live:
-        row = world.row[p]
-        if known.all_applied:
-            live = applied(world, rows, p, live)
+    def one(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
+        row = tables.row[p]
+        if facts.all_applied:
+            carry = applied(tables, buffers, p, carry)
         else:
-            live = tree.when(world.applied[p], lambda live: applied(world, rows, p, live), live)
-        sent = {name: live.records[name].at[p].set(values[row]) for name, values in rows.info.items()}
-        live = live._replace(
-            clients=tree.scatter(live.clients, world.owner[p], tree.gather(rows.after, row)),
-            records=live.records | sent,
+            carry = tree.when(tables.applied[p], lambda carry: applied(tables, buffers, p, carry), carry)
+        sent = {name: carry.records[name].at[p].set(values[row]) for name, values in buffers.info.items()}
+        carry = carry._replace(
+            clients=tree.scatter(carry.clients, tables.owner[p], tree.gather(buffers.after, row)),
+            records=carry.records | sent,
         )
-        return write_messages(server, world, known, live, p + 1)
+        return write_messages(server, tables, facts, carry, p + 1)
 
-    def receive(world: World, live: Live, rows: Rows, span: Array) -> tuple[Live, Array]:
-        live = jax.lax.fori_loop(span[0], span[1], lambda p, live: one(world, rows, p, live), live)
-        return live, live.rejected + 0
+    def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
+        carry = jax.lax.fori_loop(span[0], span[1], lambda p, carry: one(tables, buffers, p, carry), carry)
+        return carry, carry.rejected + 0
 
     return receive
 
 
-def make_receive_rounds(server: Server, known: Known) -> Any:
-    """The same as :func:`make_receive` for the rounds ``span[0] .. span[1]-1``, all runs of a round at once."""
+def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
+    """The same as :func:`make_receive` for the ranks ``span[0] .. span[1]-1``, all runs of a round at once."""
 
-    def gathered(world: World, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
-        rule = rule_at(server, world, known, run)
+    def gathered(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
+        rule = rule_at(server, tables, facts, run)
         state, memory, info = rule.receive(state, memory, arrival)
-        return *(closed(rule, state, memory) if known.every_closes else (state, memory)), info
+        return *(closed(rule, state, memory) if facts.every_closes else (state, memory)), info
 
-    def closing(world: World, run: Array, state: State, memory: State, closes: Array) -> Any:
-        after = closed(rule_at(server, world, known, run), state, memory)
+    def closing(tables: DeviceTables, run: Array, state: State, memory: State, closes: Array) -> Any:
+        after = closed(rule_at(server, tables, facts, run), state, memory)
         return tree.where(closes, after, (state, memory))
 
-    def one_round(world: World, rows: Rows, k: Array, live: Live) -> Live:
-        runs = len(world.key)
+    def one_rank(tables: DeviceTables, buffers: JobBuffers, k: Array, carry: Carry) -> Carry:
+        runs = len(tables.key)
         lane = jnp.arange(runs, dtype=jnp.int32)
-        low, high = world.rounds[k], world.rounds[k + 1]
+        low, high = tables.ranks[k], tables.ranks[k + 1]
         p = jnp.minimum(low + lane, high - 1)
         active = low + lane < high
-        row, owner, run = world.row[p], world.owner[p], world.run[p]
-        arrives = active if known.all_applied else active & world.applied[p]
-        accepted = rows.accepted[row]
-        arrival = jax.vmap(lambda p: _arrived(world, rows, p))(p)
-        before = tree.gather(live.server, run), read_rows(live.memory, owner)
-        seen = probed_rounds(known.probes, world, live.probes, p, arrives, *before, arrival)
-        state, memory, info = jax.vmap(gathered, in_axes=(None, 0, 0, 0, 0))(world, run, *before, arrival)
-        if not known.every_closes:
+        row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
+        arrives = active if facts.all_applied else active & tables.applied[p]
+        accepted = buffers.accepted[row]
+        arrival = jax.vmap(lambda p: _arrived(tables, buffers, p))(p)
+        before = tree.gather(carry.server, run), read_rows(carry.memory, owner)
+        seen = probed_ranks(facts.probes, tables, carry.probes, p, arrives, *before, arrival)
+        state, memory, info = jax.vmap(gathered, in_axes=(None, 0, 0, 0, 0))(tables, run, *before, arrival)
+        if not facts.every_closes:
             closes = arrival.closes & arrives
 
             def close(both: Any) -> Any:
                 state, memory = both
-                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(world, run, state, memory, closes)
+                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(tables, run, state, memory, closes)
 
             state, memory = tree.when(jnp.any(closes), close, (state, memory))
-        noted = _columns(info) | {"upload_norm": rows.norm[row], "accepted": accepted}
-        sent = tree.gather(rows.info, row)
-        live = live._replace(
-            server=tree.scatter_where(live.server, run, state, arrives),
-            memory=tree.scatter_where(live.memory, owner, memory, arrives),
-            clients=tree.scatter_where(live.clients, owner, tree.gather(rows.after, row), active),
-            records=tree.scatter_where({n: live.records[n] for n in noted}, p, noted, arrives)
-            | tree.scatter_where({n: live.records[n] for n in sent}, p, sent, active),
-            rejected=live.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
+        noted = _columns(info) | {"upload_norm": buffers.norm[row], "accepted": accepted}
+        sent = tree.gather(buffers.info, row)
+        carry = carry._replace(
+            server=tree.scatter_where(carry.server, run, state, arrives),
+            memory=tree.scatter_where(carry.memory, owner, memory, arrives),
+            clients=tree.scatter_where(carry.clients, owner, tree.gather(buffers.after, row), active),
+            records=tree.scatter_where({n: carry.records[n] for n in noted}, p, noted, arrives)
+            | tree.scatter_where({n: carry.records[n] for n in sent}, p, sent, active),
+            rejected=carry.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
             probes=seen,
         )
-        return write_due(world, live, world.write_bounds[low + 1], world.write_bounds[high + 1], lane)
+        return write_due(tables, carry, tables.write_bounds[low + 1], tables.write_bounds[high + 1], lane)
 
-    def write_due(world: World, live: Live, low: Array, high: Array, lane: Array) -> Live:
+    def write_due(tables: DeviceTables, carry: Carry, low: Array, high: Array, lane: Array) -> Carry:
         """All messages due after a round, as many at a time as there are runs."""
 
-        def some(i: Array, live: Live) -> Live:
+        def some(i: Array, carry: Carry) -> Carry:
             j = jnp.minimum(low + i * len(lane) + lane, high - 1)
             active = low + i * len(lane) + lane < high
-            message, memory = jax.vmap(lambda j: send_one(server, world, known, live.server, live.memory, j))(j)
-            return live._replace(
-                memory=tree.scatter_where(live.memory, world.write_owner[j], memory, active),
-                slots=tree.scatter_where(live.slots, world.write_slot[j], message, active),
+            message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
+            return carry._replace(
+                memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
+                slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
             )
 
-        return jax.lax.fori_loop(0, -((low - high) // len(lane)), some, live)
+        return jax.lax.fori_loop(0, -((low - high) // len(lane)), some, carry)
 
-    def receive(world: World, live: Live, rows: Rows, span: Array) -> tuple[Live, Array]:
-        live = jax.lax.fori_loop(span[0], span[1], lambda k, live: one_round(world, rows, k, live), live)
-        return live, live.rejected + 0
+    def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
+        carry = jax.lax.fori_loop(span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
+        return carry, carry.rejected + 0
 
     return receive

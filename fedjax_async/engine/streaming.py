@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.data import Identity, pack, packed_offsets
-from fedjax_async.engine.devices import place
-from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.layout import Layout
 from fedjax_async.types import FederatedData
 
 
@@ -25,11 +25,11 @@ class Feed(NamedTuple):
     x64: bool  # JAX keeps this a setting of each thread, and lanes have their own
     sharding: Any = None
 
-    def batch(self, low: int, high: int) -> dict[str, Any]:
-        """The tables of the batch of positions ``low .. high-1``, on the device."""
-        x, y, _ = pack(self.data, self.client[low:high], self.rows)
+    def batch(self, positions: np.ndarray) -> dict[str, Any]:
+        """The tables of the batch of these positions, on the device."""
+        x, y, _ = pack(self.data, self.client[positions], self.rows)
         with jax.enable_x64(self.x64):
-            return place({"x": x, "y": y}, self.sharding)
+            return to_devices({"x": x, "y": y}, self.sharding)
 
     def empty(self) -> dict[str, Any]:
         """Tables of the same shapes before there is a batch."""
@@ -37,13 +37,14 @@ class Feed(NamedTuple):
         return {"x": x, "y": y, "order": Identity((self.rows,))}
 
 
-def make_feed(plan: Plan, data: FederatedData, sharding: Any = None) -> Feed:
-    """Plan the copies: as long as the longest batch needs, so that one program serves all."""
-    client = np.concatenate([s.client[s.job] for s in plan.schedules])[plan.source]
+def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed:
+    """Layout the copies: as long as the longest batch needs, so that one program serves all."""
+    client = np.concatenate([s.client[s.job] for s in layout.schedules])[layout.source]
     offset = np.zeros(len(client), np.int32)
     longest = 1
-    for low, high in itertools.pairwise(plan.bounds.tolist()):
-        offset[low:high] = packed_offsets(data, client[low:high])
-        longest = max(longest, int(data.size[client[low:high]].sum(dtype=np.int64)))
+    for batch in itertools.chain.from_iterable(layout.groups):
+        positions = layout.train_order[batch.first : batch.first + batch.jobs]
+        offset[positions] = packed_offsets(data, client[positions])
+        longest = max(longest, int(data.size[client[positions]].sum(dtype=np.int64)))
     x64 = jnp.result_type(float) == jnp.float64
     return Feed(data, client, offset, 1 << (longest - 1).bit_length(), x64, sharding)

@@ -16,7 +16,7 @@ from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
 from fedjax_async.engine import default_width, programs, run_reference, run_waves
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.engine.run import make_member, make_stack, memory_needed, plan_stack, shape_of
+from fedjax_async.engine.run import layout_of, make_member, make_stack, memory_needed, shape_of
 from fedjax_async.models import MODELS, rematerialised
 from fedjax_async.types import Request, Schedule
 from tests.engine.problem import case, close, data
@@ -32,7 +32,7 @@ def run(**changes):
 def needed(**changes):
     e = prepare(dataclasses.replace(BASE, **changes))
     members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
-    made = plan_stack(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
+    made = layout_of(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
     return memory_needed(make_stack(members, made, shape_of(made)))
 
 
@@ -123,7 +123,7 @@ def test_nothing_on_the_device_grows_with_the_population():
             method="fedasync@every:concurrency=10", batch_size=8,
         ))  # fmt: skip
         members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
-        made = plan_stack(members)
+        made = layout_of(members)
         stack = make_stack(members, made, shape_of(made))
         sizes[clients] = memory_needed(stack)
     assert sizes[1000] == sizes[1_000_000]

@@ -11,7 +11,7 @@ import pytest
 from fedjax_async import simulate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.components import facts_of, rule_of
-from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.server import closed
 from fedjax_async.types import Arrival, ClientData, Info, Message, Request, ServerAlgorithm
@@ -127,7 +127,7 @@ def test_a_stack_of_two_runs_each_as_alone(batching):
         components = cases[0].components._replace(data=with_test_rows(data(), [2, 0, 5, 3, 1]))
         cases[1] = cases[1]._replace(components=components)
         members = [make_member(*one) for one in cases]
-        made = plan_stack(members, batching=batching)
+        made = layout_of(members, batching=batching)
         stack = make_stack(members, made, shape_of(made), per_client=True)
         for have, one in zip(run_stack(stack), cases, strict=True):
             want = run_reference(*one, per_client=True)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.clock import Until, plan
-from fedjax_async.engine import Every, evaluation_points, make_plan
-from fedjax_async.engine.plan import active_histogram, choose_widths, ladder, useful_share
+from fedjax_async.engine import Every, evaluation_points, make_layout
+from fedjax_async.engine.batches import SPARE, active_histogram, choose_widths, ladder, useful_share
 
 histograms = st.lists(st.integers(0, 50), min_size=2, max_size=14).map(lambda h: np.array([0, *h]))
 
@@ -71,25 +71,49 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
     schedule = plan(
         timing, "exponential", num_clients=len(steps), local_steps=np.array(steps), until=Until(updates=40), seed=seed
     )
-    made = make_plan([schedule], max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
-    assert np.diff(made.bounds).max() <= max_width
-    done = np.zeros(len(schedule.job), int)
-    for v, segments in enumerate(made.segments):
-        low, high = made.bounds[v], made.bounds[v + 1]
-        order = made.train_order[low:high]
-        assert sorted(order) == list(range(low, high))
-        np.testing.assert_array_equal(made.row[order], np.arange(high - low))
-        clock = 0
-        for width, first, last in segments:
-            assert first == clock and last > first and width in made.widths and width <= made.capacity
-            clock = last
-            for row in range(min(width, high - low)):
-                job_steps = schedule.local_steps[schedule.job[order[row]]]
-                done[order[row]] += max(0, min(last, job_steps) - first)
+    made = make_layout([schedule], max_width=max_width, lanes=lanes, batching=batching, compiling=compiling)
+    ready = schedule.dispatched_after[schedule.job]
+    done, received = np.zeros(len(schedule.job), int), 0
+    in_rows: dict[tuple[int, int], int] = {}  # (lane, row) -> position, from its training until it is received
+    for g, group in enumerate(made.groups):
+        assert len({batch.lane for batch in group}) == len(group) <= lanes and made.bounds[g] == received
+        for lane, first, jobs, segments in group:
+            order = made.train_order[first : first + jobs]
+            assert 0 < jobs <= max_width + SPARE and len({*order.tolist()}) == jobs
+            assert (ready[order] <= received).all(), "a start model is not there yet"
+            assert (made.lane[order] == lane).all() and (made.row[order] < made.capacity).all()
+            for position in order.tolist():
+                assert in_rows.setdefault((lane, int(made.row[position])), position) == position, "a row in use"
+            clock = 0
+            for width, start, stop in segments:
+                assert start == clock and stop > start and width in made.widths and width <= made.capacity
+                clock = stop
+                for position in order[: min(width, jobs)]:
+                    steps_of = schedule.local_steps[schedule.job[position]]
+                    done[position] += max(0, min(stop, steps_of) - start)
+        received = int(made.bounds[g + 1])
+        assert (done[:received] == schedule.local_steps[schedule.job[:received]]).all(), "received before trained"
+        in_rows = {place: position for place, position in in_rows.items() if position >= received}
+        waiting = {made.train_order[batch.first] for batch in made.unreceived(g + 1)}
+        assert waiting == set(in_rows.values())
+    assert received == len(done)
     np.testing.assert_array_equal(done, schedule.local_steps[schedule.job])
+    for low, high in itertools.pairwise(made.stretches):
+        assert len({*made.lane[low:high].tolist()}) == 1
     assert made.useful_steps == done.sum() <= made.executed_steps
     if batching == "loop":
-        assert made.executed_steps == made.useful_steps and all(len(segments) == 1 for segments in made.segments)
+        assert made.executed_steps == made.useful_steps and len(made.groups) <= len(made.waves) + len(done) // max_width
+
+
+def test_lanes_wait_for_each_other_as_little_as_can_be():
+    """Equal jobs on two lanes: wherever another job is ready, no lane trains one job more than the other."""
+    schedule = plan("every", "exponential", num_clients=10, local_steps=1, until=Until(updates=2000))
+    filled, plain = (make_layout([schedule], max_width=16, lanes=2, batching="loop", fill=f) for f in (True, False))
+
+    def turns(layout):
+        return sum(max(batch.jobs for batch in group) for group in layout.groups)
+
+    assert turns(filled) <= 1.05 * 1000 < 1.1 * 1000 < turns(plain)
 
 
 @pytest.mark.parametrize("delay", ["constant", "lognormal:sigma=0.5", "exponential", "rpi"])
@@ -98,7 +122,7 @@ def test_most_executed_steps_are_useful(delay):
     rng = np.random.default_rng(0)
     steps = rng.integers(2, 50, 100)
     schedule = plan("every", delay, num_clients=100, local_steps=steps, until=Until(updates=5000))
-    made = make_plan([schedule], max_width=8)
+    made = make_layout([schedule], max_width=8)
     assert made.useful_steps / made.executed_steps > 0.8
 
 

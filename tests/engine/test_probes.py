@@ -14,7 +14,7 @@ from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from fedjax_async.data import fashion_mnist_6k, federate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
 from fedjax_async.local import mean_loss
 from fedjax_async.results import load, save
 from fedjax_async.results.resume import run_into
@@ -145,7 +145,7 @@ def test_a_stack_of_two_runs_each_as_alone(batching):
         components = [cases[0].components, cases[0].components._replace(data=own)]
         cases = [one._replace(components=its) for one, its in zip(cases, components)]
         members = [make_member(*one, probes=PROBES) for one in cases]
-        made = plan_stack(members, batching=batching)
+        made = layout_of(members, batching=batching)
         for have, one in zip(run_stack(make_stack(members, made, shape_of(made))), cases, strict=True):
             want = run_reference(*one, probes=PROBES)
             same(have.probes, want.probes, rtol=1e-9)

@@ -10,8 +10,8 @@ import pytest
 
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, run_waves
-from fedjax_async.engine.plan import merge, merge_slots, round_bounds
-from fedjax_async.engine.run import make_member, make_stack, plan_stack, run_stack, shape_of
+from fedjax_async.engine.layout import merge, merge_slots, rank_bounds
+from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
 from fedjax_async.server import fedasync
 from tests.engine.problem import case, client, close
 from tests.engine.test_contract import carrying, remembering
@@ -32,7 +32,7 @@ def member(timing, seed, mixing, updates, components=None):
 
 
 def together(members, batching, **options):
-    made = plan_stack(members, batching=batching, **options)
+    made = layout_of(members, batching=batching, **options)
     return run_stack(make_stack(members, made, shape_of(made)))
 
 
@@ -76,10 +76,10 @@ def schedules():
     ]
 
 
-@pytest.mark.parametrize("by_round", [False, True])
-def test_a_merged_order_keeps_every_run_in_order_and_waves_aligned(by_round):
+@pytest.mark.parametrize("by_ranks", [False, True])
+def test_a_merged_order_keeps_every_run_in_order_and_waves_aligned(by_ranks):
     runs = schedules()
-    merged = merge(runs, by_round)
+    merged = merge(runs, by_ranks)
     assert sorted(merged.source) == list(range(sum(len(s.job) for s in runs)))
     for r, (s, place) in enumerate(zip(runs, merged.place)):
         assert (np.diff(place) > 0).all() and (merged.run[place] == r).all()
@@ -88,23 +88,23 @@ def test_a_merged_order_keeps_every_run_in_order_and_waves_aligned(by_round):
         written = s.dispatched_after[s.job]
         earlier = np.where(written > 0, wave[np.maximum(written - 1, 0)], -1)
         assert (earlier < wave).all()
-    rounds = round_bounds(merged.run, merged.waves)
+    rounds = rank_bounds(merged.run, merged.waves)
     for low, high in itertools.pairwise(rounds):
-        if by_round:
+        if by_ranks:
             assert len(set(merged.run[low:high])) == high - low
     assert set(merged.waves) <= set(rounds)
-    if by_round:
+    if by_ranks:
         widest = max(np.diff(merged.waves))
         assert len(rounds) - 1 < len(merged.run), "rounds must put runs together"
         assert widest > 1
 
 
-@pytest.mark.parametrize("by_round", [False, True])
+@pytest.mark.parametrize("by_ranks", [False, True])
 @pytest.mark.parametrize("personal", [False, True])
-def test_no_job_of_a_stack_reads_another_message_than_its_own(by_round, personal):
+def test_no_job_of_a_stack_reads_another_message_than_its_own(by_ranks, personal):
     """Replay of the registers: every slot holds the version (or job) that its reader was sent."""
     runs = schedules()
-    merged = merge(runs, by_round)
+    merged = merge(runs, by_ranks)
     slots = merge_slots(runs, merged, merged.waves, personal)
     table: dict[int, tuple] = {}
     versions = [np.concatenate([[0], np.cumsum(s.closes)]) for s in runs]

@@ -1,4 +1,4 @@
-"""The tables of a stack of runs that live on the device and never change: data, keys and schedules."""
+"""The columns of a stack of runs that carry on the device and never change: data, keys and schedules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.clock import with_derived_columns
-from fedjax_async.engine.devices import place
-from fedjax_async.engine.plan import Plan
+from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
@@ -20,7 +20,7 @@ class Probing(NamedTuple):
     """What probes need besides: which arrivals they see, and the held out parts of the clients that arrive."""
 
     chosen: dict[str, Array]  # bool[E'] a probe
-    validation_order: Array  # rows of World.x
+    validation_order: Array  # rows of DeviceTables.x
     validation_offset: Array  # int32[E']
     validation_size: Array  # int32[E']
     test_x: Array
@@ -30,8 +30,8 @@ class Probing(NamedTuple):
     test_size: Array  # int32[E']
 
 
-class World(NamedTuple):
-    """Read-only device tables of R runs. Entries beyond E are padding, so that runs share compiled programs."""
+class DeviceTables(NamedTuple):
+    """Read-only device columns of R runs. Entries beyond E are padding, so that runs share compiled programs."""
 
     key: Key  # [R]
     hyper: dict[str, Array]  # float[R] each
@@ -44,7 +44,7 @@ class World(NamedTuple):
     # one entry a position: an arrival of one of the runs, in order of application
     run: Array  # int32[E']
     client: Array  # int32[E']
-    owner: Array  # int32[E']  run * N + client: its row in tables of clients
+    owner: Array  # int32[E']  run * N + client: its row in columns of clients
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
     number: Array  # int32[E']
@@ -58,7 +58,7 @@ class World(NamedTuple):
     applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
     train_order: Array  # int32[E']
     row: Array  # int32[E']
-    rounds: Array  # int32[E' + 2]: rounds[k] .. rounds[k+1]-1 are arrivals of different runs
+    ranks: Array  # int32[E' + 2]: ranks[k] .. ranks[k+1]-1 are arrivals of different runs
     # messages to write at position p: write_bounds[p] .. write_bounds[p+1]-1
     write_bounds: Array  # int32[E' + 2]
     write_slot: Array  # int32[E'']
@@ -72,7 +72,7 @@ class World(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Sizes of a stack's tables. Stacks of equal shape share compiled programs."""
+    """Sizes of a stack's columns. Stacks of equal shape share compiled programs."""
 
     runs: int
     num_clients: int
@@ -138,8 +138,8 @@ def _probing(
     return Probing(chosen=marked, test_x=test_x, test_y=test_y, **held_out)
 
 
-def make_world(
-    plan: Plan,
+def make_tables(
+    layout: Layout,
     shape: Shape,
     data: Sequence[FederatedData],
     keys: Sequence[Key],
@@ -149,21 +149,21 @@ def make_world(
     probes: Sequence[Probes],
     feed: Feed | None = None,
     sharding: Any = None,
-) -> World:
+) -> DeviceTables:
     """Move data and schedules to the device; one transfer each.
 
     ``applied``: per run, which arrivals are; bool[E_r]. ``feed``: of data that are shipped batch by batch.
     """
-    slots, real = plan.slots, jnp.result_type(float)
+    slots, real = layout.slots, jnp.result_type(float)
     order, begins = pooled([d.order for d in data])
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
-    first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in plan.schedules])
+    first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in layout.schedules])
 
     def column(values: Sequence[np.ndarray], dtype: Any = np.int32) -> np.ndarray:
-        return _padded(np.concatenate(values)[plan.source], shape.positions, dtype)
+        return _padded(np.concatenate(values)[layout.source], shape.positions, dtype)
 
     def of_jobs(name: str) -> list[np.ndarray]:
-        return [getattr(s, name)[s.job] for s in plan.schedules]
+        return [getattr(s, name)[s.job] for s in layout.schedules]
 
     def per_run(values: Sequence[float], dtype: Any = real) -> np.ndarray:
         return _padded(np.asarray(values), shape.runs, dtype, fill=1)
@@ -174,16 +174,16 @@ def make_world(
 
     client = of_jobs("client")
     offset = column([d.offset[c] for d, c in zip(data, client)]).astype(np.int64)
-    offset[: len(plan.run)] += first[plan.source]
+    offset[: len(layout.run)] += first[layout.source]
     if feed is not None:
         offset = _padded(feed.offset, shape.positions, np.int64)
     owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
-    tables = {
+    columns = {
         "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
         "norm_limit": per_run(norm_limit),
         "updates": per_run([int(one.sum()) for one in applied], np.int32),
-        "server_steps": per_run([int(s.closes.sum()) for s in plan.schedules], np.int32),
-        "run": _padded(plan.run, shape.positions, np.int32),
+        "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
+        "run": _padded(layout.run, shape.positions, np.int32),
         "client": column(client),
         "owner": column(owner),
         "offset": offset.astype(np.int32),
@@ -192,26 +192,28 @@ def make_world(
         "steps": column(of_jobs("local_steps")),
         "slot": _padded(slots.start_slot, shape.positions, np.int32),
         "version": column(of_jobs("version")),
-        "staleness": column([s.staleness for s in plan.schedules]),
-        "time": column([s.time for s in plan.schedules], real),
-        "closes": column([s.closes for s in plan.schedules], np.bool_),
-        "corrupt": column([corrupt(s) & one for s, one in zip(plan.schedules, applied)], np.bool_),
-        "applied": _padded(np.concatenate(applied)[plan.source], shape.positions, np.bool_, fill=True),
-        "train_order": _padded(plan.train_order, shape.positions, np.int32),
-        "row": _padded(plan.row, shape.positions, np.int32),
-        "rounds": _padded(plan.rounds, shape.positions + 2, np.int32, fill=plan.rounds[-1]),
+        "staleness": column([s.staleness for s in layout.schedules]),
+        "time": column([s.time for s in layout.schedules], real),
+        "closes": column([s.closes for s in layout.schedules], np.bool_),
+        "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
+        "applied": _padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
+        "train_order": _padded(layout.train_order, shape.positions, np.int32),
+        "row": _padded(layout.row, shape.positions, np.int32),
+        "ranks": _padded(layout.ranks, shape.positions + 2, np.int32, fill=layout.ranks[-1]),
         "write_bounds": _padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
         "write_slot": _padded(slots.write_slot, shape.writes, np.int32),
         "write_owner": _padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),
         "write_run": _padded(slots.write_run, shape.writes, np.int32),
-        "write_time": of_writes([s.dispatch_time for s in plan.schedules], real),
-        "write_version": of_writes([s.version for s in plan.schedules], np.int32),
-        "write_steps": of_writes([s.local_steps for s in plan.schedules], np.int32),
-        "write_weight": of_writes([d.size[s.client] for d, s in zip(data, plan.schedules)], real),
+        "write_time": of_writes([s.dispatch_time for s in layout.schedules], real),
+        "write_version": of_writes([s.version for s in layout.schedules], np.int32),
+        "write_steps": of_writes([s.local_steps for s in layout.schedules], np.int32),
+        "write_weight": of_writes([d.size[s.client] for d, s in zip(data, layout.schedules)], real),
     }
     probing = _probing(probes, data, client, applied, column) if any(probes) else ()
     spare = [keys[0]] * (shape.runs - len(keys))
-    return World(**place(tables | pool | {"key": jnp.stack([*keys, *spare]), "probing": probing}, sharding))
+    return DeviceTables(
+        **to_devices(columns | pool | {"key": jnp.stack([*keys, *spare]), "probing": probing}, sharding)
+    )
 
 
 def corrupt(schedule: Schedule) -> np.ndarray:
@@ -219,6 +221,6 @@ def corrupt(schedule: Schedule) -> np.ndarray:
     return with_derived_columns(schedule).corrupt[schedule.job]
 
 
-def client_data(world: World, position: Array) -> ClientData:
+def client_data(tables: DeviceTables, position: Array) -> ClientData:
     """The data of the client that arrives at ``position`` (a scalar, or an array for a batch)."""
-    return ClientData(world.x, world.y, world.order, world.offset[position], world.size[position])
+    return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])

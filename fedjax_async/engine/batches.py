@@ -1,0 +1,307 @@
+"""How the jobs of a wave become batches, one a lane, and the compiled calls that train a batch (host, NumPy).
+
+A batch is trained in one of two ways. ``vmap``: its ``n`` jobs run at once at the next width of a short list, and
+the width narrows as jobs finish. ``loop``: one job after the other, any number of them in one call of one program.
+Both are decided from the schedule alone, so the best list of widths is computed, not guessed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+
+# How a compiled call trains the jobs of its batch: all at once, or one after the other.
+BATCHINGS = ("vmap", "loop")
+
+# Fewer useful local steps per executed one than this, and the run compiles more widths.
+LEAST_USEFUL = 0.8
+
+# Jobs that a looped lane may have trained before their wave, and how many arrivals ahead they are looked for.
+SPARE = 2
+LOOK_AHEAD = 32
+
+
+class Segment(NamedTuple):
+    """One compiled call: local steps ``first .. last-1`` of a wave's leading jobs at one width."""
+
+    width: int
+    first: int
+    last: int
+
+
+class Batch(NamedTuple):
+    """Jobs that one lane trains: ``jobs`` entries of ``Layout.train_order`` from ``first`` on."""
+
+    lane: int
+    first: int
+    jobs: int
+    segments: list[Segment]
+
+
+class Lanes(NamedTuple):
+    """Jobs dealt to lanes, group by group."""
+
+    bounds: np.ndarray  # int64[G + 1], positions: the uploads that the server receives after group g was trained
+    groups: list[list[Batch]]  # at most one batch a lane
+    train_order: np.ndarray  # int32[E], positions
+    lane: np.ndarray  # int32[E], which lane trains a position
+    row: np.ndarray  # int32[E], in which row of its lane's buffers
+
+
+def ladder(top: int) -> list[int]:
+    """Candidate widths up to ``top``: 1, 2, 3, 4, 6, 8, 12, ... and ``top`` itself.
+
+    >>> ladder(10)
+    [1, 2, 3, 4, 6, 8, 10]
+    """
+    check.whole("max_width", top)
+    steps = {1, 2, 3} | {base << k for base in (2, 3) for k in range(top.bit_length())}
+    return sorted({w for w in steps if w < top} | {top})
+
+
+def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """How many local-step ticks run with exactly ``a`` active jobs; int64[max width + 1].
+
+    ``order_steps``: local steps of the arrivals, sorted from long to short within each wave, int[E];
+    ``bounds``: wave boundaries, int[V + 1].
+    """
+    counts = np.diff(bounds)
+    following = np.append(order_steps[1:], 0).astype(np.int64)
+    following[bounds[1:] - 1] = 0
+    rank = np.arange(len(order_steps)) - np.repeat(bounds[:-1], counts) + 1
+    ticks = order_steps.astype(np.int64) - following
+    return np.bincount(rank, weights=ticks, minlength=int(counts.max(initial=0)) + 1).astype(np.int64)
+
+
+def choose_widths(
+    histogram: np.ndarray, limit: int, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
+) -> tuple[int, ...]:
+    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of the histogram's ticks.
+
+    In units of one job's local step: a tick with ``a`` active jobs costs ``overhead + w``, where
+    ``w >= a`` is the next chosen width, and each width costs ``compiling`` once. Dynamic programme
+    over the ladder; a width that holds the widest tick is always chosen. ``limit`` is at least that.
+    """
+    check.whole("most", most)
+    used = np.flatnonzero(histogram)
+    if len(used) == 0:
+        return (1,)
+    steps = ladder(limit)
+    candidates = np.array([w for w, below in zip(steps, [0, *steps]) if below < used[-1]])
+    counts = np.cumsum(histogram)
+    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])  # at most so many active
+    cost = np.full((most + 1, len(candidates) + 1), np.inf)
+    cost[:, 0] = 0.0
+    cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
+    for m in range(1, most + 1):
+        for i in range(1, len(candidates) + 1):
+            options = cost[m - 1, :i] + (ticks[i] - ticks[:i]) * (overhead + candidates[i - 1]) + compiling
+            cut[m, i] = int(np.argmin(options))
+            cost[m, i] = options[cut[m, i]]
+    widths, m, i = [], most, len(candidates)
+    while i > 0:
+        widths.append(int(candidates[i - 1]))
+        i, m = int(cut[m, i]), m - 1
+    return tuple(sorted(widths))
+
+
+def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
+    """Useful local steps over executed ones if every tick runs at the next of ``widths``."""
+    histogram = np.trim_zeros(histogram, "b")
+    active = np.arange(len(histogram))
+    padded = np.asarray(widths)[np.searchsorted(widths, active)]
+    executed = int((histogram * padded)[1:].sum())
+    return int((histogram * active).sum()) / executed if executed else 1.0
+
+
+def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
+    """Cut one wave into batches of at most ``max_width`` jobs, the work spread over the lanes.
+
+    ``steps``: local steps of the wave's jobs in order of arrival, int[W]. Returns the boundaries,
+    int[batches + 1]. A wave that fits into one round of lanes is cut by local steps, a longer one by
+    number of jobs.
+    """
+    jobs = len(steps)
+    fewest = -(-jobs // max_width)
+    batches = min(jobs, -(-fewest // lanes) * lanes)
+    even = np.round(np.linspace(0, jobs, batches + 1)).astype(np.int64)
+    if batches > lanes:
+        return even
+    done = np.concatenate([[0], np.cumsum(steps, dtype=np.int64)])
+    share = np.searchsorted(done, np.linspace(0, done[-1], batches + 1)[1:-1] - 0.5 * steps.mean())
+    cuts = np.concatenate([[0], share, [jobs]])
+    fits = (np.diff(cuts) > 0).all() and (np.diff(cuts) <= max_width).all()
+    return cuts if fits else even
+
+
+def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
+    """Stretches of one wave; ``steps`` is sorted from long to short, int[W]."""
+    level = next(i for i, w in enumerate(widths) if w >= len(steps))
+    found, tick = [], 0
+    while level >= 0:
+        narrower = widths[level - 1] if level > 0 else 0
+        # at most `narrower` jobs are still active from tick steps[narrower] on
+        end = int(steps[narrower]) if narrower < len(steps) else tick
+        if end > tick:
+            found.append(Segment(widths[level], tick, end))
+            tick = end
+        level -= 1
+    return found
+
+
+def widths_of(
+    sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, devices: int, costs: dict[str, Any]
+) -> tuple[int, ...]:
+    """The widths to compile; a short run saves steps rather than compilations."""
+    active = active_histogram(sorted_steps, bounds)
+    histogram = np.bincount(-(-np.arange(len(active)) // devices), weights=active).astype(np.int64)
+    limit = -(-max_width // devices)
+    widths = choose_widths(histogram, limit, **costs)
+    if useful_share(histogram, widths) < LEAST_USEFUL:
+        widths = choose_widths(histogram, limit, **(costs | {"compiling": 0.0}))
+    return tuple(devices * width for width in widths)
+
+
+def looped_lanes(
+    ready: np.ndarray, steps: np.ndarray, max_width: int, lanes: int, devices: int, capacity: int, fill: bool
+) -> Lanes:
+    """Deal the jobs of looped batches to lanes, so that no lane waits for another where that can be helped.
+
+    ``ready``: int[E], how many positions must have been received before the job of a position may be trained;
+    ``steps``: int[E], local steps of each position. A group is the longest run of positions that are ready at its
+    start, up to ``max_width`` jobs a lane. Each lane trains a stretch of it. With ``fill``, a lane that would be done
+    before the others also trains jobs of later positions that are ready already. Their rows stay occupied until they
+    are received, so a lane holds at most ``capacity - max_width`` of them. Without it, rows are as in
+    :func:`vmapped_lanes`.
+    """
+    ready_at, work = ready.tolist(), steps.tolist()
+    spare = capacity - max_width if fill else 0
+    trained, lane_of = bytearray(len(work)), np.zeros(len(work), np.int32)
+    bounds, groups, order = [0], [], list[int]()
+    early: list[int] = []  # positions that are trained and not yet received
+    while (low := bounds[-1]) < len(work):
+        todo: list[int] = []
+        high = low
+        while high < len(work) and ready_at[high] <= low and len(todo) < lanes * max_width:
+            if not trained[high]:
+                todo.append(high)
+            high += 1
+        if not todo:  # all of them were trained before: they are received with the group before
+            bounds[-1] = high
+            continue
+        shares = _shares(todo, work, max_width, lanes)
+        early = [position for position in early if position >= low]
+        if spare:
+            room = [spare - sum(lane_of[position] == lane for position in early) for lane in range(lanes)]
+            early += _fill(shares, room, trained, ready_at, work, low, high)
+        group = []
+        for lane, share in enumerate(shares):
+            if not spare:
+                share.sort(key=lambda position: -work[position])
+            for position in share:
+                trained[position], lane_of[position] = 1, lane
+            if share:
+                longest = max(work[position] for position in share)
+                group.append(Batch(lane, len(order), len(share), [Segment(capacity, 0, longest)]))
+                order += share
+        groups.append(group)
+        bounds.append(high)
+    dealt = Lanes(np.array(bounds, np.int64), groups, np.array(order, np.int32), lane_of, np.zeros_like(lane_of))
+    return dealt._replace(row=_rows_kept(dealt, capacity) if spare else _rows(dealt, capacity, devices))
+
+
+def _rows(dealt: Lanes, capacity: int, devices: int) -> np.ndarray:
+    """Rows of batches that are received at once; each device holds ``capacity / devices`` consecutive rows."""
+    begins = np.array([batch.first for group in dealt.groups for batch in group], np.int64)
+    rank = np.arange(len(dealt.train_order))
+    rank -= np.repeat(begins, np.diff(begins, append=len(rank)))
+    row = np.empty_like(dealt.train_order)
+    row[dealt.train_order] = rank % devices * (capacity // devices) + rank // devices
+    return row
+
+
+def _rows_kept(dealt: Lanes, capacity: int) -> np.ndarray:
+    """Rows of batches some jobs of which are received later: a row is free again once its job is received."""
+    row = np.zeros_like(dealt.train_order)
+    free = [list(range(capacity)) for _ in range(1 + int(dealt.lane.max(initial=0)))]
+    kept: list[tuple[int, int]] = []  # (position, lane)
+    for high, group in zip(dealt.bounds[1:].tolist(), dealt.groups):
+        for batch in group:
+            for position in dealt.train_order[batch.first : batch.first + batch.jobs].tolist():
+                row[position] = free[batch.lane].pop()
+                kept.append((position, batch.lane))
+        for position, lane in kept:
+            if position < high:
+                free[lane].append(int(row[position]))
+        kept = [one for one in kept if one[0] >= high]
+    return row
+
+
+def _shares(todo: list[int], work: list[int], max_width: int, lanes: int) -> list[list[int]]:
+    """Consecutive jobs for each lane, of about equal local steps and at most ``max_width`` jobs; some may be empty."""
+    if lanes == 1:
+        return [todo]
+    cuts = cut_wave(np.array([work[position] for position in todo]), max_width, lanes).tolist()
+    shares = [todo[a:b] for a, b in itertools.pairwise(cuts)]
+    return shares + [[] for _ in range(lanes - len(shares))]
+
+
+def _fill(
+    shares: list[list[int]],
+    room: list[int],
+    trained: bytearray,
+    ready_at: list[int],
+    work: list[int],
+    low: int,
+    high: int,
+) -> list[int]:
+    """Add jobs of positions from ``high`` on, ready at ``low``, to lanes that would be done before the others.
+
+    ``room``: how many a lane may take. Returns the positions that were added.
+    """
+    loads = [sum(work[position] for position in share) for share in shares]
+    longest, added = max(loads), []
+    for position in range(high, min(high + LOOK_AHEAD, len(work))):
+        if trained[position] or ready_at[position] > low:
+            continue
+        lane = min((k for k in range(len(shares)) if room[k] > 0), key=loads.__getitem__, default=None)
+        if lane is None or loads[lane] == longest:
+            break
+        if loads[lane] + work[position] <= longest:
+            shares[lane].append(position)
+            loads[lane] += work[position]
+            room[lane] -= 1
+            added.append(position)
+    return added
+
+
+def vmapped_lanes(
+    waves: np.ndarray, steps: np.ndarray, max_width: int, lanes: int, devices: int, capacity: int, costs: dict[str, Any]
+) -> tuple[Lanes, tuple[int, ...]]:
+    """Cut ``waves`` (int64[V + 1], positions) into batches of at most ``max_width`` jobs, and choose their widths.
+
+    ``devices`` share the jobs of a batch, the i-th longest going to device ``i % devices``.
+    """
+    cuts, first_of_group = [np.zeros(1, np.int64)], [0]
+    for low, high in itertools.pairwise(waves.tolist()):
+        inner = low + cut_wave(steps[low:high], max_width, lanes)[1:]
+        before = first_of_group[-1]
+        first_of_group += [*range(before + lanes, before + len(inner), lanes), before + len(inner)]
+        cuts.append(inner)
+    cut = np.concatenate(cuts)
+    batch = np.repeat(np.arange(len(cut) - 1), np.diff(cut))
+    order = np.lexsort((-steps, batch)).astype(np.int32)
+    widths = widths_of(steps[order], cut, max_width, devices, costs)
+    begins = np.array(first_of_group)
+    lane = np.arange(len(cut) - 1) - np.repeat(begins[:-1], np.diff(begins))
+    batches = [
+        Batch(int(lane[b]), low, high - low, _segments(steps[order[low:high]], widths))
+        for b, (low, high) in enumerate(itertools.pairwise(cut.tolist()))
+    ]
+    groups = [batches[first:after] for first, after in itertools.pairwise(first_of_group)]
+    dealt = Lanes(cut[begins], groups, order, lane[batch].astype(np.int32), np.zeros_like(order))
+    return dealt._replace(row=_rows(dealt, capacity, devices)), widths

@@ -1,0 +1,219 @@
+"""From schedules to device work (host, NumPy): the runs of a stack in one order, their batches, rows and slots."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock import allocate, waves
+from fedjax_async.engine.batches import BATCHINGS, SPARE, Batch, Segment, ladder, looped_lanes, vmapped_lanes
+from fedjax_async.types import Schedule
+
+
+class Merged(NamedTuple):
+    """All arrivals of R runs in one order. A *position* counts arrivals of any run.
+
+    Each run's own arrivals keep their order; nothing of one run depends on another, so any such
+    order gives every run its own result.
+    """
+
+    run: np.ndarray  # int32[E]
+    source: np.ndarray  # int64[E]  index into the runs' arrivals, one run after the other
+    positions: list[np.ndarray]  # per run: the position of each of its arrivals, int64[E_r]
+    waves: np.ndarray  # int64[V + 1], positions: wave v holds the v-th wave of every run
+
+
+class MergedSlots(NamedTuple):
+    """:class:`~fedjax_async.clock.Slots` of all runs together; ``start_slot`` is one entry a position."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    start_slot: np.ndarray  # int32[E]
+    write_bounds: np.ndarray  # int64[E + 2]
+    write_slot: np.ndarray  # int32[messages]
+    write_client: np.ndarray  # int32[messages]
+    write_run: np.ndarray  # int32[messages]
+    write_job: np.ndarray  # int64[messages], of its run
+
+
+def merge(schedules: Sequence[Schedule], by_ranks: bool) -> Merged:
+    """Order the arrivals by wave, then by run, or (``by_ranks``) by rank within the run's wave."""
+    sizes = np.array([len(s.job) for s in schedules])
+    first = np.cumsum(sizes) - sizes
+    if len(schedules) == 1:
+        edges = np.asarray(waves(schedules[0]), np.int64)
+        every = np.arange(sizes[0])
+        return Merged(np.zeros(sizes[0], np.int32), every, [every], edges)
+    run = np.repeat(np.arange(len(schedules), dtype=np.int32), sizes)
+    wave, rank = [], []
+    for s in schedules:
+        edges = np.asarray(waves(s), np.int64)
+        widths = np.diff(edges)
+        wave.append(np.repeat(np.arange(len(widths)), widths))
+        rank.append(np.arange(len(s.job)) - np.repeat(edges[:-1], widths))
+    waves_of, ranks = np.concatenate(wave), np.concatenate(rank)
+    source = np.lexsort((run, ranks, waves_of) if by_ranks else (ranks, run, waves_of))
+    inverse = np.empty_like(source)
+    inverse[source] = np.arange(len(source))
+    position = [inverse[a : a + n] for a, n in zip(first, sizes)]
+    widths = np.bincount(waves_of) if len(waves_of) else np.zeros(0, np.int64)
+    return Merged(run[source], source, position, np.concatenate([[0], np.cumsum(widths)]).astype(np.int64))
+
+
+def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Cut positions into ranks, within which no run occurs twice and no boundary lies; int64[ranks + 1].
+
+    ``run`` must be ordered by round within each stretch between ``bounds``.
+    """
+    begins = np.zeros(len(run) + 1, np.bool_)
+    begins[1:-1] = run[1:] <= run[:-1]
+    begins[bounds] = True
+    return np.flatnonzero(begins).astype(np.int64)
+
+
+def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
+    """Slots of every run, each run's its own, for the groups ``bounds`` (positions)."""
+    base, total = 0, len(merged.run)
+    start = np.zeros(total, np.int32)
+    slot, client, run, job, written_at = [], [], [], [], []
+    for r, (s, position) in enumerate(zip(schedules, merged.positions)):
+        group = np.searchsorted(bounds, position, side="right")
+        own = np.flatnonzero(np.diff(group, prepend=-1))
+        edges = np.append(own, len(position)) if len(position) else np.zeros(1, np.int64)
+        slots = allocate(s, edges, personal=personal)
+        start[position] = base + slots.start_slot[s.job]
+        slot.append(base + slots.write_slot)
+        client.append(slots.write_client)
+        job.append(slots.write_job)
+        run.append(np.full(len(slots.write_slot), r, np.int32))
+        after = np.searchsorted(slots.write_bounds, np.arange(len(slots.write_slot)), side="right") - 1
+        written_at.append(np.concatenate([[0], position + 1])[after])
+        base += slots.count
+    due = np.concatenate(written_at)
+    order = np.argsort(due, kind="stable")
+    return MergedSlots(
+        count=base,
+        start_slot=start,
+        write_bounds=np.searchsorted(due[order], np.arange(total + 2)),
+        write_slot=np.concatenate(slot)[order].astype(np.int32),
+        write_client=np.concatenate(client)[order].astype(np.int32),
+        write_run=np.concatenate(run)[order],
+        write_job=np.concatenate(job)[order],
+    )
+
+
+class Layout(NamedTuple):
+    """What the device will do for a stack of runs that advance side by side.
+
+    *Positions* number the arrivals of all runs in one order. A *group* of batches, at most one a lane, is trained at
+    the same time. Then the server receives the positions ``bounds[g] .. bounds[g+1]-1``.
+    """
+
+    schedules: list[Schedule]
+    run: np.ndarray  # int32[E]  which run arrives at a position
+    source: np.ndarray  # int64[E]  which of all runs' arrivals, one run after the other
+    positions: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
+    waves: np.ndarray  # int64[V + 1], positions
+    bounds: np.ndarray  # int64[G + 1], positions
+    groups: list[list[Batch]]
+    stretches: np.ndarray  # int64[stretches + 1], positions: within one, all uploads are in one lane's buffers
+    ranks: np.ndarray  # int64[ranks + 1], positions: arrivals of different runs
+    slots: MergedSlots
+    batching: str  # one of BATCHINGS
+    widths: tuple[int, ...]
+    capacity: int  # rows of a lane's buffers
+    train_order: np.ndarray  # int32[E]  positions, batch by batch
+    lane: np.ndarray  # int32[E]  which lane trains a position
+    row: np.ndarray  # int32[E]  row of its lane's buffers
+    useful_steps: int
+    executed_steps: int
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes are in use."""
+        return max((batch.lane + 1 for group in self.groups for batch in group), default=1)
+
+    def unreceived(self, group: int) -> list[Batch]:
+        """The jobs, one a batch, that are trained before ``group`` and received in it or later."""
+        begin = self.groups[group][0].first if group < len(self.groups) else len(self.train_order)
+        index = np.flatnonzero(self.train_order[:begin] >= self.bounds[group])
+        position = self.train_order[index]
+        segments = [[Segment(self.capacity, 0, 1)]] * len(index)
+        return [Batch(*one) for one in zip(self.lane[position].tolist(), index.tolist(), [1] * len(index), segments)]
+
+
+def digest(layout: Layout) -> str:
+    """A fingerprint of all that decides in which order, where and beside whom jobs are trained."""
+    decided = (layout.run, layout.source, layout.bounds, layout.train_order, layout.lane, layout.row)
+    hashed = hashlib.sha256(repr((layout.batching, layout.capacity, layout.groups)).encode())
+    for column in (*decided, layout.slots.start_slot):
+        hashed.update(np.asarray(column, np.int64).tobytes())
+    return hashed.hexdigest()[:16]
+
+
+def make_layout(
+    schedules: Sequence[Schedule],
+    *,
+    max_width: int,
+    lanes: int = 1,
+    devices: int = 1,
+    batching: str = "vmap",
+    personal: bool = False,
+    fill: bool = True,
+    **costs: Any,
+) -> Layout:
+    """Cut schedules into batches of at most ``max_width`` jobs; lay out rows, slots and widths.
+
+    ``lanes``: batches that may be trained at the same time. ``devices`` share the jobs of a batch, so widths are
+    multiples of it. ``batching``: one of ``BATCHINGS``; see ``batches.py``. ``personal``: messages differ from client
+    to client, so each job needs a slot of its own. ``fill``: see :func:`looped_lanes`. ``costs``: see
+    :func:`choose_widths`.
+    """
+    check.one_of("batching", batching, BATCHINGS)
+    merged = merge(schedules, by_ranks=batching == "vmap")
+    steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
+    # a capacity that does not depend on the schedule's details lets runs share compiled programs
+    widest = min(max_width, sum(s.num_clients for s in schedules))
+    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
+    if batching == "loop":
+        fill = fill and lanes > 1
+        capacity = capacity + SPARE if fill else capacity
+        widths: tuple[int, ...] = (capacity,)
+        dealt = looped_lanes(_ready(schedules, merged), steps, widest, lanes, devices, capacity, fill)
+    else:
+        dealt, widths = vmapped_lanes(merged.waves, steps, max_width, lanes, devices, capacity, costs)
+    executed = sum(s.width * (s.last - s.first) for group in dealt.groups for b in group for s in b.segments)
+    changes = 1 + np.flatnonzero(np.diff(dealt.lane))
+    stretches = np.union1d(dealt.bounds, changes).astype(np.int64)
+    return Layout(
+        schedules=list(schedules),
+        run=merged.run,
+        source=merged.source,
+        positions=merged.positions,
+        waves=merged.waves,
+        bounds=dealt.bounds,
+        groups=dealt.groups,
+        stretches=stretches,
+        ranks=rank_bounds(merged.run, stretches),
+        slots=merge_slots(schedules, merged, dealt.bounds, personal),
+        batching=batching,
+        widths=widths,
+        capacity=capacity,
+        train_order=dealt.train_order,
+        lane=dealt.lane,
+        row=dealt.row,
+        useful_steps=int(steps.sum()),
+        executed_steps=executed if batching == "vmap" else int(steps.sum()),
+    )
+
+
+def _ready(schedules: Sequence[Schedule], merged: Merged) -> np.ndarray:
+    """How many positions must have been received before the start model of each position's job is there; int64[E]."""
+    ready = [
+        np.concatenate([[0], position + 1])[s.dispatched_after[s.job]]
+        for s, position in zip(schedules, merged.positions)
+    ]
+    return np.concatenate(ready)[merged.source]
