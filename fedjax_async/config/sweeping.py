@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,17 +18,9 @@ from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.record import EngineOutcome, Progress, make_run
-from fedjax_async.engine.run import (
-    Member,
-    default_lanes,
-    layout_of,
-    make_member,
-    make_stack,
-    run_stack,
-    shape_of,
-)
-from fedjax_async.engine.tables import Shape
+from fedjax_async.engine.record import Progress, make_run
+from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
+from fedjax_async.engine.stacks import run_stacks
 from fedjax_async.types import Run
 
 # Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.
@@ -164,22 +154,19 @@ def execute_group(
         for i in group.members:
             on_finished(i, execute(experiments[i], progress=progress))
         return
-    layouts = [_layout([experiments[i] for i in stack], group.batches) for stack in group.stacks]
-    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
-    report = _Together(progress, group.updates)
     first = experiments[group.members[0]].settings
-
-    keepers = [
-        None if folder is None else _keeper(folder, [experiments[i] for i in stack], group.batches)
-        for stack in group.stacks
-    ]
-
-    def stack(k: int) -> Callable[[], list[EngineOutcome]]:
-        members = [member_of(experiments[i]) for i in group.stacks[k]]
-        made = make_stack(members, layouts[k], shape, per_client=first.per_client)
-        return lambda: run_stack(made, on_bad=first.on_bad, progress=report.part(k), keeper=keepers[k])
-
-    for k, outcomes in _in_lanes(stack, len(layouts), group.lanes):
+    stacks = [[experiments[i] for i in stack] for stack in group.stacks]
+    keepers = [None if folder is None else _keeper(folder, stack, group.batches) for stack in stacks]
+    finished = run_stacks(
+        [[member_of(e) for e in stack] for stack in stacks],
+        [_layout(stack, group.batches) for stack in stacks],
+        keepers,
+        at_a_time=group.lanes,
+        per_client=first.per_client,
+        on_bad=first.on_bad,
+        progress=progress,
+    )
+    for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
             on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
@@ -204,43 +191,3 @@ def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     # by itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere
     name = hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
     return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
-
-
-def _in_lanes(
-    make: Callable[[int], Callable[[], list[EngineOutcome]]], count: int, lanes: int
-) -> Iterator[tuple[int, list[EngineOutcome]]]:
-    """``(k, result of make(k)())`` as they come, ``lanes`` at a time; made here, called in threads."""
-    running: dict[Future[list[EngineOutcome]], int] = {}
-    pending = iter(range(count))
-    with ThreadPoolExecutor(lanes) as pool:
-        while True:
-            while len(running) < lanes and (k := next(pending, None)) is not None:
-                running[pool.submit(make(k))] = k
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield running.pop(future), future.result()
-
-
-class _Together:
-    """The progress of several stacks as one."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._done: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def part(self, k: int) -> Progress | None:
-        """What stack ``k`` reports to."""
-        if self._progress is None:
-            return None
-
-        def report(done: int, total: int, **status: float) -> None:
-            del total
-            with self._lock:
-                self._done[k] = done
-                if self._progress is not None:
-                    self._progress(sum(self._done.values()), self._total, **status)
-
-        return report

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fedjax_async.engine.evaluation import Every, Points, evaluation_points
     from fedjax_async.engine.layout import Layout, make_layout
     from fedjax_async.engine.reference import run_reference
-    from fedjax_async.engine.run import default_batching, default_lanes, default_width, run_waves
+    from fedjax_async.engine.run import run_waves
+    from fedjax_async.engine.stack import default_batching, default_lanes, default_width
 
 __all__ = [
     "Components",
@@ -42,9 +43,9 @@ __getattr__, __dir__ = lazy.attach(
         "Components": "components",
         "Layout": "layout",
         "Points": "evaluation",
-        "default_batching": "run",
-        "default_lanes": "run",
-        "default_width": "run",
+        "default_batching": "stack",
+        "default_lanes": "stack",
+        "default_width": "stack",
         "evaluation_points": "evaluation",
         "make_layout": "layout",
         "run_reference": "reference",

@@ -180,7 +180,7 @@ def make_layout(
     capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
     if batching == "loop":
         fill = fill and lanes > 1
-        capacity = capacity + SPARE if fill else capacity
+        capacity += min(SPARE, widest) if fill else 0
         widths: tuple[int, ...] = (capacity,)
         dealt = looped_lanes(_ready(schedules, merged), steps, widest, lanes, devices, capacity, fill)
     else:

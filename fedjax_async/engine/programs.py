@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.components import Client, Server, bound
-from fedjax_async.engine.devices import bytes_of, everywhere, spread
+from fedjax_async.engine.devices import everywhere, spread
 from fedjax_async.engine.evaluation import make_evaluate
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.own import make_own, rows_at
@@ -119,8 +119,31 @@ class Programs(NamedTuple):
     receive: Callable[..., Any]
     evaluate: Callable[..., Any]
     by_ranks: bool  # what the spans of ``receive`` count
-    carry_bytes: int  # of what the server changes
-    buffers_bytes: int  # of the buffers of one batch
+
+
+class Shapes(NamedTuple):
+    """Shapes of what is allocated while a stack runs."""
+
+    carry: kernels.Carry
+    buffers: kernels.JobBuffers  # of one lane
+
+
+def shapes_of(
+    server: Server,
+    client: Client,
+    layout: Layout,
+    shape: Shape,
+    tables: DeviceTables,
+    params: Params,
+    facts: StackFacts,
+    mesh: Mesh | None = None,
+) -> Shapes:
+    """What a stack will allocate on the device; nothing is compiled."""
+    carry = jax.eval_shape(start(server, client, facts, shape.slots, mesh), tables, params)
+    empty = jax.eval_shape(buffers(client, shape.capacity, layout.batching, mesh), tables, carry)
+    if mesh is not None:
+        carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
+    return Shapes(carry, empty)
 
 
 def compile_programs(
@@ -132,6 +155,7 @@ def compile_programs(
     tables: DeviceTables,
     params: Params,
     tests: Any,
+    shapes: Shapes,
     *,
     labels: bool,
     per_client: bool,
@@ -142,17 +166,13 @@ def compile_programs(
     shed()
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
-    begin = start(server, client, facts, shape.slots, mesh)
-    carry = jax.eval_shape(begin, tables, params)
+    carry, empty = shapes
     make_buffers = buffers(client, shape.capacity, layout.batching, mesh)
-    empty = jax.eval_shape(make_buffers, tables, carry)
-    if mesh is not None:
-        carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, len(tests[1]), labels, per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
     return Programs(
-        start=begin.lower(tables, params).compile(),
+        start=start(server, client, facts, shape.slots, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
         train={
             w: train(client, w, layout.batching, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
@@ -161,8 +181,6 @@ def compile_programs(
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
-        carry_bytes=bytes_of(carry),
-        buffers_bytes=bytes_of(empty),
     )
 
 

@@ -16,7 +16,7 @@ from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
 from fedjax_async.engine import default_width, programs, run_reference, run_waves
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.engine.run import layout_of, make_member, make_stack, memory_needed, shape_of
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.models import MODELS, rematerialised
 from fedjax_async.types import Request, Schedule
 from tests.engine.problem import case, close, data
@@ -33,7 +33,7 @@ def needed(**changes):
     e = prepare(dataclasses.replace(BASE, **changes))
     members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
     made = layout_of(members, max_width=e.settings.max_width, batching=e.settings.batching, lanes=1)
-    return memory_needed(make_stack(members, made, shape_of(made)))
+    return make_stack(members, made, shape_of(made)).num_bytes
 
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
@@ -125,7 +125,7 @@ def test_nothing_on_the_device_grows_with_the_population():
         members = [make_member(e.components, e.schedule, e.params, e.key, e.points)]
         made = layout_of(members)
         stack = make_stack(members, made, shape_of(made))
-        sizes[clients] = memory_needed(stack)
+        sizes[clients] = stack.num_bytes
     assert sizes[1000] == sizes[1_000_000]
     assert np.isfinite(execute(e).evaluations["loss"]).all()
 

@@ -11,7 +11,8 @@ import pytest
 from fedjax_async import simulate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.components import facts_of, rule_of
-from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
+from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.server import closed
 from fedjax_async.types import Arrival, ClientData, Info, Message, Request, ServerAlgorithm

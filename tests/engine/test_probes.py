@@ -14,7 +14,8 @@ from fedjax_async.config import execute, execute_group, plan_groups, prepare
 from fedjax_async.data import fashion_mnist_6k, federate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
+from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import mean_loss
 from fedjax_async.results import load, save
 from fedjax_async.results.resume import run_into

@@ -11,7 +11,8 @@ import pytest
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, run_waves
 from fedjax_async.engine.layout import merge, merge_slots, rank_bounds
-from fedjax_async.engine.run import layout_of, make_member, make_stack, run_stack, shape_of
+from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.server import fedasync
 from tests.engine.problem import case, client, close
 from tests.engine.test_contract import carrying, remembering

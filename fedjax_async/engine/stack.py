@@ -1,0 +1,232 @@
+"""A stack: runs that advance side by side, laid out, on the device, compiled. One run is a stack of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_async import check, tree
+from fedjax_async.clock import check_schedule
+from fedjax_async.engine.batches import ladder
+from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.layout import Layout, make_layout
+from fedjax_async.engine.own import differs, own_tests
+from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
+from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
+from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.streaming import Feed, make_feed
+from fedjax_async.engine.tables import DeviceTables, Shape, make_tables, padded_length
+from fedjax_async.engine.unsent import all_training
+from fedjax_async.types import Key, Params, Schedule
+
+# Fewer slots than this are rounded up, so that small runs of different methods share programs.
+LEAST_SLOTS = 12
+
+
+class Member(NamedTuple):
+    """One run of a stack: everything that is decided before it starts; :func:`make_member` makes one."""
+
+    components: Components
+    schedule: Schedule  # of all that is trained
+    params: Params
+    key: Key
+    points: Points  # in arrivals of ``schedule``
+    norm_limit: float
+    applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
+    probes: Probes = NO_PROBES
+
+
+def make_member(
+    components: Components,
+    schedule: Schedule,
+    params: Params,
+    key: Key,
+    points: Points,
+    norm_limit: float = float("inf"),
+    probes: Mapping[str, Any] | None = None,
+) -> Member:
+    """The run of a schedule, which is checked, with the jobs that are trained in vain."""
+    schedule = check_schedule(schedule)
+    chosen = resolved_probes(probes, components.data, len(schedule.job))
+    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
+    points = points._replace(position=training.position[points.position])
+    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen)
+
+
+def stack_facts(members: Sequence[Member]) -> StackFacts:
+    """What the compiled programs of a stack are told."""
+    return StackFacts(
+        members[0].schedule.num_clients,
+        all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
+        all(bool(np.all(m.applied)) for m in members),
+        tuple((name, probe.function) for name, probe in members[0].probes.items()),
+    )
+
+
+class Stack(NamedTuple):
+    """Runs that advance side by side: laid out, on the device, compiled."""
+
+    members: Sequence[Member]
+    layout: Layout
+    shape: Shape
+    tables: DeviceTables
+    params: Params  # [R, ...]; without the axis where R = 1
+    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests
+    programs: Programs
+    num_bytes: int  # on the device while it runs: tables, carry and buffers, and what training takes besides
+    feed: Feed | None = None
+    sharding: Any = None  # of what every device holds
+
+
+def default_batching() -> str:
+    """How a compiled call trains its jobs: one after the other on a CPU, all at once elsewhere.
+
+    A core with matrix instructions is busy with a single client, and another client's matrices only
+    spill its caches: with two lanes, looping beat ``vmap`` by 1.0 (logistic regression) to 1.25 (an MLP).
+    """
+    return "loop" if jax.default_backend() == "cpu" else "vmap"
+
+
+def default_width(params: Params) -> int:
+    """The longest batch that pays on this backend.
+
+    On a CPU 16 jobs hide the cost of a call; on an accelerator width is what fills it. Bounded by memory:
+    about 64 MiB of uploads on a CPU, a quarter of the device's memory for all of a batch's buffers elsewhere.
+    """
+    size = max(tree.num_bytes(params), 1)
+    if jax.default_backend() == "cpu":
+        return max(1, min(16, 2**26 // size))
+    return max(1, min(1024, device_memory() // 4 // (8 * size)))
+
+
+def default_lanes() -> int:
+    """How many batches are trained at the same time: one a core on a CPU, one on an accelerator.
+
+    XLA runs the programs that one host thread starts one after the other, and a client's matrices are
+    too small to keep several cores busy; independent batches, started by threads of their own, are not.
+    """
+    if jax.default_backend() != "cpu":
+        return 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, usable)
+
+
+def layout_of(
+    members: Sequence[Member],
+    *,
+    max_width: int | None = None,
+    lanes: int = 1,
+    batching: str | None = None,
+    devices: int = 1,
+    fill: bool = True,
+) -> Layout:
+    """The layout of a stack: its components say how wide a batch may be and whether messages are personal."""
+    first = members[0]
+    top = devices * default_width(first.params) if max_width is None else max_width
+    check.whole("max_width", top)
+    check.whole("lanes", lanes)
+    memory = jax.eval_shape(lambda p: bound(first.components.server, first.components.hyper).init(p)[1], first.params)
+    return make_layout(
+        [m.schedule for m in members],
+        max_width=top,
+        lanes=lanes,
+        devices=devices,
+        batching=batching or default_batching(),
+        personal=bool(jax.tree.leaves(memory)),
+        fill=fill and not first.components.data.streamed,
+    )
+
+
+def shape_of(layout: Layout) -> Shape:
+    """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
+    slots = max(LEAST_SLOTS, layout.slots.count)
+    return Shape(
+        runs=len(layout.schedules),
+        num_clients=layout.schedules[0].num_clients,
+        capacity=layout.capacity,
+        positions=padded_length(len(layout.run) + layout.capacity),
+        writes=padded_length(len(layout.slots.write_slot)),
+        slots=next(s for s in ladder(2 * slots) if s >= slots),
+    )
+
+
+class TooLarge(Exception):
+    """A stack needs more device memory than it may use; ``needed``: bytes, as far as known without compiling."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"{needed} bytes")
+        self.needed = needed
+
+
+def make_stack(
+    members: Sequence[Member],
+    layout: Layout,
+    shape: Shape,
+    *,
+    per_client: bool = False,
+    mesh: Mesh | None = None,
+    memory_limit: int | None = None,
+) -> Stack:
+    """Move a stack to the device and compile what it needs.
+
+    Raises ``TooLarge`` where it needs more than ``memory_limit`` bytes. What is known without compiling is checked
+    before anything is compiled.
+    """
+    components = members[0].components
+    data = [m.components.data for m in members]
+    feed = make_feed(layout, data[0], everywhere(mesh)) if data[0].streamed else None
+    tables = make_tables(
+        layout,
+        shape,
+        data,
+        [m.key for m in members],
+        [m.components.hyper for m in members],
+        [m.norm_limit for m in members],
+        [m.applied for m in members],
+        [m.probes for m in members],
+        feed=feed,
+        sharding=everywhere(mesh),
+    )
+    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
+    params = to_devices(params, everywhere(mesh))
+    held_out = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
+    own = per_client and differs(components, members[0].params)
+    split = [
+        (owners(d) if per_client else None, own_tests(d, m.schedule) if own else None) for d, m in zip(data, members)
+    ]
+    tests = [(*held_out[id(d.test_x)], *to_devices(one, everywhere(mesh))) for d, one in zip(data, split)]
+    facts = stack_facts(members)
+    shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
+    fixed = bytes_of((tables._replace(key=()), tests[0])) + bytes_of(shapes.carry)
+    needed = fixed + layout.lanes * bytes_of(shapes.buffers)
+    if memory_limit is not None and needed > memory_limit:
+        raise TooLarge(needed)
+    programs = compile_programs(
+        components.server,
+        components.client,
+        components.model,
+        layout,
+        shape,
+        tables,
+        params,
+        tests[0],
+        shapes,
+        labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
+        per_client=per_client,
+        facts=facts,
+        mesh=mesh,
+    )
+    needed += layout.lanes * max(temporary_bytes(program) for program in programs.train.values())
+    if memory_limit is not None and needed > memory_limit:
+        raise TooLarge(needed)
+    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, everywhere(mesh))
