@@ -37,7 +37,7 @@ class Carry(NamedTuple):
 class JobBuffers(NamedTuple):
     """Buffers of one batch of jobs, C buffers each (donated from call to call)."""
 
-    message: Message
+    message: Any  # Message; () where jobs are looped over and the server does not read what they started from
     before: State  # the clients' buffers as they were before the job; () where jobs are looped over
     work: State  # of unfinished jobs; () where jobs are looped over
     upload: Any
@@ -52,8 +52,8 @@ def hyper_of(tables: DeviceTables, run: Array) -> dict[str, Array]:
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
-def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str) -> Any:
-    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes."""
+def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str, starts: bool) -> Any:
+    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes; ``starts``: with start models."""
 
     def buffers(tables: DeviceTables, carry: Carry) -> JobBuffers:
         def one(tables: DeviceTables, carry: Carry) -> JobBuffers:
@@ -63,7 +63,9 @@ def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching
             upload, after = who.finish(work, message, before)
             info = info_of(who, after)
             done = JobBuffers(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
-            return done if batching == "vmap" else done._replace(before=(), work=())
+            if batching == "vmap":
+                return done
+            return done._replace(message=message if starts else (), before=(), work=())
 
         shapes = jax.eval_shape(one, tables, carry)
         return tree.stack_zeros(shapes, capacity)
@@ -161,11 +163,25 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         work = jax.lax.fori_loop(
             first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
         )
-        upload, after, norm, accepted, info = jax.vmap(end, in_axes=(each, *[0] * 6))(
-            hyper, work, message, before, tables.norm_limit[run], tables.corrupt[position], tables.applied[position]
-        )
-        done = JobBuffers(message, before, work, upload, after, norm, accepted, info)
-        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers, done)
+        trained = message, before, work
+        kept = jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers[:3], trained)
+        job = (hyper, work, message, before, tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
+
+        def finish(i: Array, done: Any) -> Any:
+            first = jnp.minimum(i * part, own - part)
+
+            def rows(tree: Any) -> Any:
+                return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, part), tree)
+
+            given = (job[0] if each is None else rows(job[0]), *map(rows, job[1:]))
+            new = jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
+            return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, first, 0), done, new)
+
+        # sorted from long to short: the first jobs go on, the others are done, and only these are finished
+        part = -(-own // 2)
+        going_on = jnp.sum(steps > last)
+        done = jax.lax.fori_loop(going_on // part, -(-own // part), finish, tuple(buffers[3:]))
+        return JobBuffers(*kept, *done)
 
     return train
 
@@ -186,7 +202,11 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
             work = run_steps(who, key, message, before, client_data(tables, position), tables.steps[position])
             outcome = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
             done = finished(who, work, message, before, *outcome)
-            return tree.scatter(buffers, tables.row[position] % len(buffers.norm), JobBuffers(message, (), (), *done))
+            return tree.scatter(
+                buffers,
+                tables.row[position] % len(buffers.norm),
+                JobBuffers(message if buffers.message else (), (), (), *done),
+            )
 
         mine = (count - _device(devices) + devices - 1) // devices
         return jax.lax.fori_loop(0, mine, one, buffers)

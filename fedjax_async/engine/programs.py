@@ -32,9 +32,9 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def buffers(client: Client, capacity: int, batching: str, mesh: Mesh | None) -> Any:
+def buffers(client: Client, capacity: int, batching: str, starts: bool, mesh: Mesh | None) -> Any:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
-    return jax.jit(kernels.make_buffers(client, capacity, batching), out_shardings=spread(mesh))
+    return jax.jit(kernels.make_buffers(client, capacity, batching, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
@@ -140,7 +140,9 @@ def shapes_of(
 ) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slots, mesh), tables, params)
-    empty = jax.eval_shape(buffers(client, shape.capacity, layout.batching, mesh), tables, carry)
+    empty = jax.eval_shape(buffers(client, shape.capacity, layout.batching, True, mesh), tables, carry)
+    if layout.batching == "loop" and not serving.reads_starts(server, facts, tables, carry, empty):
+        empty = empty._replace(message=())
     if mesh is not None:
         carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
     return Shapes(carry, empty)
@@ -167,7 +169,7 @@ def compile_programs(
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
     carry, empty = shapes
-    make_buffers = buffers(client, shape.capacity, layout.batching, mesh)
+    make_buffers = buffers(client, shape.capacity, layout.batching, bool(empty.message), mesh)
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, len(tests[1]), labels, per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
