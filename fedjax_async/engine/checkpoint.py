@@ -1,8 +1,8 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
-A checkpoint is taken between two groups of batches: what the server changes, the evaluations so far
-and the number of groups done. Everything else (schedule, plan, chance) follows from the settings, so a
-resumed run continues bit for bit.
+A checkpoint is taken between two groups of batches. It holds the carry, the evaluations so far and the number of
+groups done. Everything else (schedule, layout, random numbers) follows from the settings, so a resumed run
+continues bit for bit.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Snapshot(NamedTuple):
 
 
 def surroundings() -> dict[str, str | int]:
-    """Versions and device: a run is exact only on what it began with."""
+    """Versions and device. A run is exact only on those that it began with."""
     device = jax.devices()[0]
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
-    # how a wave is cut into batches follows from the cores
+    # the number of cores decides how a wave is cut into batches
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {**versions, "backend": device.platform, "device": device.device_kind, "cores": cores}
 
@@ -52,7 +52,7 @@ def _installed(name: str) -> bool:
 
 
 class Keeper:
-    """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` says whose they are."""
+    """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart."""
 
     def __init__(self, folder: Path, every: int, identity: Mapping[str, Any]) -> None:
         check.whole("checkpoint", every)
@@ -61,7 +61,7 @@ class Keeper:
         self._last = 0
 
     def identify(self, name: str, value: Any) -> None:
-        """Add to what a checkpoint must have in common with the run that goes on from it."""
+        """Add to the identity, which a checkpoint must share with the run that continues from it."""
         self._identity[name] = json.loads(json.dumps(value, default=str))
 
     def due(self, position: int) -> bool:
@@ -137,7 +137,7 @@ def _file(folder: Path, position: int) -> Path:
 
 
 def _read(folder: Path, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A checkpoint's description and its arrays; whatever is wrong is a one-line error that says what to do."""
+    """The description and the arrays of a checkpoint. Anything wrong is a one-line error that says what to do."""
     path = _file(folder, position)
     try:
         arrays = disk.read_npz(path)

@@ -23,7 +23,7 @@ Client = ClientAlgorithm | ClientFamily
 
 
 class Components(NamedTuple):
-    """Everything that learns, and the data it learns from.
+    """Server, client, model and data of a run.
 
     ``server`` and ``client`` are algorithms, or functions of ``hyper`` that return one. Runs whose
     components differ in ``hyper`` and data only share compiled programs, and may run side by side.
@@ -37,17 +37,17 @@ class Components(NamedTuple):
 
 
 def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:
-    """The algorithm itself, or the member of a family with these hyperparameters."""
+    """The algorithm with these hyperparameters; an algorithm that takes none is returned as it is."""
     return algorithm(hyper) if callable(algorithm) else algorithm
 
 
 def rule_of(server: Server, hyper: Mapping[str, Any], facts: Facts) -> ServerAlgorithm:
-    """The server rule with these hyperparameters, for a run of which ``facts`` hold."""
+    """The server rule with these hyperparameters, for a run with these facts."""
     return known(bound(server, hyper), facts)
 
 
 def facts_of(schedule: Schedule) -> Facts:
-    """What a schedule says of its run before it starts."""
+    """The facts about a run that its schedule determines."""
     steps = int(schedule.closes.sum())
     return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
 
@@ -60,10 +60,9 @@ def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:
 def split_options(
     factory: Callable[..., Any], options: Mapping[str, Any], without: Collection[str] = ()
 ) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
-    """Options as ``(static ones, traced numbers)``, defaults included, but for those ``without``.
+    """Split options, defaults included, into ``(static options, traced numbers)``; ``without`` are left out.
 
-    Traced is what the factory annotates ``Traced`` and what is a number; 0 stays static, since it may
-    switch a term off.
+    Traced are the numbers that the factory annotates ``Traced``. A zero stays static, since it may switch a term off.
     """
     static, traced = [], {}
     for name, parameter in registry.options_of(factory).items():

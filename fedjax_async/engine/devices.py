@@ -28,17 +28,17 @@ def make_mesh(devices: int | None) -> Mesh | None:
 
 
 def everywhere(mesh: Mesh | None) -> NamedSharding | None:
-    """The sharding of what every device holds; ``None`` for a single device."""
+    """The sharding of arrays that every device holds whole; ``None`` for a single device."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def spread(mesh: Mesh | None) -> NamedSharding | None:
-    """The sharding of what is divided by leading rows among the devices."""
+    """The sharding of arrays that are divided among the devices along the first axis."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(JOBS))
 
 
 def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
-    """``jax.device_put``, also onto devices that belong to other processes, which put the same values."""
+    """``jax.device_put`` that also works for devices of other processes, each of which passes the same values."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -75,7 +75,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def temporary_bytes(compiled: Any) -> int:
-    """What one call of a compiled program needs besides its arguments and results; 0 where the backend does not say."""
+    """Temporary memory of one call of a compiled program; 0 where the backend does not say."""
     found = compiled.memory_analysis()
     return 0 if found is None else int(found.temp_size_in_bytes)
 

@@ -98,9 +98,9 @@ def make_evaluate(
     """
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
-    # the last batch is moved back to fit: its rows are taken for the end of the test set
-    place = np.arange(total, dtype=np.int32)
-    place[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
+    # the last batch overlaps the one before; only its new rows are used
+    row = np.arange(total, dtype=np.int32)
+    row[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
     def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
@@ -112,7 +112,7 @@ def make_evaluate(
             hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
             return loss, hit.astype(loss.dtype)
 
-        loss, hit = (values.reshape(-1)[place] for values in jax.lax.map(one, jnp.asarray(starts)))
+        loss, hit = (values.reshape(-1)[row] for values in jax.lax.map(one, jnp.asarray(starts)))
         out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
         if num_clients is not None:
             count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
@@ -124,19 +124,21 @@ def make_evaluate(
 
 
 class Scores:
-    """Which run is evaluated after which position, and what came out.
+    """When each run of a stack is evaluated, and the results.
 
-    ``place``: per run, the positions of its arrivals. ``ranks``: bounds that the program receiving
-    uploads does not cut; an evaluation then happens at the end of its round, in which the run has no
-    other arrival.
+    ``positions``: per run, the positions of its arrivals. ``ranks``: bounds of the ranks, which the program that
+    receives uploads does not cut. An evaluation then happens at the end of its rank, which holds no other arrival of
+    the run.
     """
 
-    def __init__(self, points: Sequence[Points], place: Sequence[np.ndarray], ranks: np.ndarray | None = None) -> None:
+    def __init__(
+        self, points: Sequence[Points], positions: Sequence[np.ndarray], ranks: np.ndarray | None = None
+    ) -> None:
         self._points = points
         self._due: dict[int, list[tuple[int, int]]] = {}
-        for run, (own, positions) in enumerate(zip(points, place)):
+        for run, (own, arrivals) in enumerate(zip(points, positions)):
             for local in np.unique(own.position).tolist():
-                stop = int(positions[local - 1]) + 1 if local else 0
+                stop = int(arrivals[local - 1]) + 1 if local else 0
                 if ranks is not None:
                     stop = int(ranks[np.searchsorted(ranks, stop)])
                 self._due.setdefault(stop, []).append((run, local))
@@ -149,13 +151,13 @@ class Scores:
         inner = self.stops[first:last]
         return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
 
-    def take(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
+    def evaluate(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
         """Evaluate every run that is due after ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
         for run, local in self._due.get(position, ()):
             self.at[run, local] = evaluate(run, local)
 
     def latest(self) -> float:
-        """The newest accuracy that the device has finished, NaN if none; never waits."""
+        """The newest accuracy that is computed already, NaN if there is none. Never waits for the device."""
         for scores in reversed(self.at.values()):
             if getattr(scores["accuracy"], "is_ready", lambda: True)():
                 return float(scores["accuracy"])

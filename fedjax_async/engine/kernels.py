@@ -1,8 +1,7 @@
-"""The client side of a run as compiled programs: buffers, train.
+"""The client side of a run as compiled programs: local training into the buffers of a lane.
 
-With ``serving.py`` the only place that knows buffers, slots and tables of N clients; the algorithms they
-call see one client at a time. A stack of R runs shares one set of tables: a job's run says which key
-and which hyperparameters are its own.
+Only this file and ``serving.py`` know buffers, slots and tables of N clients. The algorithms that they call see one
+client at a time. A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, Stat
 
 
 class Carry(NamedTuple):
-    """What the server changes as it runs (donated from call to call)."""
+    """What a compiled step changes and hands on to the next (donated from call to call)."""
 
     server: State  # [R, ...]; without the axis where R = 1
-    memory: State  # [R * N, ...] buffers, or ()
-    clients: State  # the clients' own buffers, [R * N, ...], or ()
+    memory: State  # rows about clients, [R * N, ...], or ()
+    clients: State  # rows of clients, [R * N, ...], or ()
     slots: Message  # start models, [S, ...]
-    records: dict[str, Array]  # one column an info, [E']
+    records: dict[str, Array]  # what is recorded of arrivals, [E'] a column
     rejected: Array  # int32[], uploads refused so far
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
 
 class JobBuffers(NamedTuple):
-    """Buffers of one batch of jobs, C buffers each (donated from call to call)."""
+    """What the jobs of one lane leave for the server, C rows each (donated from call to call)."""
 
     message: Any  # Message; () where jobs are looped over and the server does not read what they started from
-    before: State  # the clients' buffers as they were before the job; () where jobs are looped over
+    before: State  # the clients' rows before the job; () where jobs are looped over
     work: State  # of unfinished jobs; () where jobs are looped over
     upload: Any
-    after: State  # the clients' buffers as the job leaves them
+    after: State  # the clients' rows after the job
     norm: Array  # float[C]
     accepted: Array  # bool[C]
-    info: dict[str, Array]  # what the client says of its uploads, one column [C] a name
+    info: dict[str, Array]  # what clients record of their uploads, [C] a column
 
 
 def hyper_of(tables: DeviceTables, run: Array) -> dict[str, Array]:
-    """The hyperparameters of a run; of the only one, without indexing, where R = 1."""
+    """The hyperparameters of a run. Where R = 1 nothing is indexed."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
@@ -89,8 +88,8 @@ def finished(
 ) -> tuple[Any, State, Array, Array, dict[str, Array]]:
     """End one job: ``(upload, client state, norm of the upload, accepted, info)``.
 
-    An upload is rejected if it, or the state that its client keeps, is not finite, or if its norm is above ``limit``:
-    it is replaced by zeros, and the client keeps the state that it had before the job. The norm is Euclidean, over all
+    An upload is rejected if it or the new state of its client is not finite, or if its norm is above ``limit``. It is
+    then replaced by zeros, and the client keeps its state from before the job. The norm is Euclidean, over all
     that is uploaded but running statistics, as that of ``server.clip_by_norm``; it is recorded if finite, else 0.
     ``corrupt``: the upload is lost to non-finite values on its way. Where ``applied`` is false the server never
     applies it, and the client's state is what the client makes of that. ``info`` is of the upload as it was sent.
@@ -106,7 +105,7 @@ def finished(
 
 
 def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
-    """One local step of one job, kept only while the job lasts; unchanged leaves cost nothing."""
+    """One local step of one job. It has no effect once the job has done its steps; unchanged leaves cost nothing."""
 
     def advance(
         hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
@@ -119,15 +118,15 @@ def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
 
 
 def _device(devices: int) -> Array:
-    """Which of the devices that share a batch this is."""
+    """The index of this device among those that share a batch."""
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
 def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
     """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
-    ``span`` = (first position of the batch, jobs in it, first local step, end of the steps). With
-    several ``devices`` this is the part of one of them, which holds every ``devices``-th job.
+    ``span`` = (index of the batch's first job in ``train_order``, its jobs, first local step, end of the steps).
+    With several ``devices`` each runs this program on its share: every ``devices``-th job.
     """
     own = width // devices
 
@@ -187,7 +186,7 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
 
 
 def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
-    """The same signature and result as :func:`make_train`, one job after the other; any number of jobs."""
+    """As :func:`make_train`, but one job after the other, and any number of them."""
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count = span[0], span[1]

@@ -1,4 +1,4 @@
-"""From schedules to device work (host, NumPy): the runs of a stack in one order, their batches, rows and slots."""
+"""From schedules to work for the device (host, NumPy): the order of all arrivals, batches, rows and slots."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedjax_async.types import Schedule
 class Merged(NamedTuple):
     """All arrivals of R runs in one order. A *position* counts arrivals of any run.
 
-    Each run's own arrivals keep their order; nothing of one run depends on another, so any such
-    order gives every run its own result.
+    The arrivals of a run keep their order. Runs do not depend on each other, so the result of a run is the same in
+    any such order.
     """
 
     run: np.ndarray  # int32[E]
@@ -66,7 +66,7 @@ def merge(schedules: Sequence[Schedule], by_ranks: bool) -> Merged:
 def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Cut positions into ranks, within which no run occurs twice and no boundary lies; int64[ranks + 1].
 
-    ``run`` must be ordered by round within each stretch between ``bounds``.
+    ``run`` must be ordered by rank within each stretch between ``bounds``.
     """
     begins = np.zeros(len(run) + 1, np.bool_)
     begins[1:-1] = run[1:] <= run[:-1]
@@ -75,7 +75,7 @@ def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
-    """Slots of every run, each run's its own, for the groups ``bounds`` (positions)."""
+    """The slots of all runs for the groups ``bounds`` (positions). Runs share no slots."""
     base, total = 0, len(merged.run)
     start = np.zeros(total, np.int32)
     slot, client, run, job, written_at = [], [], [], [], []
@@ -146,7 +146,7 @@ class Layout(NamedTuple):
 
 
 def digest(layout: Layout) -> str:
-    """A fingerprint of all that decides in which order, where and beside whom jobs are trained."""
+    """A fingerprint of the order, the lanes and the batches in which jobs are trained."""
     decided = (layout.run, layout.source, layout.bounds, layout.train_order, layout.lane, layout.row)
     hashed = hashlib.sha256(repr((layout.batching, layout.capacity, layout.groups)).encode())
     for column in (*decided, layout.slots.start_slot):

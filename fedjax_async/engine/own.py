@@ -1,4 +1,4 @@
-"""Each client's own model, evaluated on its own test rows: what it would use if the server wrote to it now."""
+"""Each client's own model, evaluated on its own test rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedjax_async.types import (
 
 
 class OwnTests(NamedTuple):
-    """Which test rows are whose, and what a message to each client would be asked for."""
+    """The test rows of each client, and the request for a message to it."""
 
     order: Any  # int32[T], rows of the test set
     offset: Any  # int32[N]
@@ -39,7 +39,7 @@ class OwnTests(NamedTuple):
 
 
 def differs(components: Components, params: Params) -> bool:
-    """Whether clients may have models of their own: the server remembers each of them, or they keep something."""
+    """Whether clients may have models of their own: the server has memory of them, or their algorithm has ``own``."""
     memory = jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[1], params)
     return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 

@@ -82,9 +82,9 @@ def _scalar(field: str, column: Any, value: Any) -> Any:
         numeric = jnp.issubdtype(array.dtype, jnp.number) or array.dtype == jnp.bool_
     except (TypeError, ValueError):
         numeric = False
-    place = f"{field}[{column!r}]"
-    check.require(numeric, place, value, "a number")
-    check.require(array.shape == (), f"{place}.shape", array.shape, "(), that of a scalar")
+    name_of = f"{field}[{column!r}]"
+    check.require(numeric, name_of, value, "a number")
+    check.require(array.shape == (), f"{name_of}.shape", array.shape, "(), that of a scalar")
     return array.astype(array.dtype)  # a Python number has no dtype of its own
 
 

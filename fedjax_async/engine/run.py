@@ -56,7 +56,7 @@ def run_stack(
         keeper.identify("probes", described(stack.members[0].probes))
     snapshot = None if keeper is None else keeper.restore()
     if snapshot is None:
-        scores.take(0, evaluate)
+        scores.evaluate(0, evaluate)
     else:
         carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), stack.sharding)
         scores.at = dict(snapshot.scores)
@@ -73,7 +73,7 @@ def run_stack(
             for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
                 span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
                 carry, rejected = programs.receive(tables, carry, buffers[lane_of[low]], span)
-                scores.take(high, evaluate)
+                scores.evaluate(high, evaluate)
             tokens.append(rejected)
             if len(tokens) > AHEAD:
                 refuse(int(tokens.popleft()), on_bad)

@@ -39,7 +39,7 @@ def state_of(tables: DeviceTables, states: State, run: Array) -> State:
 
 
 class StackFacts(NamedTuple):
-    """What the compiled programs are told of a stack's runs; equal for all of them."""
+    """What the compiled programs of a stack depend on; equal for all its runs."""
 
     num_clients: int
     every_closes: bool  # every arrival completes its server step
@@ -55,7 +55,7 @@ def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array)
 
 
 def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request:
-    """What the message of write ``write`` is asked for."""
+    """The request for the message of write ``write``."""
     return Request(
         client=tables.write_owner[write] % facts.num_clients,
         time=tables.write_time[write],
@@ -144,12 +144,12 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
 
 
 def _columns(info: Info) -> dict[str, Any]:
-    """What a rule records, by name."""
+    """The columns that a rule records."""
     return {"weight": info.weight, **info.columns}
 
 
 def _arrival(tables: DeviceTables, upload: Any, message: Message, position: Array, accepted: Array) -> Arrival:
-    """What the server is given of the upload that arrives at ``position``."""
+    """The arrival of an upload at ``position``."""
     return Arrival(
         upload=upload,
         start=message.params,
@@ -164,7 +164,7 @@ def _arrival(tables: DeviceTables, upload: Any, message: Message, position: Arra
 
 
 def _arrived(tables: DeviceTables, carry: Carry, buffers: JobBuffers, position: Array) -> Arrival:
-    """The same, from the buffers of its batch."""
+    """The arrival at ``position``, from the buffers of its lane."""
     row = tables.row[position]
     upload = tree.gather(buffers.upload, row)
     # without start models in the buffers nobody reads them: any message of the right shape will do

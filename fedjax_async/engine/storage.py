@@ -38,7 +38,7 @@ def _cast(params: Params, dtype: Any) -> Params:
 
 @lru_cache(maxsize=64)
 def server_storing(server: ServerAlgorithm | ServerFamily, dtype: str) -> ServerFamily:
-    """The rule, whose messages leave in ``dtype``: clients start from the rounded model and extras."""
+    """The rule with messages in ``dtype``: clients start from the rounded model and extras."""
 
     def family(hyper: Hyper) -> ServerAlgorithm:
         return _storing(bound(server, hyper), dtype)
@@ -64,7 +64,7 @@ def _storing(rule: ServerAlgorithm, dtype: str) -> ServerAlgorithm:
 
 @lru_cache(maxsize=64)
 def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> ClientFamily:
-    """Local training in ``dtype`` from messages that came in another."""
+    """The client with messages converted to ``dtype`` before local training."""
 
     def family(hyper: Hyper) -> ClientAlgorithm:
         one: ClientAlgorithm = bound(client, hyper)
@@ -90,7 +90,7 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
 
 
 def probe_restoring(probe: Probe, dtype: str) -> Probe:
-    """The probe, which sees in ``dtype`` what a job started from."""
+    """The probe with the start models of arrivals in ``dtype``."""
     return probe._replace(function=_seeing(probe.function, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Client data that stay on disk: every batch of jobs is trained on a packed copy of its clients' examples."""
+"""Client data on disk: every batch of jobs is trained on a packed copy of its clients' examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_async.types import FederatedData
 
 
 class Feed(NamedTuple):
-    """Where each position's data lie in its batch's copy, and how long a copy is."""
+    """The offset of each position's data in the packed copy of its batch, and the length of the copies."""
 
     data: FederatedData
     client: np.ndarray  # int32[E]
@@ -32,13 +32,13 @@ class Feed(NamedTuple):
             return to_devices({"x": x, "y": y}, self.sharding)
 
     def empty(self) -> dict[str, Any]:
-        """Tables of the same shapes before there is a batch."""
+        """Tables of the same shapes, for compiling."""
         x, y = (np.zeros((self.rows, *pool.shape[1:]), pool.dtype) for pool in (self.data.x, self.data.y))
         return {"x": x, "y": y, "order": Identity((self.rows,))}
 
 
 def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed:
-    """Layout the copies: as long as the longest batch needs, so that one program serves all."""
+    """Plan the copies: as long as the longest batch needs, so that one program serves all."""
     client = np.concatenate([s.client[s.job] for s in layout.schedules])[layout.source]
     offset = np.zeros(len(client), np.int32)
     longest = 1

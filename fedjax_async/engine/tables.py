@@ -1,4 +1,4 @@
-"""The columns of a stack of runs that carry on the device and never change: data, keys and schedules."""
+"""The tables of a stack of runs on the device, which never change: data, keys and schedules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
 
 
 class Probing(NamedTuple):
-    """What probes need besides: which arrivals they see, and the held out parts of the clients that arrive."""
+    """Tables that only probes read: the arrivals that they see, and the held-out parts of the arriving clients."""
 
     chosen: dict[str, Array]  # bool[E'] a probe
     validation_order: Array  # rows of DeviceTables.x
@@ -31,7 +31,7 @@ class Probing(NamedTuple):
 
 
 class DeviceTables(NamedTuple):
-    """Read-only device columns of R runs. Entries beyond E are padding, so that runs share compiled programs."""
+    """Read-only tables of R runs on the device. Entries beyond E are padding, so that runs share compiled programs."""
 
     key: Key  # [R]
     hyper: dict[str, Array]  # float[R] each
@@ -44,7 +44,7 @@ class DeviceTables(NamedTuple):
     # one entry a position: an arrival of one of the runs, in order of application
     run: Array  # int32[E']
     client: Array  # int32[E']
-    owner: Array  # int32[E']  run * N + client: its row in columns of clients
+    owner: Array  # int32[E']  run * N + client: its row in tables of clients
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
     number: Array  # int32[E']
@@ -72,7 +72,7 @@ class DeviceTables(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Sizes of a stack's columns. Stacks of equal shape share compiled programs."""
+    """Sizes of a stack's tables. Stacks of equal shape share compiled programs."""
 
     runs: int
     num_clients: int
@@ -94,7 +94,7 @@ def _padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.nd
 
 
 def pooled(arrays: Sequence[Any]) -> tuple[Any, list[int]]:
-    """One array for all runs, and where each run's rows begin; a run's own where there is only one."""
+    """One array for all runs, and the row at which each run's part begins; equal arrays are not repeated."""
     if all(one is arrays[0] for one in arrays):
         return arrays[0], [0] * len(arrays)
     begins: dict[int, int] = {}
@@ -114,7 +114,7 @@ def _probing(
     applied: Sequence[np.ndarray],
     column: Callable[..., np.ndarray],
 ) -> Probing:
-    """``client``: of each run's arrivals; ``column`` brings values of these into the order of the stack."""
+    """The tables of probes; ``client``: per run, of its arrivals; ``column`` brings such values into stack order."""
 
     def chosen(name: str) -> np.ndarray:
         marked = [np.zeros(len(one), np.bool_) for one in applied]

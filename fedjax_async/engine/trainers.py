@@ -1,4 +1,4 @@
-"""Training the batches of a group, at the same time where that helps."""
+"""Train the batches of a group, each lane in a host thread of its own."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fedjax_async.engine.tables import DeviceTables
 class Trainers:
     """The buffers of every lane and, with several lanes, a host thread for each but the first; a context manager.
 
-    Threads decide nothing: which job runs where is in the layout, and the batches of a group are
-    independent of each other, so results do not depend on timing.
+    The layout decides which lane trains a job, and the batches of a group are independent of each other. So results
+    do not depend on the timing of threads.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Trainers:
         jax.block_until_ready(self._buffers[batch.lane])
 
     def train_again(self, batches: Sequence[Batch], carry: Carry) -> None:
-        """Fill rows that a checkpoint does not hold."""
+        """Train jobs whose buffers a checkpoint does not hold, after a resume."""
         for batch in batches:
             self._train_and_wait(batch, carry)
 

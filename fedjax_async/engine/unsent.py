@@ -1,9 +1,9 @@
-"""Jobs that are trained although the server never applies their uploads: the state of their clients moves on.
+"""Jobs that are trained although the server never applies their uploads.
 
-The engines train what is applied. A client that keeps something between jobs (private parameters, residuals,
-control variates) has also trained the jobs whose uploads were lost, dropped or given up, and starts its next job from
-what they left. So they are inserted among the arrivals, as late as possible: right before the next message to their
-client. Clients without state are as if they had not trained, and what was not needed is left out.
+A client with state between jobs (private parameters, residuals, control variates) also trains the jobs whose uploads
+are lost, dropped or given up, and its next job starts from the state that they leave. These jobs are inserted among
+the arrivals as late as possible: right before the next message to their client. Jobs of clients without state, and
+jobs after which their client trains no other, change nothing and are left out.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def all_training(schedule: Schedule, stateful: bool) -> Training:
     order = np.lexsort((job, due))
     job, due = job[order], due[order]
     moved = np.arange(arrivals) + np.searchsorted(due, np.arange(arrivals), side="right")
-    place = np.concatenate([moved, due + np.arange(len(due))])
+    position = np.concatenate([moved, due + np.arange(len(due))])
     total = arrivals + len(job)
 
     def merged(of_arrivals: np.ndarray, inserted: np.ndarray) -> np.ndarray:
         out = np.empty(total, of_arrivals.dtype)
-        out[place] = np.concatenate([of_arrivals, inserted])
+        out[position] = np.concatenate([of_arrivals, inserted])
         return out
 
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
