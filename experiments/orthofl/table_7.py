@@ -39,8 +39,8 @@ from fedjax_async import tree
 from fedjax_async.engine.serving import read_rows
 from fedjax_async.geometry import project_out
 from fedjax_async.models import make
-from fedjax_async.models.checkpoint import EncoderConfig
 from fedjax_async.models.encoder import Classifier
+from fedjax_async.models.pretrained import EncoderConfig
 from fedjax_async.results.figure import PALETTE, label, new, save_figure
 from fedjax_async.server import closed, known
 from fedjax_async.server.orthofl import Combine, by_average, moving_average, orthogonal, plus

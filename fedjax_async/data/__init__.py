@@ -5,17 +5,14 @@ Start with :func:`federate` (``federated.py``). ``datasets.py`` lists the data s
 memory.
 """
 
-from fedjax_async.data.dataset import Dataset, Federation
 from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
-from fedjax_async.data.federated import client_rows, federate
+from fedjax_async.data.federated import Dataset, Federation, client_rows, federate
 from fedjax_async.data.fetch import fetch
-from fedjax_async.data.memmap import open_folder, write_clients, write_folder
+from fedjax_async.data.memmap import open_folder, pack, packed_offsets, write_clients, write_folder
 from fedjax_async.data.partition import PARTITIONERS, split_clients
 from fedjax_async.data.population import ceiling, population
-from fedjax_async.data.quadratic import Quadratic, quadratic, quadratic_problem
-from fedjax_async.data.staging import pack, packed_offsets
-from fedjax_async.data.synthetic import synthetic
+from fedjax_async.data.problems import Quadratic, quadratic, quadratic_problem, synthetic
 from fedjax_async.data.virtual import Generated, Identity, generate, generated
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_async.data import decode
-from fedjax_async.data.dataset import Dataset
+from fedjax_async.data.federated import Dataset
 
 FILE = Path(__file__).with_name("fashion_mnist_6k.npz")
 LICENCE = """\

@@ -1,14 +1,16 @@
-"""UCI's recordings of human activities: from a phone's raw signals to filtered windows with a subject each."""
+"""HAR."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+import pickletools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from fedjax_async.check import require
-from fedjax_async.data.frames import read_frames
-from fedjax_async.data.published import Arrays
+from fedjax_async.data.arrays import Arrays
 
 RATE = 50.0  # samples a second
 LENGTH, STEP = 128, 64  # samples of a window, and from one window to the next: 2.56 s with half overlap
@@ -67,3 +69,137 @@ def channels(raw: np.ndarray) -> np.ndarray:
     body = acceleration - signal.sosfiltfilt(gravity, acceleration, axis=0)
     together = np.concatenate([acceleration, body, rotation], axis=1)
     return (np.rint(together / GRAIN) * GRAIN).astype(np.float32)
+
+
+NAMES = {
+    "__builtin__ object",
+    "__builtin__ slice",
+    "copy_reg _reconstructor",
+    "_codecs encode",
+    "numpy ndarray",
+    "numpy dtype",
+    "numpy.core.multiarray _reconstruct",
+    "pandas.core.frame DataFrame",
+    "pandas.core.internals.managers BlockManager",
+    "pandas.core.indexes.base Index",
+    "pandas.core.indexes.range RangeIndex",
+    "pandas.core.indexes.base _new_Index",
+}
+NUMBERS = {"f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
+
+_MARK = object()
+
+
+class Made:
+    """A note of a call that was not made: its name, its arguments and the state to be set afterwards."""
+
+    def __init__(self, name: Any, arguments: Any) -> None:
+        require(isinstance(name, str) and name in NAMES, "pickle", "a call of something else", "a call of a name")
+        self.name, self.arguments = name, arguments
+        self.state: Any = None
+
+
+class Machine:
+    """The stack and the memo of a pickle's program."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def marked(self) -> list[Any]:
+        """Everything above the last mark, taken off with it."""
+        at = max(i for i, item in enumerate(self.stack) if item is _MARK)
+        items = self.stack[at + 1 :]
+        del self.stack[at:]
+        return items
+
+    def name(self, name: str) -> None:
+        """A name goes on the stack as text, if it is one of those allowed."""
+        require(name in NAMES, "pickle", f"names {name}", f"frames: only {', '.join(sorted(NAMES))} are known")
+        self.stack.append(name)
+
+    def call(self) -> None:
+        """Name and arguments are replaced by the note of a call."""
+        arguments = self.stack.pop()
+        self.stack.append(Made(self.stack.pop(), arguments))
+
+    def build(self) -> None:
+        """The state of the note below."""
+        state = self.stack.pop()
+        require(isinstance(self.stack[-1], Made), "pickle", "a state of something else", "of what was made")
+        self.stack[-1].state = state
+
+    def items(self, items: list[Any]) -> None:
+        """Items into the list below."""
+        self.stack[-1].extend(items)
+
+    def pairs(self, items: list[Any]) -> None:
+        """Keys and values into the dict below."""
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+
+# what each instruction does; those that frames do without are missing, and refused
+INSTRUCTIONS: dict[str, Callable[[Machine, Any], Any]] = {
+    **{name: lambda m, value: m.stack.append(value) for name in ("INT", "BININT", "BININT1", "BININT2", "BINUNICODE")},
+    **{name: lambda m, key: m.memo.update({key: m.stack[-1]}) for name in ("BINPUT", "LONG_BINPUT")},
+    **{name: lambda m, key: m.stack.append(m.memo[key]) for name in ("BINGET", "LONG_BINGET")},
+    "PROTO": lambda m, version: None,
+    "STOP": lambda m, _: None,
+    "NONE": lambda m, _: m.stack.append(None),
+    "MARK": lambda m, _: m.stack.append(_MARK),
+    "EMPTY_DICT": lambda m, _: m.stack.append({}),
+    "EMPTY_LIST": lambda m, _: m.stack.append([]),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.marked())),
+    "APPENDS": lambda m, _: m.items(m.marked()),
+    "SETITEMS": lambda m, _: m.pairs(m.marked()),
+    "SETITEM": lambda m, _: m.pairs([m.stack.pop(-2), m.stack.pop()]),
+    "GLOBAL": lambda m, name: m.name(name),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
+}
+
+
+def read_frames(data: bytes) -> dict[int, list[dict[str, np.ndarray]]]:
+    """Columns by name of each person's frames, from a pickled ``{person: [DataFrame, ...]}`` of numeric columns.
+
+    Raises ``ValueError`` for any other bytes, with nothing done that they ask for.
+    """
+    machine = Machine()
+    try:
+        for instruction, argument, _ in pickletools.genops(io.BytesIO(data)):
+            known = instruction.name in INSTRUCTIONS
+            require(known, "pickle", f"instruction {instruction.name}", f"one of {', '.join(INSTRUCTIONS)}")
+            INSTRUCTIONS[instruction.name](machine, argument)
+        (people,) = machine.stack
+        return {int(person): [_columns(frame) for frame in frames] for person, frames in people.items()}
+    except ValueError:
+        raise
+    except Exception as error:  # a made-up program may fail anywhere
+        raise ValueError(f"pickle = {len(data)} bytes: must hold pandas frames ({type(error).__name__})") from error
+
+
+def _columns(frame: Made) -> dict[str, np.ndarray]:
+    """The columns of a frame, from the blocks of equal type in which its manager keeps them."""
+    parts = frame.state["_data"].state[3]["0.14.1"]
+    names = [str(name) for name in _array(parts["axes"][0].arguments[1]["data"])]
+    columns: dict[str, np.ndarray] = {}
+    for block in parts["blocks"]:
+        places = block["mgr_locs"]
+        in_a_row = places.name == "__builtin__ slice"
+        chosen = names[slice(*places.arguments)] if in_a_row else [names[i] for i in _array(places)]
+        columns |= dict(zip(chosen, _array(block["values"]), strict=True))
+    require(set(columns) == set(names), "columns", sorted(columns), f"{sorted(names)}")
+    return columns
+
+
+def _array(made: Made) -> Any:
+    """The array of a note: numbers as an array, objects as the list that they are stored as."""
+    _, shape, kind, by_columns, content = made.state
+    code = kind.arguments[0]
+    if code == "O8":
+        return content
+    require(code in NUMBERS, "pickle", f"an array of {code!r}", f"one of {', '.join(NUMBERS)}, O8")
+    text, encoding = content.arguments
+    require(encoding == "latin1", "pickle", f"bytes as {encoding!r}", "as latin1")
+    values = np.frombuffer(text.encode("latin1"), NUMBERS[code])
+    return values.reshape(shape, order="F" if by_columns else "C")

@@ -1,30 +1,93 @@
-"""Client data on disk, larger than memory: a folder of ``.npy`` files, memory-mapped when opened.
-
-Layout: ``FOLDER/{x,y,size,test_x,test_y}.npy``, with per-client test sets also ``test_{order,offset,size}.npy``, and
-``metadata.json`` (format, version, name, decoder, classes; dtype, shape and sha256 of every file). The rows of a client
-lie side by side, client after client. A folder appears in one rename, and nothing is ever unpickled.
-"""
+"""Memmap."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
-from fedjax_async.data.cache import appearing
-from fedjax_async.data.column import Column, open_column
-from fedjax_async.data.dataset import Federation
-from fedjax_async.data.published import array_hash
-from fedjax_async.data.staging import spans
+from fedjax_async.data.arrays import appearing, array_hash
+from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST, Identity
 from fedjax_async.home import require_metadata
 from fedjax_async.types import Array, FederatedData
+
+Header = dict[str, Any]
+
+
+class Column:
+    """A growing file; a context manager. The first rows appended decide type and shape of all."""
+
+    def __init__(self, path: Path) -> None:
+        self.rows = 0
+        self._path, self._file = path, path.open("wb")
+        self._header: Header = {}
+        self._hash = hashlib.sha256()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def append(self, rows: np.ndarray) -> None:
+        """Write ``rows`` [R, ...] behind the others."""
+        rows = np.asarray(rows)
+        dtype = rows.dtype.newbyteorder("<")
+        if not self._header:
+            good = rows.ndim >= 1 and dtype.kind in "biuf"
+            require(good, self._path.stem, f"{rows.dtype}{list(rows.shape)}", "rows of numbers or truth values")
+            self._header = {"descr": dtype.str, "fortran_order": False, "shape": (0, *rows.shape[1:])}
+            np.lib.format.write_array_header_1_0(self._file, self._header)
+            self._start = self._file.tell()
+        descr, item = self._header["descr"], self._header["shape"][1:]
+        good = dtype.str == descr and rows.ndim >= 1 and rows.shape[1:] == item
+        found = f"{rows.dtype}{list(rows.shape)}"
+        require(good, self._path.stem, found, f"like the rows before, {np.dtype(descr)} of shape {item}")
+        content = np.ascontiguousarray(rows, dtype)
+        self._file.write(content.data)
+        self._hash.update(content.data)
+        self.rows += len(rows)
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if self._header:  # NumPy leaves room in the header for a longer first axis
+                self._file.seek(0)
+                self._header["shape"] = (self.rows, *self._header["shape"][1:])
+                np.lib.format.write_array_header_1_0(self._file, self._header)
+                require(self._file.tell() == self._start, self._path.stem, "its header", f"{self._start} bytes long")
+        finally:
+            self._file.close()
+
+    def about(self) -> dict[str, Any]:
+        """What :func:`open_column` compares: dtype, shape, sha256 of the values and the bytes of the file."""
+        h = self._header
+        return {
+            "dtype": np.dtype(h["descr"]).name,
+            "shape": list(h["shape"]),
+            "bytes": self._path.stat().st_size,
+            "sha256": self._hash.hexdigest(),
+        }
+
+
+def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
+    """The array of a file, memory-mapped; ``ValueError`` if it is missing or its type or length is not as stated."""
+    found = path.stat().st_size if path.is_file() else None
+    require(found == about["bytes"], str(path), found, f"{about['bytes']} bytes long, as its metadata say")
+    mode: Any = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
+    try:
+        array: np.ndarray = np.load(path, mmap_mode=mode, allow_pickle=False)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"'{path}': must be a NumPy file of numbers ({str(error).splitlines()[0]})") from error
+    is_as_stated = array.dtype.name == about["dtype"] and list(array.shape) == about["shape"]
+    stated = f"{about['dtype']}{about['shape']}, as its metadata say"
+    require(is_as_stated and array.flags.c_contiguous, str(path), f"{array.dtype}{list(array.shape)}", stated)
+    return array
+
 
 FORMAT, VERSION = "fedjax_async clients", 1
 CHUNK = 64 * 2**20  # bytes of x that are rearranged at a time
@@ -206,3 +269,60 @@ def _read_metadata(folder: Path) -> dict[str, Any]:
 def _is_described(about: Any) -> bool:
     kinds = {"dtype": str, "shape": list, "bytes": int, "sha256": str}
     return isinstance(about, dict) and all(isinstance(about.get(key), kind) for key, kind in kinds.items())
+
+
+def spans(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """The numbers ``offset[i] .. offset[i] + size[i] - 1`` of every i, one after the other; int64[sum of sizes].
+
+    >>> spans(np.array([10, 3]), np.array([2, 3])).tolist()
+    [10, 11, 3, 4, 5]
+    """
+    size = np.asarray(size, np.int64)
+    before = np.cumsum(size) - size
+    return np.repeat(offset - before, size) + np.arange(int(size.sum()))
+
+
+def packed_offsets(data: FederatedData, clients: np.ndarray) -> np.ndarray:
+    """Where :func:`pack` puts each of ``clients``, without reading anything; int32[W].
+
+    >>> from fedjax_async.data.embedded import fashion_mnist_6k
+    >>> from fedjax_async.data.federated import federate
+    >>> data = federate(fashion_mnist_6k(), "iid", num_clients=10)
+    >>> packed_offsets(data, np.array([7, 2, 2])).tolist()
+    [1000, 0, 500]
+    """
+    turn, size = _in_disk_order(data, clients)
+    offset = np.empty(len(turn), np.int32)
+    offset[turn] = np.cumsum(size) - size
+    return offset
+
+
+def pack(data: FederatedData, clients: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Copy the examples of ``clients`` out of the pool: ``(x [rows, ...], y [rows, ...], offset int32[W])``.
+
+    Args:
+      clients: int[W], in any order, repeats allowed.
+      rows: room for all of them together, at least the sum of their sizes; zeros at the end.
+
+    Client i's j-th example lands in row ``offset[i] + j``. The arrays are fresh; with ``order = Identity((rows,))``
+    they are ``ClientData`` like any other. Clients are read, and follow each other, in the order of the disk.
+    """
+    turn, size = _in_disk_order(data, clients)
+    source = data.order[spans(data.offset[np.asarray(clients)[turn]], size)]
+    total = len(source)
+    require(total <= rows <= MOST, "rows", rows, f"from {total}, the sum of these clients' sizes, to {MOST}")
+    x, y = (np.empty((rows, *pool.shape[1:]), pool.dtype) for pool in (data.x, data.y))
+    for copy, pool in ((x, data.x), (y, data.y)):
+        np.take(pool, source, axis=0, out=copy[:total], mode="clip")  # to "raise" would cost a second copy
+        copy[total:] = 0
+    return x, y, packed_offsets(data, clients)
+
+
+def _in_disk_order(data: FederatedData, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The places in ``clients`` in the order of their data, int64[W], and the sizes in that order, int64[W]."""
+    clients = np.asarray(clients)
+    good = clients.ndim == 1 and np.issubdtype(clients.dtype, np.integer)
+    good = good and (len(clients) == 0 or 0 <= clients.min() <= clients.max() < len(data.size))
+    require(bool(good), "clients", f"{clients.dtype}{list(clients.shape)}", f"numbers of {len(data.size)} clients")
+    turn = np.argsort(data.offset[clients], kind="stable")
+    return turn, data.size[clients[turn]].astype(np.int64)

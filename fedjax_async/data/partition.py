@@ -1,4 +1,4 @@
-"""The registry of partitioners, and the per-client train/test split."""
+"""Partitioners."""
 
 from __future__ import annotations
 
@@ -6,10 +6,279 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedjax_async.check import require
-from fedjax_async.data.label_skew import dirichlet, dirichlet_balanced, halves, shards
-from fedjax_async.data.ownership import Partitioner
-from fedjax_async.data.size_skew import iid, natural, power_law, quantity
+from fedjax_async.check import non_negative, positive, require, whole
+
+Partitioner = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
+
+
+def check_clients(num_examples: int, num_clients: int) -> None:
+    """``ValueError`` unless 1 <= num_clients <= num_examples."""
+    whole("num_clients", num_clients, 1)
+    require(num_clients <= num_examples, "num_clients", num_clients, f"at most the number of examples, {num_examples}")
+
+
+def check_min_size(min_size: int, num_examples: int, num_clients: int) -> None:
+    """``ValueError`` unless ``num_clients`` clients can have ``min_size`` examples each."""
+    most = num_examples // num_clients
+    allowed = f"at most {most}: there are {num_examples} examples for {num_clients} clients"
+    require(min_size <= most, "min_size", min_size, allowed)
+
+
+def check_partition(parts: Sequence[np.ndarray], num_examples: int, num_clients: int) -> None:
+    """``ValueError`` unless ``parts`` are ``num_clients`` non-empty arrays that use each index exactly once."""
+    require(len(parts) == num_clients, "partition", f"{len(parts)} clients", f"{num_clients} clients")
+    for client, part in enumerate(parts):
+        require(len(part) > 0, "partition", f"no example for client {client}", "at least one example a client")
+    used = np.sort(np.concatenate(parts))
+    good = bool(np.array_equal(used, np.arange(num_examples)))
+    require(good, "partition", f"{len(used)} indices", f"each of 0..{num_examples - 1} exactly once")
+
+
+def apportion(total: int, shares: np.ndarray, minimum: int = 0) -> np.ndarray:
+    """Whole numbers that sum to ``total``, proportional to ``shares``, none below ``minimum``.
+
+    Those whose share is below the minimum get the minimum; the rest is shared among the others by
+    largest remainders (Hamilton's method). Needs ``total >= minimum * len(shares)``. Returns int64[N].
+
+    >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist()
+    [5, 3, 2]
+    >>> apportion(10, np.array([0.98, 0.01, 0.01]), minimum=1).tolist()
+    [8, 1, 1]
+    """
+    tiny = 1e-9  # a share that is whole but for rounding counts as whole
+    free = np.ones(len(shares), bool)
+    while True:
+        left = total - minimum * int(np.sum(~free))
+        exact = left * np.asarray(shares, np.float64) / np.sum(shares[free])
+        low = free & (exact < minimum - tiny)
+        if not low.any():
+            break
+        free &= ~low
+    counts = np.where(free, np.floor(exact + tiny), minimum).astype(np.int64)
+    remainder = np.where(free, exact - counts, -np.inf)
+    counts[np.argsort(-remainder, kind="stable")[: total - int(counts.sum())]] += 1
+    return counts
+
+
+def cut(order: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    """Consecutive pieces of ``order`` of the given sizes, each sorted."""
+    return [np.sort(piece) for piece in np.split(order, np.cumsum(sizes)[:-1])]
+
+
+def deal_classes(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Give client i ``counts[i, c]`` random examples of class c.
+
+    ``classes``: int[M] in 0..C-1; ``counts``: int[N, C] whose columns sum to the classes' sizes.
+    """
+    owned: list[list[np.ndarray]] = [[] for _ in counts]
+    for c in range(counts.shape[1]):
+        pieces = cut(rng.permutation(np.flatnonzero(classes == c)), counts[:, c])
+        for client, piece in enumerate(pieces):
+            owned[client].append(piece)
+    return [np.sort(np.concatenate(pieces)) for pieces in owned]
+
+
+def classes_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Class numbers 0..C-1 of all examples, int[M], and the classes' sizes, int[C]; labels must be integers."""
+    labels = np.asarray(labels)
+    good = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", "one integer an example to partition by class")
+    _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return classes, sizes
+
+
+def iid() -> Partitioner:
+    """IID: a random deal; client sizes differ by at most one."""
+    return _by_shares(np.ones, 1)
+
+
+def quantity(*, min_size: int = 1) -> Partitioner:
+    """Quantity skew: client i owns a share proportional to i + 1; labels IID.
+
+    ``min_size``: examples that a client has at least.
+    """
+    return _by_shares(lambda num_clients: np.arange(1.0, num_clients + 1), min_size)
+
+
+def power_law(*, exponent: float = 1.0, min_size: int = 1) -> Partitioner:
+    """Power-law sizes: client i owns a share proportional to (i + 1)^-exponent; labels IID.
+
+    ``exponent`` >= 0: 0 is the equal deal, 1 is Zipf's law. ``min_size``: examples a client has at least.
+    """
+    non_negative("exponent", exponent)
+    return _by_shares(lambda num_clients: np.arange(1.0, num_clients + 1) ** -float(exponent), min_size)
+
+
+def natural(*, groups: np.ndarray | None = None) -> Partitioner:
+    """Natural clients: the data set's own owners (subjects, devices, roles), never split.
+
+    ``groups``: int[M], the owner of each example; ``federate`` fills in the data set's. With as many
+    clients as owners, client i is the i-th owner in sorted order; with fewer clients the owners are
+    dealt to them at random, as evenly as their number allows; with more it is a ``ValueError``.
+    """
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        if groups is None:
+            raise ValueError("partitioner = 'natural': needs groups, and this data set has no natural owners")
+        require(len(groups) == len(labels), "groups", f"{len(groups)} entries", f"one for each of {len(labels)}")
+        owners, owner = np.unique(groups, return_inverse=True)
+        require(num_clients <= len(owners), "num_clients", num_clients, f"at most the {len(owners)} natural owners")
+        turn = np.arange(len(owners)) if num_clients == len(owners) else rng.permutation(len(owners))
+        client = (turn % num_clients)[owner]
+        return cut(np.argsort(client, kind="stable"), np.bincount(client, minlength=num_clients))
+
+    return partition
+
+
+def _by_shares(shares: Callable[[int], np.ndarray], min_size: int) -> Partitioner:
+    whole("min_size", min_size, 1)
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        check_min_size(min_size, len(labels), num_clients)
+        return cut(rng.permutation(len(labels)), apportion(len(labels), shares(num_clients), min_size))
+
+    return partition
+
+
+def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -> Partitioner:
+    """Dirichlet label skew: every class is spread over the clients by a draw from Dir(alpha); sizes differ.
+
+    For each class c: p_c ~ Dir(alpha * 1_N), client i gets the share p_c[i] of its examples. Small
+    ``alpha`` > 0: few classes a client; large: IID. All draws are repeated until every client has at least
+    ``min_size`` examples; after ``max_tries`` draws it is a ``ValueError``.
+
+    Source: the per-class draw of Yurochkin et al. (2019), with the minimum size of Li et al. (2022).
+    """
+    positive("alpha", alpha)
+    whole("min_size", min_size, 1)
+    whole("max_tries", max_tries, 1)
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        check_min_size(min_size, len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        for _ in range(max_tries):
+            shares = rng.dirichlet(np.full(num_clients, float(alpha)), len(sizes))  # [C, N]
+            # apportioning is the slow part: draws that are hopeless before rounding are not worth it
+            if np.min(sizes @ shares) + len(sizes) < min_size:
+                continue
+            counts = np.stack([apportion(int(n), p) for n, p in zip(sizes, shares)], axis=1)
+            if counts.sum(axis=1).min() >= min_size:
+                return deal_classes(classes, counts, rng)
+        raise ValueError(
+            f"alpha = {alpha!r}: no draw of {max_tries} gave each of {num_clients} clients {min_size} of "
+            f"{len(labels)} examples; use a larger alpha, fewer clients or dirichlet_balanced"
+        )
+
+    return partition
+
+
+def dirichlet_balanced(*, alpha: float = 0.1) -> Partitioner:
+    """Dirichlet label skew with equal client sizes: every client draws its class mix from Dir(alpha * prior).
+
+    q_i ~ Dir(alpha * C * prior), prior = class shares of the whole, so that balanced classes mean
+    Dir(alpha * 1_C); ``alpha`` > 0. Client sizes differ by at most one. Clients then draw from their mixes;
+    a class in too much demand is shared fairly among those who want it (a hypergeometric draw), and who
+    is left short draws again from the classes that remain, whatever his mix.
+
+    Source: Hsu, Qi and Brown (2019), with sampling without replacement.
+    """
+    positive("alpha", alpha)
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        prior = sizes / sizes.sum()
+        mixes = rng.dirichlet(float(alpha) * len(sizes) * prior, num_clients)  # [N, C]
+        counts = _draw_counts(mixes, apportion(len(labels), np.ones(num_clients)), sizes, rng)
+        return deal_classes(classes, counts, rng)
+
+    return partition
+
+
+def _draw_counts(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Counts int[N, C] with row sums ``need`` and column sums ``sizes``, rows drawn from ``mixes``."""
+    counts = np.zeros(mixes.shape, np.int64)
+    left = sizes.astype(np.int64)
+    while left.any():
+        short = need - counts.sum(axis=1)
+        wish = mixes * (left > 0)
+        total = wish.sum(axis=1, keepdims=True)
+        wish = np.where(total > 1e-12, wish / np.maximum(total, 1e-12), left / left.sum())
+        demand = rng.multinomial(short, wish)
+        for c in np.flatnonzero(demand.sum(axis=0)):
+            supply = min(int(left[c]), int(demand[:, c].sum()))
+            # the "marginals" method is exact at any size; "count" would list every example
+            given = rng.multivariate_hypergeometric(demand[:, c], supply, method="marginals")
+            counts[:, c] += given
+            left[c] -= supply
+    return counts
+
+
+def shards(*, classes_per_client: int = 2) -> Partitioner:
+    """k classes a client: each client holds ``classes_per_client`` classes, a class is cut equally among its holders.
+
+    Holders are chosen at random among the least held classes, so that every class has about as many.
+    Needs ``num_clients * classes_per_client`` >= C, so that no class is left out. Unlike the shards of
+    McMahan et al. (2017), cuts follow the classes, so a client never has more than k of them.
+    """
+    whole("classes_per_client", classes_per_client, 1)
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        k, kinds = classes_per_client, len(sizes)
+        require(k <= kinds, "classes_per_client", k, f"at most the number of classes, {kinds}")
+        allowed = f"at least {-(-kinds // num_clients)} for {num_clients} clients to hold all {kinds} classes"
+        require(num_clients * k >= kinds, "classes_per_client", k, allowed)
+        holds = np.zeros((num_clients, kinds), bool)  # [N, C]
+        for client in range(num_clients):
+            random_ties = np.lexsort((rng.random(kinds), holds.sum(axis=0)))
+            holds[client, random_ties[:k]] = True
+        counts = np.stack([_equal_cut(int(n), held, rng) for n, held in zip(sizes, holds.T)], axis=1)
+        poorest = int(np.argmin(counts.sum(axis=1)))
+        allowed = f"fewer: client {poorest} would get no example of its {k} classes"
+        require(counts[poorest].any(), "num_clients", num_clients, allowed)
+        return deal_classes(classes, counts, rng)
+
+    return partition
+
+
+def _equal_cut(total: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """``total`` examples cut equally among the holders, the odd ones at random; int64[N]."""
+    holders = rng.permutation(np.flatnonzero(held))
+    counts = np.zeros(len(held), np.int64)
+    counts[holders] = apportion(total, np.ones(len(holders)))
+    return counts
+
+
+def halves(*, blocks: int = 2) -> Partitioner:
+    """Disjoint halves of the classes: as many blocks of classes as given, each owned by its own group of clients.
+
+    The classes in ascending order are cut into ``blocks`` consecutive blocks and so are the clients; a
+    block is dealt IID among its clients. Two clients and two blocks: client 0 has the lower half of the
+    classes, client 1 the upper, as in OrthoFL's two-client study. Needs ``blocks`` <= clients, classes.
+    """
+    whole("blocks", blocks, 1)
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        most = min(num_clients, len(sizes))
+        require(blocks <= most, "blocks", blocks, f"at most {most}: {num_clients} clients, {len(sizes)} classes")
+        parts: list[np.ndarray] = []
+        clients = np.array_split(np.arange(num_clients), blocks)
+        for members, block in zip(clients, np.array_split(np.arange(len(sizes)), blocks)):
+            rows = np.flatnonzero(np.isin(classes, block))
+            allowed = f"fewer: {len(rows)} examples of classes {block.tolist()} for {len(members)} clients"
+            require(len(rows) >= len(members), "num_clients", num_clients, allowed)
+            parts += cut(rng.permutation(rows), apportion(len(rows), np.ones(len(members))))
+        return parts
+
+    return partition
+
 
 PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "iid": iid,

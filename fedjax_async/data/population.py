@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async.check import in_range, non_negative, require, whole
 from fedjax_async.data import hashing
-from fedjax_async.data.dataset import Federation
+from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST, generate, generated
 from fedjax_async.types import Array, FederatedData
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.check import require
-from fedjax_async.data.published import Arrays, Published
+from fedjax_async.data.arrays import Arrays
+from fedjax_async.data.published import Published
 
 INSTALL = "run: pip install 'fedjax-async[data]'"
 

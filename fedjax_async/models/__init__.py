@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedjax_async import registry
-from fedjax_async.models.alexnet import alexnet
+from fedjax_async.models.alexnet_vgg import alexnet, vgg11
 from fedjax_async.models.conv import Conv, ConvPool, avg_pool, default_lowering, max_pool
-from fedjax_async.models.convnets import cnn, lenet5, lenet5_cifar, lenet5_orthofl
-from fedjax_async.models.dense import linear, logistic, mlp
-from fedjax_async.models.lora import minilm_lora
+from fedjax_async.models.encoder import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.mobilenet import mobilenetv2
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
-from fedjax_async.models.vgg import vgg11
+from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
 from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 

@@ -8,7 +8,7 @@ from functools import partial
 import jax
 from flax import linen as nn
 
-from fedjax_async.models.classic import ConvNorm, Options, built, global_mean, options, scaled
+from fedjax_async.models.blocks import ConvNorm, Options, built, global_mean, options, scaled
 from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
 

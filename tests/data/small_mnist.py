@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_async.data.idx import format_idx
-from fedjax_async.data.published import Arrays, Published, array_hash, file_hash
-from fedjax_async.data.sources import SOURCES
+from fedjax_async.data.arrays import Arrays, array_hash, file_hash
+from fedjax_async.data.images import format_idx
+from fedjax_async.data.published import SOURCES, Published
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 

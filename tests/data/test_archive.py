@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.data import archive
 from fedjax_async.data.archive import parse_ar, read_files
-from fedjax_async.data.idx import format_idx, parse_idx
+from fedjax_async.data.images import format_idx, parse_idx
 from tests.data.small_mnist import NAMES, ar_bytes, deb_package, npm_package, small_files, tar_bytes
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from fedjax_async.data import DATASETS, fetch, list_datasets, load, tfds, verify
 from fedjax_async.data.archive import read_files
-from fedjax_async.data.cache import read_cache, write_cache
-from fedjax_async.data.clients import CLIENTS, run_client
-from fedjax_async.data.published import Package, array_hash, from_png_rows
-from fedjax_async.data.sources import PRETRAINED, SOURCES
+from fedjax_async.data.arrays import array_hash, read_cache, write_cache
+from fedjax_async.data.fetch import CLIENTS, run_client
+from fedjax_async.data.images import from_png_rows
+from fedjax_async.data.published import PRETRAINED, SOURCES, Package
 from fedjax_async.home import arrays_folder, default_data_dir
 from tests.data.small_mnist import (
     NAMES,

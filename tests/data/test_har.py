@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.data import federate, fetch, load, verify
-from fedjax_async.data.cache import write_cache
-from fedjax_async.data.frames import read_frames
-from fedjax_async.data.har import CHANNELS, channels, from_recordings, windows
-from fedjax_async.data.published import array_hash, file_hash
-from fedjax_async.data.sources import SOURCES
+from fedjax_async.data.arrays import array_hash, file_hash, write_cache
+from fedjax_async.data.har import CHANNELS, channels, from_recordings, read_frames, windows
+from fedjax_async.data.published import SOURCES
 from fedjax_async.home import arrays_folder
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
 from tests.data.small_mnist import tar_bytes

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.data.ownership import apportion, check_partition
-from fedjax_async.data.partition import PARTITIONERS, split_clients
+from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
 
 SPECS = [

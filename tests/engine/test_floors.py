@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_async import sweep
 from fedjax_async.compress import topk
-from fedjax_async.data.quadratic import quadratic_problem
+from fedjax_async.data import quadratic_problem
 from fedjax_async.engine import run_waves
 from fedjax_async.local import FEEDBACKS
 from tests.engine.problem import case, client

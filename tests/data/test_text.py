@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async.data import fetch, list_datasets, load, verify
-from fedjax_async.data.newsgroups import from_tables, read_table
-from fedjax_async.data.published import array_hash, file_hash
-from fedjax_async.data.sources import PRETRAINED, SOURCES
-from fedjax_async.data.wordpiece import encode, read_vocabulary, shortened, wordpiece, words
+from fedjax_async.data.arrays import array_hash, file_hash
+from fedjax_async.data.published import PRETRAINED, SOURCES
+from fedjax_async.data.text import encode, from_tables, read_table, read_vocabulary, shortened, wordpiece, words
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "##a", "##b", "##c", "ab", "##bc", "abc", "##cab", "!", "中"]
 CONTENT = ("\n".join(TOKENS) + "\n").encode()

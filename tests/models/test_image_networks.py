@@ -10,10 +10,10 @@ from flax import linen as nn
 
 from fedjax_async import tree
 from fedjax_async.models import LOWERINGS, from_flax, make
+from fedjax_async.models.alexnet_vgg import VGG
 from fedjax_async.models.mobilenet import Inverted, MobileNetV2
 from fedjax_async.models.norm import BatchNorm, Nothing, is_statistic
 from fedjax_async.models.resnet import Block, ResNet, part_means, pool_by_two
-from fedjax_async.models.vgg import VGG
 
 IMAGENET = {"num_classes": 1000, "input_shape": (224, 224, 3)}
 HAR = {"num_classes": 6, "input_shape": (128, 9)}

@@ -1,29 +1,57 @@
-"""The prepared arrays on disk: one ``.npy`` file a field, memory-mapped when read.
+"""The arrays of a published data set: container, hashes, and the folder in which they are kept.
 
 Layout: ``DATA_DIR/arrays/NAME/VERSION/{x,y,test_x,test_y[,groups]}.npy``, and the files of a pretrained model in
-``DATA_DIR/pretrained/NAME/VERSION``. A folder appears in one rename.
+``DATA_DIR/pretrained/NAME/VERSION``. Examples are memory-mapped when read. A folder is complete before it gets its
+name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.check import require
-from fedjax_async.data.published import Arrays
 
 EXAMPLES = ("x", "test_x")
 
 
-def read_cache(folder: Path, remedy: str = "fetch the data set again") -> Arrays | None:
-    """Memory-mapped examples and loaded labels; None if there is no cache.
+class Arrays(NamedTuple):
+    """Examples and labels of a data set, in the published order."""
 
-    A file that is damaged or missing is a ``ValueError`` naming it, which ends in ``remedy``.
+    x: np.ndarray  # [M, ...]; images: uint8 [M, H, W] or [M, H, W, C]
+    y: np.ndarray  # int32 [M]
+    test_x: np.ndarray
+    test_y: np.ndarray
+    groups: np.ndarray | None = None  # int32 [M]: the natural owner of each training example
+
+    def present(self) -> dict[str, np.ndarray]:
+        """The arrays by name, without those that are None."""
+        return {field: array for field, array in self._asdict().items() if array is not None}
+
+
+def file_hash(data: bytes, like: str) -> str:
+    """The hash of ``data`` by the algorithm of ``like``, in the form ``"md5:..."``."""
+    algorithm = like.split(":", 1)[0]
+    return f"{algorithm}:{hashlib.new(algorithm, data, usedforsecurity=False).hexdigest()}"
+
+
+def array_hash(array: np.ndarray) -> str:
+    """sha256 of the values in row-major order, little-endian."""
+    dtype = array.dtype.newbyteorder("<")
+    return hashlib.sha256(np.ascontiguousarray(array, dtype).data).hexdigest()
+
+
+def read_cache(folder: Path, remedy: str = "fetch the data set again") -> Arrays | None:
+    """Memory-mapped examples and loaded labels; None if the folder does not exist.
+
+    Raises ``ValueError`` naming the first file that is damaged or missing, with ``remedy`` at its end.
     """
     if not folder.is_dir():
         return None
@@ -50,9 +78,9 @@ def check_cache(
     examples: tuple[int, int],
     owned: bool = False,
 ) -> None:
-    """``ValueError`` naming the first file whose array has another shape or type than the data set's, and ``remedy``.
+    """Raise ``ValueError`` for the first array of another shape or dtype than the data set's; names file and remedy.
 
-    ``shape`` and ``dtype`` are those of one example, ``owned`` says whether each has a natural owner.
+    ``shape`` and ``dtype`` describe one example. ``owned``: whether each example has a natural owner.
     """
     train, test = examples
     expected = {"x": (dtype, (train, *shape)), "y": ("int32", (train,))}
@@ -65,7 +93,7 @@ def check_cache(
 
 
 def write_cache(arrays: Arrays, folder: Path) -> Path:
-    """Write all arrays, then rename the folder into place, replacing an older one. Returns the folder."""
+    """Write all arrays in one step, in place of an older folder. Returns the folder."""
     with appearing(folder) as temporary:
         for field, array in arrays.present().items():
             np.save(temporary / f"{field}.npy", np.ascontiguousarray(array), allow_pickle=False)
@@ -75,7 +103,7 @@ def write_cache(arrays: Arrays, folder: Path) -> Path:
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> Path:
-    """Write files as they are, then rename the folder into place, replacing an older one. Returns the folder."""
+    """Write all files in one step, in place of an older folder. Returns the folder."""
     with appearing(folder) as temporary:
         for name, content in files.items():
             (temporary / name).write_bytes(content)
@@ -86,7 +114,7 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside ``folder``, renamed to it at the end of the block, or removed after an error."""
+    """Yield a temporary folder beside ``folder``. At the end it is renamed to ``folder``; after an error, removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
