@@ -1,8 +1,14 @@
-"""Data sets, partitions of them, and ``federate``, which joins both into ``FederatedData``.
+"""Data sets, and their division among clients: ``Dataset`` in, ``FederatedData`` out.
 
-Start with :func:`federate` (``federated.py``). ``datasets.py`` lists the data sets, ``partition.py`` the partitions
-(``label_skew.py``, ``size_skew.py``); ``memmap.py`` and ``virtual.py`` are for populations that do not fit into
-memory.
+Start with :func:`federate` (``federated.py``): it applies a partitioner (``partition.py``) to a data set.
+``datasets.py`` lists the data sets and loads them by name. Then, as needed:
+
+- data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
+  ``population.py`` (with ``hashing.py``, random numbers by index);
+- published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
+  ``images.py``, ``har.py`` and ``text.py`` read their files, ``arrays.py`` and ``tfds.py`` store them, ``decode.py``
+  makes model inputs;
+- clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 
 from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify

@@ -1,7 +1,7 @@
-"""Read chosen files out of a folder, a tar or zip archive or a Debian package, into memory and nowhere else.
+"""Read chosen files from a folder, a tar or zip archive or a Debian package into memory.
 
-Nothing is ever extracted to disk, so no member name can lead outside a folder, no link is followed, and
-no code of the package runs.
+Nothing is extracted to disk: no member name can lead outside a folder, no link is followed, and no code of the package
+runs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-LIMIT = 256 * 2**20  # bytes of one file, unpacked; the largest one wanted has 101 MB
+LIMIT = 256 * 2**20  # bytes of one unpacked file; the largest file needed has 101 MB
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, RuntimeError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 def read_files(source: Path, names: Iterable[str]) -> dict[str, bytes]:
     """The contents of the files called ``names`` in ``source``, a folder or an archive.
 
-    Archives: ``.tar.*``, ``.tgz``, ``.zip``, ``.whl``, ``.deb``. Files are known by their last path component;
-    ``NAME.gz`` stands for ``NAME``. Of several in a folder or zip archive the one nearest the root counts. Raises
-    ``ValueError`` if the source is not readable as such or one is missing.
+    Archives: ``.tar.*``, ``.tgz``, ``.zip``, ``.whl``, ``.deb``. A file matches by the last component of its path;
+    ``NAME.gz`` matches ``NAME``. If several match in a folder or zip archive, the one nearest to the root is read.
+    Raises ``ValueError`` for a source that cannot be read and for missing files.
     """
     wanted = set(names)
     found: dict[str, bytes] = {}
@@ -44,7 +44,7 @@ def parse_ar(data: bytes) -> dict[str, bytes]:
     """The members of an ``ar`` archive, by name; ``ValueError`` if the bytes are not one.
 
     Layout: ``!<arch>\\n``, then for each member a header of 60 bytes (name 16, time 12, owner 6, group 6, mode 8,
-    size 10, and a grave accent with a line feed), its bytes, and a line feed if they are odd in number.
+    size 10, and a grave accent with a line feed), its bytes, and a line feed after an odd number of bytes.
     """
     if data[:8] != b"!<arch>\n":
         raise ValueError(f"ar = bytes that begin {data[:8]!r}: must begin !<arch> and a line feed")
@@ -91,7 +91,7 @@ def _zip_entries(file: io.BufferedIOBase | io.BufferedReader, wanted: set[str]) 
             name = _wanted_name(last, wanted)
             if name is None or member.is_dir():
                 continue
-            if member.file_size > LIMIT:  # a reader never gives more than the size that the header states
+            if member.file_size > LIMIT:  # zipfile reads at most the size stated in the header
                 raise ValueError(f"source: {member.filename} has {member.file_size} bytes, must have at most {LIMIT}")
             yield name, _unpacked(last, archive.read(member))
 
@@ -111,13 +111,13 @@ def _tar_entries(file: io.BufferedIOBase | io.BufferedReader, wanted: set[str]) 
 
 
 def _wanted_name(last: str, wanted: set[str]) -> str | None:
-    """The wanted name for which a file stands, if any."""
+    """The wanted name that a file matches, or None."""
     plain = last.removesuffix(".gz")
     return last if last in wanted else plain if plain in wanted else None
 
 
 def _unpacked(last: str, content: bytes) -> bytes:
-    """Contents, with gzip undone for names that end in .gz, up to the limit."""
+    """The contents, decompressed if the name ends in .gz; ``ValueError`` above the limit."""
     if not last.endswith(".gz"):
         return content
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:

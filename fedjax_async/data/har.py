@@ -1,4 +1,9 @@
-"""HAR."""
+"""UCI's recordings of human activities (HAR): from a phone's raw signals to filtered windows, each of one subject.
+
+The recordings come as a pickle of old pandas frames, which is read without pandas and without unpickling. A pickle is
+a program for a stack machine, and it can call any function. The machine here calls nothing: it records each call
+(``RecordedCall``) and refuses every name that a pandas frame does not need. The tables are then read from the records.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +18,14 @@ from fedjax_async.check import require
 from fedjax_async.data.arrays import Arrays
 
 RATE = 50.0  # samples a second
-LENGTH, STEP = 128, 64  # samples of a window, and from one window to the next: 2.56 s with half overlap
+LENGTH, STEP = 128, 64  # samples in a window and between the starts of two windows: 2.56 s with half overlap
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 TEST_SUBJECTS = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 # in the order in which OrthoFL's released code stacks the published signals
 CHANNELS = tuple(f"{signal} {axis}" for signal in ("total_acc", "body_acc", "body_gyro") for axis in "xyz")
 RAW = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
-# Values are rounded to this: an order of magnitude below the sensor's own step (1/720 g), and coarse enough that
-# the last digits of a filter, which differ from machine to machine, cannot show in a hash.
+# Values are rounded to multiples of this. It is a tenth of the sensor's own step (1/720 g), and large enough to remove
+# the last digits of a filter, which differ between machines and would change the hash.
 GRAIN = 1e-4
 
 
@@ -38,9 +43,9 @@ def from_recordings(files: Mapping[str, bytes]) -> Arrays:
 
 
 def windows(labels: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(first sample, class 0..5) of every window that lies inside one stretch of one basic activity.
+    """(first sample, class 0..5) of every window that lies within one uninterrupted basic activity.
 
-    ``labels`` of the samples: 1..6 for the basic activities; others (transitions, unlabelled) make no window.
+    ``labels`` of the samples: 1..6 are the basic activities; others (transitions, unlabelled) give no window.
 
     >>> list(windows(np.repeat([5, 1, 8, 1], [200, 127, 500, 128])))
     [(0, 4), (64, 4), (827, 0)]
@@ -53,11 +58,11 @@ def windows(labels: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def channels(raw: np.ndarray) -> np.ndarray:
-    """float32 [T, 9], as in ``CHANNELS``, from a whole recording's acceleration (g) and rotation (rad/s), [T, 6].
+    """The signals ``CHANNELS`` of a whole recording [T, 9], float32, from acceleration (g) and rotation (rad/s) [T, 6].
 
     Noise: a median filter of 3 samples and a Butterworth low-pass of third order at 20 Hz. Gravity: a Butterworth
-    low-pass of third order at 0.3 Hz of the acceleration; body acceleration is the rest. Both run forward and
-    backward, so that nothing is delayed; the data set's paper does not say whether its own do.
+    low-pass of third order at 0.3 Hz of the acceleration; body acceleration is acceleration minus gravity. Both
+    filters run forward and backward, so that they delay nothing; the paper of the data set does not state this.
     """
     from scipy import signal  # noqa: PLC0415 - half a second, and needed only once
 
@@ -67,10 +72,11 @@ def channels(raw: np.ndarray) -> np.ndarray:
     smooth = signal.sosfiltfilt(noise, median, axis=0)
     acceleration, rotation = smooth[:, :3], smooth[:, 3:]
     body = acceleration - signal.sosfiltfilt(gravity, acceleration, axis=0)
-    together = np.concatenate([acceleration, body, rotation], axis=1)
-    return (np.rint(together / GRAIN) * GRAIN).astype(np.float32)
+    joined = np.concatenate([acceleration, body, rotation], axis=1)
+    return (np.rint(joined / GRAIN) * GRAIN).astype(np.float32)
 
 
+# all names in the pickle of a pandas frame
 NAMES = {
     "__builtin__ object",
     "__builtin__ slice",
@@ -85,61 +91,62 @@ NAMES = {
     "pandas.core.indexes.range RangeIndex",
     "pandas.core.indexes.base _new_Index",
 }
-NUMBERS = {"f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
+DTYPES = {"f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 
 _MARK = object()
 
 
-class Made:
-    """A note of a call that was not made: its name, its arguments and the state to be set afterwards."""
+class RecordedCall:
+    """A call that was not executed: the name of the function, the arguments, and the state of the result."""
 
     def __init__(self, name: Any, arguments: Any) -> None:
-        require(isinstance(name, str) and name in NAMES, "pickle", "a call of something else", "a call of a name")
+        known = isinstance(name, str) and name in NAMES
+        require(known, "pickle", "a call of something else", "a call of a known name")
         self.name, self.arguments = name, arguments
         self.state: Any = None
 
 
-class Machine:
-    """The stack and the memo of a pickle's program."""
+class StackMachine:
+    """Stack and memo of a pickle's program."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def marked(self) -> list[Any]:
-        """Everything above the last mark, taken off with it."""
+    def pop_marked(self) -> list[Any]:
+        """Remove the last mark and everything above it; return what was above."""
         at = max(i for i, item in enumerate(self.stack) if item is _MARK)
         items = self.stack[at + 1 :]
         del self.stack[at:]
         return items
 
-    def name(self, name: str) -> None:
-        """A name goes on the stack as text, if it is one of those allowed."""
+    def push_name(self, name: str) -> None:
+        """Push a name as text if it is allowed."""
         require(name in NAMES, "pickle", f"names {name}", f"frames: only {', '.join(sorted(NAMES))} are known")
         self.stack.append(name)
 
-    def call(self) -> None:
-        """Name and arguments are replaced by the note of a call."""
+    def record_call(self) -> None:
+        """Replace name and arguments by a recorded call."""
         arguments = self.stack.pop()
-        self.stack.append(Made(self.stack.pop(), arguments))
+        self.stack.append(RecordedCall(self.stack.pop(), arguments))
 
-    def build(self) -> None:
-        """The state of the note below."""
+    def set_state(self) -> None:
+        """Pop a state and give it to the recorded call below."""
         state = self.stack.pop()
-        require(isinstance(self.stack[-1], Made), "pickle", "a state of something else", "of what was made")
+        require(isinstance(self.stack[-1], RecordedCall), "pickle", "a state of something else", "of a recorded call")
         self.stack[-1].state = state
 
-    def items(self, items: list[Any]) -> None:
-        """Items into the list below."""
+    def extend(self, items: list[Any]) -> None:
+        """Append items to the list on top."""
         self.stack[-1].extend(items)
 
-    def pairs(self, items: list[Any]) -> None:
-        """Keys and values into the dict below."""
+    def update(self, items: list[Any]) -> None:
+        """Put keys and values into the dict on top."""
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
 
-# what each instruction does; those that frames do without are missing, and refused
-INSTRUCTIONS: dict[str, Callable[[Machine, Any], Any]] = {
+# what each instruction does; any instruction that frames do not need is refused
+INSTRUCTIONS: dict[str, Callable[[StackMachine, Any], Any]] = {
     **{name: lambda m, value: m.stack.append(value) for name in ("INT", "BININT", "BININT1", "BININT2", "BINUNICODE")},
     **{name: lambda m, key: m.memo.update({key: m.stack[-1]}) for name in ("BINPUT", "LONG_BINPUT")},
     **{name: lambda m, key: m.stack.append(m.memo[key]) for name in ("BINGET", "LONG_BINGET")},
@@ -149,22 +156,22 @@ INSTRUCTIONS: dict[str, Callable[[Machine, Any], Any]] = {
     "MARK": lambda m, _: m.stack.append(_MARK),
     "EMPTY_DICT": lambda m, _: m.stack.append({}),
     "EMPTY_LIST": lambda m, _: m.stack.append([]),
-    "TUPLE": lambda m, _: m.stack.append(tuple(m.marked())),
-    "APPENDS": lambda m, _: m.items(m.marked()),
-    "SETITEMS": lambda m, _: m.pairs(m.marked()),
-    "SETITEM": lambda m, _: m.pairs([m.stack.pop(-2), m.stack.pop()]),
-    "GLOBAL": lambda m, name: m.name(name),
-    "REDUCE": lambda m, _: m.call(),
-    "BUILD": lambda m, _: m.build(),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.pop_marked())),
+    "APPENDS": lambda m, _: m.extend(m.pop_marked()),
+    "SETITEMS": lambda m, _: m.update(m.pop_marked()),
+    "SETITEM": lambda m, _: m.update([m.stack.pop(-2), m.stack.pop()]),
+    "GLOBAL": lambda m, name: m.push_name(name),
+    "REDUCE": lambda m, _: m.record_call(),
+    "BUILD": lambda m, _: m.set_state(),
 }
 
 
 def read_frames(data: bytes) -> dict[int, list[dict[str, np.ndarray]]]:
     """Columns by name of each person's frames, from a pickled ``{person: [DataFrame, ...]}`` of numeric columns.
 
-    Raises ``ValueError`` for any other bytes, with nothing done that they ask for.
+    Raises ``ValueError`` for any other bytes; nothing in them is executed.
     """
-    machine = Machine()
+    machine = StackMachine()
     try:
         for instruction, argument, _ in pickletools.genops(io.BytesIO(data)):
             known = instruction.name in INSTRUCTIONS
@@ -174,32 +181,32 @@ def read_frames(data: bytes) -> dict[int, list[dict[str, np.ndarray]]]:
         return {int(person): [_columns(frame) for frame in frames] for person, frames in people.items()}
     except ValueError:
         raise
-    except Exception as error:  # a made-up program may fail anywhere
+    except Exception as error:  # a hostile program may fail anywhere
         raise ValueError(f"pickle = {len(data)} bytes: must hold pandas frames ({type(error).__name__})") from error
 
 
-def _columns(frame: Made) -> dict[str, np.ndarray]:
-    """The columns of a frame, from the blocks of equal type in which its manager keeps them."""
+def _columns(frame: RecordedCall) -> dict[str, np.ndarray]:
+    """The columns of a frame by name, from its blocks of columns of equal type."""
     parts = frame.state["_data"].state[3]["0.14.1"]
     names = [str(name) for name in _array(parts["axes"][0].arguments[1]["data"])]
     columns: dict[str, np.ndarray] = {}
     for block in parts["blocks"]:
-        places = block["mgr_locs"]
-        in_a_row = places.name == "__builtin__ slice"
-        chosen = names[slice(*places.arguments)] if in_a_row else [names[i] for i in _array(places)]
+        where = block["mgr_locs"]
+        is_slice = where.name == "__builtin__ slice"
+        chosen = names[slice(*where.arguments)] if is_slice else [names[i] for i in _array(where)]
         columns |= dict(zip(chosen, _array(block["values"]), strict=True))
     require(set(columns) == set(names), "columns", sorted(columns), f"{sorted(names)}")
     return columns
 
 
-def _array(made: Made) -> Any:
-    """The array of a note: numbers as an array, objects as the list that they are stored as."""
-    _, shape, kind, by_columns, content = made.state
+def _array(call: RecordedCall) -> Any:
+    """The array that a recorded call would make; for an array of objects, their list."""
+    _, shape, kind, by_columns, content = call.state
     code = kind.arguments[0]
     if code == "O8":
         return content
-    require(code in NUMBERS, "pickle", f"an array of {code!r}", f"one of {', '.join(NUMBERS)}, O8")
+    require(code in DTYPES, "pickle", f"an array of {code!r}", f"one of {', '.join(DTYPES)}, O8")
     text, encoding = content.arguments
     require(encoding == "latin1", "pickle", f"bytes as {encoding!r}", "as latin1")
-    values = np.frombuffer(text.encode("latin1"), NUMBERS[code])
+    values = np.frombuffer(text.encode("latin1"), DTYPES[code])
     return values.reshape(shape, order="F" if by_columns else "C")

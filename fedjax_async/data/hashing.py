@@ -1,9 +1,9 @@
-"""Random numbers by their place instead of by their turn: any one costs the same, in any order, in any batch.
+"""Random numbers by index: a hash of a stream and a counter, at the same cost in any order and any batch.
 
-A *stream* is two 32-bit words; :func:`fold` derives the stream of a numbered thing (a client, an example) from its
-parent's, and :func:`words` are the numbers of a stream. Everything is integer arithmetic up to the last step, so
-that a compiled program draws what plain evaluation draws. ``jax.random`` does all this with a cryptographic
-round function, at five times the cost on a CPU.
+A *stream* is two 32-bit words. :func:`fold` derives the stream of a numbered child (a client, an example) from its
+parent; :func:`words` gives the numbers of a stream. All arithmetic but the last step is on integers, so that a compiled
+program draws the same numbers as plain evaluation. ``jax.random`` does this with a cryptographic round function, at
+five times the cost on a CPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def mix(x: Array) -> Array:
 
 
 def fold(stream: Stream, number: Array | int) -> Stream:
-    """The stream of the child with this ``number`` (an integer, taken modulo 2^32); children differ for certain."""
+    """The stream of child ``number`` (an integer, modulo 2^32); different numbers give different streams."""
     n = jnp.asarray(number).astype(jnp.uint32)
     first = mix(stream[0] + n)
     return first, mix(stream[1] ^ (first + n * jnp.uint32(GOLDEN)))
@@ -39,22 +39,22 @@ def fold(stream: Stream, number: Array | int) -> Stream:
 def words(stream: Stream, count: int) -> Array:
     """The first ``count`` numbers of a stream; uint32[count].
 
-    Their counter advances by a step of the stream's own, so that two streams that meet once part again.
+    The counter's step depends on the stream, so that two streams with one common number differ in the next.
     """
     first, step = stream
     return mix(first + jnp.arange(count, dtype=jnp.uint32) * (step | jnp.uint32(1)))
 
 
 def uniform(word: Array) -> Array:
-    """Words as numbers in [0, 1), multiples of 2^-24; float32."""
+    """Uniform numbers in [0, 1) from words, multiples of 2^-24; float32."""
     return (word >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
 
 
 def normal(word: Array) -> Array:
-    """Words as standard normal numbers, nearly: mean 0, variance 1, kurtosis 3, none beyond 4.05; float32.
+    """Nearly standard normal numbers from words: mean 0, variance 1, kurtosis 3, absolute value below 4.05; float32.
 
-    The sum of a word's four bytes, straightened by a cubic: 1,021 values whose distribution function is within 0.0021
-    of the normal one, for a third of the cost of inverting that.
+    A cubic polynomial of the sum of a word's four bytes. It has 1,021 values, and its distribution function is within
+    0.0021 of the normal one. It costs a third of inverting the normal distribution function.
     """
     halves = (word & jnp.uint32(0x00FF00FF)) + ((word >> 8) & jnp.uint32(0x00FF00FF))
     total = (halves & jnp.uint32(0xFFFF)) + (halves >> 16)

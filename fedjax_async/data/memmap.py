@@ -1,4 +1,9 @@
-"""Memmap."""
+"""Client data larger than memory: written to a folder of ``.npy`` files, memory-mapped, packed for each batch of jobs.
+
+Layout: ``FOLDER/{x,y,size,test_x,test_y}.npy``, with per-client test sets also ``test_{order,offset,size}.npy``, and
+``metadata.json`` (format, version, name, decoder, classes; dtype, shape and sha256 of every file). The rows of a client
+lie side by side, client after client. A folder is complete before it gets its name. Nothing is ever unpickled.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.arrays import appearing, array_hash
 from fedjax_async.data.federated import Federation
-from fedjax_async.data.virtual import MOST, Identity
+from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.home import require_metadata
 from fedjax_async.types import Array, FederatedData
 
@@ -23,7 +28,10 @@ Header = dict[str, Any]
 
 
 class Column:
-    """A growing file; a context manager. The first rows appended decide type and shape of all."""
+    """Writes one array to a ``.npy`` file, row by row, without knowing their number; a context manager.
+
+    The first rows decide dtype and shape.
+    """
 
     def __init__(self, path: Path) -> None:
         self.rows = 0
@@ -35,7 +43,7 @@ class Column:
         return self
 
     def append(self, rows: np.ndarray) -> None:
-        """Write ``rows`` [R, ...] behind the others."""
+        """Append ``rows`` [R, ...]."""
         rows = np.asarray(rows)
         dtype = rows.dtype.newbyteorder("<")
         if not self._header:
@@ -64,7 +72,7 @@ class Column:
             self._file.close()
 
     def about(self) -> dict[str, Any]:
-        """What :func:`open_column` compares: dtype, shape, sha256 of the values and the bytes of the file."""
+        """What :func:`open_column` compares: dtype, shape, bytes of the file and sha256 of the values."""
         h = self._header
         return {
             "dtype": np.dtype(h["descr"]).name,
@@ -75,7 +83,7 @@ class Column:
 
 
 def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
-    """The array of a file, memory-mapped; ``ValueError`` if it is missing or its type or length is not as stated."""
+    """The memory-mapped array of a file; ``ValueError`` if it is missing or differs from ``about``, its metadata."""
     found = path.stat().st_size if path.is_file() else None
     require(found == about["bytes"], str(path), found, f"{about['bytes']} bytes long, as its metadata say")
     mode: Any = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
@@ -90,7 +98,7 @@ def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
 
 
 FORMAT, VERSION = "fedjax_async clients", 1
-CHUNK = 64 * 2**20  # bytes of x that are rearranged at a time
+CHUNK = 64 * 2**20  # bytes of x that are rearranged at once
 FIELDS = ("x", "y", "size", "test_x", "test_y")
 OWN_TESTS = ("test_order", "test_offset", "test_size")
 
@@ -110,18 +118,20 @@ def write_clients(
     name: str = "clients",
     **own_tests: np.ndarray,
 ) -> Path:
-    """Write clients as they come to a new folder, which :func:`open_folder` opens; only a chunk is in memory.
+    """Write clients to a new folder for :func:`open_folder`, chunk by chunk; only one chunk is in memory.
 
     Args:
       chunks: ``(x, y, size)`` of any number of whole clients: x [R, ...], y [R, ...] and size int[n] with sum R.
-      decode: kept by name if it is one of ``data.decode``; any other must be given again when opening.
+      decode: stored by name if it is in ``data.decode``; any other must be given again to :func:`open_folder`.
       own_tests: ``test_order``, ``test_offset`` and ``test_size`` of ``FederatedData``, all three or none.
 
     Returns the folder. ``ValueError`` if it exists, if chunks do not fit together, or for 2^31 examples or more.
     """
     folder = Path(folder)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
-    require(set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), " and ".join(OWN_TESTS))
+    require(
+        set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), f"{', '.join(OWN_TESTS)} or none"
+    )
     with appearing(folder) as temporary:
         sizes: list[np.ndarray] = []
         files: dict[str, Any] = {}
@@ -130,8 +140,8 @@ def write_clients(
                 sizes.append(_check_chunk(x, y, size, num_classes))
                 column_x.append(x)
                 column_y.append(y)
-                allowed = f"at most {MOST}, since rows are numbered by int32"
-                require(column_x.rows <= MOST, "chunks", f"{column_x.rows} examples or more", allowed)
+                allowed = f"at most {MOST_ROWS}, since rows are numbered by int32"
+                require(column_x.rows <= MOST_ROWS, "chunks", f"{column_x.rows} examples or more", allowed)
         require(len(sizes) > 0, "chunks", "none", "at least one chunk of clients")
         files |= {"x": column_x.about(), "y": column_y.about()}
         whole_arrays = {"size": np.concatenate(sizes), "test_x": test_x, "test_y": test_y, **own_tests}
@@ -146,9 +156,9 @@ def write_clients(
 
 
 def write_folder(folder: Where, data: FederatedData) -> Path:
-    """Write any ``FederatedData`` to a new folder: rows in order of their owners, virtual arrays computed.
+    """Write ``FederatedData`` to a new folder, client after client; virtual arrays are computed.
 
-    A ``Dataset`` is dealt first: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
+    For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
     """
     tests = {} if data.test_order is None else {field: getattr(data, field) for field in OWN_TESTS}
     return write_clients(
@@ -158,17 +168,17 @@ def write_folder(folder: Where, data: FederatedData) -> Path:
 
 
 def open_folder(folder: Where, *, decode: Decode | None = None, verify: bool = False) -> FederatedData:
-    """The clients in a folder: x and y memory-mapped, the rest loaded, and ``streamed`` set.
+    """The clients in a folder as ``FederatedData``: x and y memory-mapped, other arrays loaded, ``streamed`` true.
 
-    ``decode``: needed if the folder was written with a function that ``data.decode`` does not have. Types, shapes
-    and lengths of all files are compared with the metadata; with ``verify`` also their contents (this
-    reads them whole). ``ValueError`` for anything that is missing, cut short, altered or foreign.
+    ``decode``: needed if the folder was written with a function that is not in ``data.decode``. Types, shapes and
+    lengths of all files are compared with the metadata; with ``verify`` also their contents, which reads every file.
+    ``ValueError`` for anything that is missing, cut short, altered or of another format.
     """
     folder = Path(folder)
     metadata = _read_metadata(folder)
     if decode is None:
         known = metadata["decode"]
-        require(known in decoders.DECODERS, f"{folder}: decode", known, "given as decode=...: it is not a known one")
+        require(known in decoders.DECODERS, f"{folder}: decode", known, "given as decode=...: it is not in data.decode")
         decode = decoders.DECODERS[known]
     arrays = {field: open_column(folder / f"{field}.npy", about) for field, about in metadata["files"].items()}
     if verify:
@@ -190,13 +200,13 @@ def open_folder(folder: Where, *, decode: Decode | None = None, verify: bool = F
 def folder(*, path: str) -> Federation:
     """Clients streamed from a folder of memory-mapped arrays, of any size; natural clients: folder:path=DIR.
 
-    The folder is one that ``data.write_folder`` or ``data.write_clients`` wrote. With fewer clients than it has, the
-    first ones take part; with more it is a ``ValueError``.
+    The folder must come from ``data.write_folder`` or ``data.write_clients``. A run with fewer clients than the folder
+    has uses the first ones; more clients are a ``ValueError``.
     """
     data = open_folder(str(path))
 
     def deal(num_clients: int | None, seed: int) -> FederatedData:
-        del seed  # everything was decided when the folder was written
+        del seed  # the folder leaves nothing to chance
         if num_clients is None or num_clients == len(data.size):
             return data
         whole("num_clients", num_clients, 1, len(data.size))
@@ -214,7 +224,7 @@ def folder(*, path: str) -> Federation:
 
 
 def _check_chunk(x: np.ndarray, y: np.ndarray, size: np.ndarray, num_classes: int | None) -> np.ndarray:
-    """The sizes as int32[n], or a ``ValueError``."""
+    """The sizes as int32[n]; ``ValueError`` for a chunk that is inconsistent."""
     size, y = np.asarray(size), np.asarray(y)
     good = size.ndim == 1 and len(size) > 0 and np.issubdtype(size.dtype, np.integer) and bool(size.min() >= 1)
     require(good, "size", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 a client")
@@ -246,7 +256,7 @@ def _decoder_name(decode: Decode) -> str | None:
 
 
 def _read_metadata(folder: Path) -> dict[str, Any]:
-    """``metadata.json``, with everything in it that :func:`open_folder` reads of the right kind."""
+    """The checked contents of ``metadata.json``."""
     file = require_metadata(folder)
     try:
         metadata = json.loads(file.read_text(encoding="utf-8"))
@@ -272,7 +282,7 @@ def _is_described(about: Any) -> bool:
 
 
 def spans(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The numbers ``offset[i] .. offset[i] + size[i] - 1`` of every i, one after the other; int64[sum of sizes].
+    """The ranges ``offset[i] .. offset[i] + size[i] - 1`` of all i, joined; int64[sum of sizes].
 
     >>> spans(np.array([10, 3]), np.array([2, 3])).tolist()
     [10, 11, 3, 4, 5]
@@ -283,7 +293,7 @@ def spans(offset: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 def packed_offsets(data: FederatedData, clients: np.ndarray) -> np.ndarray:
-    """Where :func:`pack` puts each of ``clients``, without reading anything; int32[W].
+    """The offsets of ``clients`` in the result of :func:`pack`, without reading any example; int32[W].
 
     >>> from fedjax_async.data.embedded import fashion_mnist_6k
     >>> from fedjax_async.data.federated import federate
@@ -291,38 +301,38 @@ def packed_offsets(data: FederatedData, clients: np.ndarray) -> np.ndarray:
     >>> packed_offsets(data, np.array([7, 2, 2])).tolist()
     [1000, 0, 500]
     """
-    turn, size = _in_disk_order(data, clients)
-    offset = np.empty(len(turn), np.int32)
-    offset[turn] = np.cumsum(size) - size
+    by_offset, size = _in_disk_order(data, clients)
+    offset = np.empty(len(by_offset), np.int32)
+    offset[by_offset] = np.cumsum(size) - size
     return offset
 
 
 def pack(data: FederatedData, clients: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Copy the examples of ``clients`` out of the pool: ``(x [rows, ...], y [rows, ...], offset int32[W])``.
+    """Copy the examples of ``clients`` from the pool: ``(x [rows, ...], y [rows, ...], offset int32[W])``.
 
     Args:
       clients: int[W], in any order, repeats allowed.
-      rows: room for all of them together, at least the sum of their sizes; zeros at the end.
+      rows: length of the result, at least the sum of the clients' sizes; unused rows at the end are zero.
 
-    Client i's j-th example lands in row ``offset[i] + j``. The arrays are fresh; with ``order = Identity((rows,))``
-    they are ``ClientData`` like any other. Clients are read, and follow each other, in the order of the disk.
+    Row ``offset[i] + j`` is the j-th example of client i. With ``order = Identity((rows,))`` the result is
+    ``ClientData`` like any other. Clients are read and stored in their order on the disk.
     """
-    turn, size = _in_disk_order(data, clients)
-    source = data.order[spans(data.offset[np.asarray(clients)[turn]], size)]
+    by_offset, size = _in_disk_order(data, clients)
+    source = data.order[spans(data.offset[np.asarray(clients)[by_offset]], size)]
     total = len(source)
-    require(total <= rows <= MOST, "rows", rows, f"from {total}, the sum of these clients' sizes, to {MOST}")
+    require(total <= rows <= MOST_ROWS, "rows", rows, f"from {total}, the sum of these clients' sizes, to {MOST_ROWS}")
     x, y = (np.empty((rows, *pool.shape[1:]), pool.dtype) for pool in (data.x, data.y))
     for copy, pool in ((x, data.x), (y, data.y)):
-        np.take(pool, source, axis=0, out=copy[:total], mode="clip")  # to "raise" would cost a second copy
+        np.take(pool, source, axis=0, out=copy[:total], mode="clip")  # mode="raise" would cost a second copy
         copy[total:] = 0
     return x, y, packed_offsets(data, clients)
 
 
 def _in_disk_order(data: FederatedData, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places in ``clients`` in the order of their data, int64[W], and the sizes in that order, int64[W]."""
+    """Indices that sort ``clients`` by their offset, int64[W], and their sizes in that order, int64[W]."""
     clients = np.asarray(clients)
     good = clients.ndim == 1 and np.issubdtype(clients.dtype, np.integer)
     good = good and (len(clients) == 0 or 0 <= clients.min() <= clients.max() < len(data.size))
     require(bool(good), "clients", f"{clients.dtype}{list(clients.shape)}", f"numbers of {len(data.size)} clients")
-    turn = np.argsort(data.offset[clients], kind="stable")
-    return turn, data.size[clients[turn]].astype(np.int64)
+    by_offset = np.argsort(data.offset[clients], kind="stable")
+    return by_offset, data.size[clients[by_offset]].astype(np.int64)

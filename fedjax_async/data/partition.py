@@ -1,4 +1,13 @@
-"""Partitioners."""
+"""Partitioners, which divide the training examples among the clients.
+
+A partitioner is ``(labels[M], num_clients, rng) -> [index array of client 0, of client 1, ...]``. Every index 0..M-1
+appears exactly once, no client is empty, and the indices of each client ascend. Impossible requests are a
+``ValueError``.
+
+``PARTITIONERS`` at the end lists them. First come the shared checks and whole-number arithmetic, then the partitioners
+that ignore the labels (IID, unequal sizes, natural owners), then those that give the clients different class mixes
+(Dirichlet, shards, disjoint halves).
+"""
 
 from __future__ import annotations
 
@@ -37,15 +46,15 @@ def check_partition(parts: Sequence[np.ndarray], num_examples: int, num_clients:
 def apportion(total: int, shares: np.ndarray, minimum: int = 0) -> np.ndarray:
     """Whole numbers that sum to ``total``, proportional to ``shares``, none below ``minimum``.
 
-    Those whose share is below the minimum get the minimum; the rest is shared among the others by
-    largest remainders (Hamilton's method). Needs ``total >= minimum * len(shares)``. Returns int64[N].
+    An entry with a share below the minimum gets the minimum. What is left is divided among the others by largest
+    remainders (Hamilton's method). Needs ``total >= minimum * len(shares)``. Returns int64[N].
 
     >>> apportion(10, np.array([0.5, 0.3, 0.2])).tolist()
     [5, 3, 2]
     >>> apportion(10, np.array([0.98, 0.01, 0.01]), minimum=1).tolist()
     [8, 1, 1]
     """
-    tiny = 1e-9  # a share that is whole but for rounding counts as whole
+    tiny = 1e-9  # a share that misses a whole number by a rounding error counts as whole
     free = np.ones(len(shares), bool)
     while True:
         left = total - minimum * int(np.sum(~free))
@@ -68,7 +77,7 @@ def cut(order: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
 def deal_classes(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Give client i ``counts[i, c]`` random examples of class c.
 
-    ``classes``: int[M] in 0..C-1; ``counts``: int[N, C] whose columns sum to the classes' sizes.
+    ``classes``: int[M] in 0..C-1; ``counts``: int[N, C], each column sums to the size of its class.
     """
     owned: list[list[np.ndarray]] = [[] for _ in counts]
     for c in range(counts.shape[1]):
@@ -88,14 +97,14 @@ def classes_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def iid() -> Partitioner:
-    """IID: a random deal; client sizes differ by at most one."""
+    """IID: examples are dealt at random; client sizes differ by at most one."""
     return _by_shares(np.ones, 1)
 
 
 def quantity(*, min_size: int = 1) -> Partitioner:
     """Quantity skew: client i owns a share proportional to i + 1; labels IID.
 
-    ``min_size``: examples that a client has at least.
+    ``min_size``: least number of examples of a client.
     """
     return _by_shares(lambda num_clients: np.arange(1.0, num_clients + 1), min_size)
 
@@ -103,7 +112,7 @@ def quantity(*, min_size: int = 1) -> Partitioner:
 def power_law(*, exponent: float = 1.0, min_size: int = 1) -> Partitioner:
     """Power-law sizes: client i owns a share proportional to (i + 1)^-exponent; labels IID.
 
-    ``exponent`` >= 0: 0 is the equal deal, 1 is Zipf's law. ``min_size``: examples a client has at least.
+    ``exponent`` >= 0: 0 gives equal sizes, 1 is Zipf's law. ``min_size``: least number of examples of a client.
     """
     non_negative("exponent", exponent)
     return _by_shares(lambda num_clients: np.arange(1.0, num_clients + 1) ** -float(exponent), min_size)
@@ -112,9 +121,9 @@ def power_law(*, exponent: float = 1.0, min_size: int = 1) -> Partitioner:
 def natural(*, groups: np.ndarray | None = None) -> Partitioner:
     """Natural clients: the data set's own owners (subjects, devices, roles), never split.
 
-    ``groups``: int[M], the owner of each example; ``federate`` fills in the data set's. With as many
-    clients as owners, client i is the i-th owner in sorted order; with fewer clients the owners are
-    dealt to them at random, as evenly as their number allows; with more it is a ``ValueError``.
+    ``groups``: int[M], the owner of each example; ``federate`` passes those of the data set. With as many clients as
+    owners, client i is the i-th owner in sorted order. With fewer clients, owners are dealt to them at random, as
+    evenly as possible. More clients than owners are a ``ValueError``.
     """
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -124,14 +133,15 @@ def natural(*, groups: np.ndarray | None = None) -> Partitioner:
         require(len(groups) == len(labels), "groups", f"{len(groups)} entries", f"one for each of {len(labels)}")
         owners, owner = np.unique(groups, return_inverse=True)
         require(num_clients <= len(owners), "num_clients", num_clients, f"at most the {len(owners)} natural owners")
-        turn = np.arange(len(owners)) if num_clients == len(owners) else rng.permutation(len(owners))
-        client = (turn % num_clients)[owner]
+        number = np.arange(len(owners)) if num_clients == len(owners) else rng.permutation(len(owners))
+        client = (number % num_clients)[owner]
         return cut(np.argsort(client, kind="stable"), np.bincount(client, minlength=num_clients))
 
     return partition
 
 
 def _by_shares(shares: Callable[[int], np.ndarray], min_size: int) -> Partitioner:
+    """Random examples for each client, in numbers proportional to ``shares(num_clients)``."""
     whole("min_size", min_size, 1)
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -145,9 +155,9 @@ def _by_shares(shares: Callable[[int], np.ndarray], min_size: int) -> Partitione
 def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -> Partitioner:
     """Dirichlet label skew: every class is spread over the clients by a draw from Dir(alpha); sizes differ.
 
-    For each class c: p_c ~ Dir(alpha * 1_N), client i gets the share p_c[i] of its examples. Small
-    ``alpha`` > 0: few classes a client; large: IID. All draws are repeated until every client has at least
-    ``min_size`` examples; after ``max_tries`` draws it is a ``ValueError``.
+    For each class c: p_c ~ Dir(alpha * 1_N), client i gets the share p_c[i] of its examples. A small ``alpha`` > 0
+    gives each client few classes, a large one approaches IID. All classes are drawn again until every client has at
+    least ``min_size`` examples; after ``max_tries`` draws a ``ValueError`` is raised.
 
     Source: the per-class draw of Yurochkin et al. (2019), with the minimum size of Li et al. (2022).
     """
@@ -161,7 +171,7 @@ def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -
         classes, sizes = classes_of(labels)
         for _ in range(max_tries):
             shares = rng.dirichlet(np.full(num_clients, float(alpha)), len(sizes))  # [C, N]
-            # apportioning is the slow part: draws that are hopeless before rounding are not worth it
+            # apportioning is slow: skip draws that no rounding can bring to min_size
             if np.min(sizes @ shares) + len(sizes) < min_size:
                 continue
             counts = np.stack([apportion(int(n), p) for n, p in zip(sizes, shares)], axis=1)
@@ -178,10 +188,11 @@ def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -
 def dirichlet_balanced(*, alpha: float = 0.1) -> Partitioner:
     """Dirichlet label skew with equal client sizes: every client draws its class mix from Dir(alpha * prior).
 
-    q_i ~ Dir(alpha * C * prior), prior = class shares of the whole, so that balanced classes mean
-    Dir(alpha * 1_C); ``alpha`` > 0. Client sizes differ by at most one. Clients then draw from their mixes;
-    a class in too much demand is shared fairly among those who want it (a hypergeometric draw), and who
-    is left short draws again from the classes that remain, whatever his mix.
+    q_i ~ Dir(alpha * C * prior), where prior is the class shares of the whole data set (Dir(alpha * 1_C) for balanced
+    classes); ``alpha`` > 0. Client sizes differ by at most one. Each client draws its examples from its mix. If more
+    examples of a class are drawn than exist, a hypergeometric draw divides them among these clients. Clients with too
+    few examples draw again from the classes that are left, by their mix, or by the classes' sizes if it has none of
+    them.
 
     Source: Hsu, Qi and Brown (2019), with sampling without replacement.
     """
@@ -220,9 +231,10 @@ def _draw_counts(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np
 def shards(*, classes_per_client: int = 2) -> Partitioner:
     """k classes a client: each client holds ``classes_per_client`` classes, a class is cut equally among its holders.
 
-    Holders are chosen at random among the least held classes, so that every class has about as many.
-    Needs ``num_clients * classes_per_client`` >= C, so that no class is left out. Unlike the shards of
-    McMahan et al. (2017), cuts follow the classes, so a client never has more than k of them.
+    Each client in turn gets the classes with the fewest holders so far, ties broken at random, so that all classes have
+    about equally many holders. Needs ``num_clients * classes_per_client`` >= C, so that no class is left out.
+    Deviation from the shards of McMahan et al. (2017): a shard never contains two classes, so a client never has more
+    than k classes.
     """
     whole("classes_per_client", classes_per_client, 1)
 
@@ -238,16 +250,16 @@ def shards(*, classes_per_client: int = 2) -> Partitioner:
             random_ties = np.lexsort((rng.random(kinds), holds.sum(axis=0)))
             holds[client, random_ties[:k]] = True
         counts = np.stack([_equal_cut(int(n), held, rng) for n, held in zip(sizes, holds.T)], axis=1)
-        poorest = int(np.argmin(counts.sum(axis=1)))
-        allowed = f"fewer: client {poorest} would get no example of its {k} classes"
-        require(counts[poorest].any(), "num_clients", num_clients, allowed)
+        smallest = int(np.argmin(counts.sum(axis=1)))
+        allowed = f"fewer: client {smallest} would get no example of its {k} classes"
+        require(counts[smallest].any(), "num_clients", num_clients, allowed)
         return deal_classes(classes, counts, rng)
 
     return partition
 
 
 def _equal_cut(total: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """``total`` examples cut equally among the holders, the odd ones at random; int64[N]."""
+    """``total`` examples cut equally among the holders, the remainder at random; int64[N]."""
     holders = rng.permutation(np.flatnonzero(held))
     counts = np.zeros(len(held), np.int64)
     counts[holders] = apportion(total, np.ones(len(holders)))
@@ -255,11 +267,11 @@ def _equal_cut(total: int, held: np.ndarray, rng: np.random.Generator) -> np.nda
 
 
 def halves(*, blocks: int = 2) -> Partitioner:
-    """Disjoint halves of the classes: as many blocks of classes as given, each owned by its own group of clients.
+    """Disjoint halves of the classes: ``blocks`` blocks of classes, each owned by its own group of clients.
 
-    The classes in ascending order are cut into ``blocks`` consecutive blocks and so are the clients; a
-    block is dealt IID among its clients. Two clients and two blocks: client 0 has the lower half of the
-    classes, client 1 the upper, as in OrthoFL's two-client study. Needs ``blocks`` <= clients, classes.
+    The classes in ascending order are cut into ``blocks`` consecutive blocks, and so are the clients. Each block of
+    classes is dealt IID among one group of clients. With two clients and two blocks, client 0 has the lower half of the
+    classes and client 1 the upper, as in OrthoFL's two-client study. Needs ``blocks`` <= clients, classes.
     """
     whole("blocks", blocks, 1)
 
@@ -297,8 +309,8 @@ def split_clients(
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Split each client's examples at random into a training part and a part that is held out.
 
-    ``fraction`` in (0, 1) of every client is held out, rounded, at least one example to either
-    side; a client with a single example is a ``ValueError`` naming ``field``. Returns ``(train, held out)``, ascending.
+    ``fraction`` in (0, 1) of every client's examples is held out, rounded, with at least one example in each part; a
+    client with a single example is a ``ValueError`` naming ``field``. Returns ``(train, held out)``, ascending.
     """
     require(0 < fraction < 1, field, fraction, "a number between 0 and 1, both excluded")
     train, test = [], []

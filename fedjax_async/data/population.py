@@ -12,12 +12,12 @@ import numpy as np
 from fedjax_async.check import in_range, non_negative, require, whole
 from fedjax_async.data import hashing
 from fedjax_async.data.federated import Federation
-from fedjax_async.data.virtual import MOST, generate, generated
+from fedjax_async.data.virtual import MOST_ROWS, generate, generated
 from fedjax_async.types import Array, FederatedData
 
 
 class Problem(NamedTuple):
-    """What an example of a population depends on, besides client and position; all leaves may be traced."""
+    """Parameters of a population, from which every example is made; all leaves may be traced."""
 
     seed: Any  # uint32[2]
     directions: Any  # float32[C, d], orthonormal: where the classes lie
@@ -31,15 +31,15 @@ def gaussian_example(problem: Problem, client: Array, position: Array) -> tuple[
     """One example of one client, by the formulas of :func:`population`; float32[d], int32[]."""
     p = problem
     classes, features = p.directions.shape
-    person = hashing.fold((p.seed[0], p.seed[1]), client)
-    habits = hashing.words(hashing.fold(person, 0), classes + 1)
-    mine = hashing.fold(person, position + 1)
-    draw = hashing.words(hashing.fold(mine, 0), 3)
-    favourite = habits[0] % classes + draw[1] % p.favourites
-    y = jnp.where(hashing.uniform(draw[0]) < p.skew, favourite, draw[2]) % classes
+    client_stream = hashing.fold((p.seed[0], p.seed[1]), client)
+    of_client = hashing.words(hashing.fold(client_stream, 0), classes + 1)
+    example_stream = hashing.fold(client_stream, position + 1)
+    of_label = hashing.words(hashing.fold(example_stream, 0), 3)
+    favourite = of_client[0] % classes + of_label[1] % p.favourites
+    y = jnp.where(hashing.uniform(of_label[0]) < p.skew, favourite, of_label[2]) % classes
     is_class = jnp.arange(classes, dtype=jnp.uint32) == y
-    centre = p.shift * hashing.normal(habits[1:]) + jnp.where(is_class, p.separation, jnp.float32(0))
-    noise = hashing.normal(hashing.words(hashing.fold(mine, 1), features))
+    centre = p.shift * hashing.normal(of_client[1:]) + jnp.where(is_class, p.separation, jnp.float32(0))
+    noise = hashing.normal(hashing.words(hashing.fold(example_stream, 1), features))
     return jnp.matmul(centre, p.directions, precision=jax.lax.Precision.HIGHEST) + noise, y.astype(jnp.int32)
 
 
@@ -57,19 +57,20 @@ def population(
 ) -> Federation:
     """Generated classes in Gaussian noise for any number of clients, made in the compiled step; natural clients.
 
-    Example j of client k, all numbers hashed from (seed, k, j):
+    Example j of client k, with all numbers hashed from (seed, k, j):
 
-    - label: with probability ``skew`` one of the client's ``favourites`` consecutive classes, the first of them
-      drawn once for the client, else any class; uniform both times. So P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F,
-      which lies at a total variation distance of skew (1 - F/C) from the even mix that all clients have together;
-    - input: x = separation m_y + shift sum_c a_kc m_c + e, with m_1 .. m_C orthonormal directions, the client's own
-      a_kc ~ N(0, 1) and e ~ N(0, I): ``shift`` moves all of a client's inputs alike. float32 [features].
+    - label: with probability ``skew`` uniform over F = ``favourites`` consecutive classes F_k of the client, otherwise
+      uniform over all classes; the first class of F_k is drawn once for the client. So
+      P(y = c | k) = (1 - skew)/C + skew [c in F_k]/F. The total variation distance between this and the labels of all
+      clients together, which are uniform, is skew (1 - F/C);
+    - input: x = separation m_y + shift sum_c a_kc m_c + e, with orthonormal directions m_1 .. m_C, a_kc ~ N(0, 1) drawn
+      once for the client and e ~ N(0, I), float32 [features]: ``shift`` moves all inputs of a client by one vector.
 
-    Sizes: ``size`` * exp(``std_log_size`` N(0, 1)) examples, rounded, at least one; all equal with 0. The test
-    set holds one example each of ``test_examples`` clients who do not take part, with even labels.
+    Sizes: ``size`` * exp(``std_log_size`` N(0, 1)) examples, rounded, at least one; ``std_log_size`` = 0 makes them
+    equal. The test set has one example from each of ``test_examples`` further clients, with uniform labels.
 
-    For one model for all the best possible accuracy is :func:`ceiling` of separation / sqrt(1 + shift^2), 0.85 by
-    default; a linear model has it. The problem costs the host 8 bytes a client; N times the largest client
+    The best accuracy of one model for all clients is :func:`ceiling` of separation / sqrt(1 + shift^2), 0.85 by
+    default; a linear model can reach it. The problem needs 8 bytes a client on the host; N times the largest client
     must stay below 2^31 (a million clients of up to 2,147 examples).
     """
     whole("classes", classes, 2)
@@ -78,14 +79,15 @@ def population(
     non_negative("shift", shift)
     in_range("skew", skew, 0.0, 1.0)
     whole("favourites", favourites, 1, classes)
-    whole("size", size, 1, MOST)
+    whole("size", size, 1, MOST_ROWS)
     non_negative("std_log_size", std_log_size)
     whole("test_examples", test_examples, 1)
 
     def deal(num_clients: int | None, seed: int) -> FederatedData:
         if num_clients is None:
             raise ValueError("num_clients = None: must be given, since a population may have any number of clients")
-        require(num_clients + test_examples <= MOST, "num_clients", num_clients, f"at most {MOST} with the test set's")
+        allowed = f"at most {MOST_ROWS} with the test set's"
+        require(num_clients + test_examples <= MOST_ROWS, "num_clients", num_clients, allowed)
         rng = np.random.default_rng(seed)
         problem = Problem(
             seed=rng.integers(2**32, size=2, dtype=np.uint32),
@@ -96,11 +98,11 @@ def population(
             favourites=np.uint32(favourites),
         )
         noise = rng.standard_normal(num_clients)
-        drawn = np.rint(size * np.exp(np.minimum(std_log_size * noise, math.log(MOST))))
-        sizes = np.clip(drawn, 1, MOST).astype(np.int32)
-        strangers = num_clients + np.arange(test_examples)
-        even = problem._replace(skew=np.float32(0))
-        test_x, test_y = generate(gaussian_example, strangers, np.zeros(test_examples), even)
+        drawn = np.rint(size * np.exp(np.minimum(std_log_size * noise, math.log(MOST_ROWS))))
+        sizes = np.clip(drawn, 1, MOST_ROWS).astype(np.int32)
+        further = num_clients + np.arange(test_examples)
+        uniform = problem._replace(skew=np.float32(0))
+        test_x, test_y = generate(gaussian_example, further, np.zeros(test_examples), uniform)
         return generated(
             gaussian_example, sizes=sizes, test_x=test_x, test_y=test_y, parameters=problem, num_classes=classes,
             name="population",
@@ -110,9 +112,9 @@ def population(
 
 
 def _directions(classes: int, features: int, rng: np.random.Generator) -> np.ndarray:
-    """Orthonormal rows float32[C, d], every entry of about the same size.
+    """Orthonormal rows float32[C, d] with entries of similar size.
 
-    The slowest cosines of the discrete cosine transform, their features shuffled and some of them turned round.
+    The lowest frequencies of the discrete cosine transform, with features permuted and signs drawn at random.
     """
     phase = np.pi / features * np.outer(np.arange(classes), np.arange(features) + 0.5)
     rows = np.sqrt(np.where(np.arange(classes) == 0, 1, 2) / features)[:, None] * np.cos(phase)
@@ -120,9 +122,9 @@ def _directions(classes: int, features: int, rng: np.random.Generator) -> np.nda
 
 
 def ceiling(separation: float, classes: int = 10) -> float:
-    """Accuracy of the best classifier of C equally likely classes whose means are ``separation`` times orthonormal.
+    """Best accuracy for C equally likely classes in unit Gaussian noise; means: ``separation`` * orthonormal vectors.
 
-    In unit Gaussian noise the best guess is the largest of the C projections:
+    The best classifier takes the largest of the C projections:
     P = integral of phi(z - separation) Phi(z)^(C-1) dz, the error formula of orthogonal signalling.
 
     >>> ceiling(0.0), round(ceiling(3.0 / (1 + 0.5**2) ** 0.5), 3)

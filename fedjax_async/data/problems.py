@@ -1,4 +1,4 @@
-"""Problems."""
+"""Two generated problems with known properties: least squares with a known optimum, and logistic ``synthetic``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_async.data.federated import Dataset
 
 
 class Quadratic(NamedTuple):
-    """Client i's loss is f_i(w) = 1/2 (w - b_i)^T A_i (w - b_i) + noise^2 / 2; the goal is their mean f.
+    """Client i's loss is f_i(w) = 1/2 (w - b_i)^T A_i (w - b_i) + noise^2 / 2; the objective is their mean f.
 
     ``optimum`` minimises f; ``minimum`` is f there. All arrays are float64.
     """
@@ -48,11 +48,11 @@ def quadratic_problem(
     of mean square ``noise``^2 that is orthogonal to the rows (so b_i stays the client's optimum, while
     minibatch gradients are noisy there).
 
-    A_i has eigenvalues spaced geometrically from ``smallest`` (strong convexity) to ``largest``
-    (smoothness) and a random rotation of its own, or a shared one with ``same_curvature``.
-    ``heterogeneity`` >= 0 is exactly zeta, where zeta^2 = (1/N) sum_i |grad f_i(w*)|^2; with 0 all
-    clients share one optimum. Both the training and the test pool are all clients' rows, so that the test
-    loss is f. Needs ``examples`` >= ``dim`` (> with noise) and, for zeta > 0, at least two clients.
+    A_i has eigenvalues spaced geometrically from ``smallest`` (strong convexity) to ``largest`` (smoothness) and a
+    random rotation: one for each client, or one for all with ``same_curvature``. ``heterogeneity`` >= 0 is exactly
+    zeta, where zeta^2 = (1/N) sum_i |grad f_i(w*)|^2; with 0 all clients have the same optimum. Training set and test
+    set are both the rows of all clients, so that the test loss is f. Needs ``examples`` >= ``dim`` (> with noise) and,
+    for zeta > 0, at least two clients.
     """
     for field, value in {"clients": clients, "dim": dim, "examples": examples}.items():
         whole(field, value, 1)
@@ -79,14 +79,14 @@ def quadratic_problem(
         targets.append(a @ local_optima[i] + noise * _orthogonal_noise(q, rng))
     x, y = np.concatenate(rows), np.concatenate(targets)
     groups = np.repeat(np.arange(clients, dtype=np.int32), examples)
-    away = optimum - local_optima
-    minimum = 0.5 * float(np.einsum("ni,nij,nj->", away, curvature, away)) / clients + 0.5 * float(noise) ** 2
+    distance = optimum - local_optima
+    minimum = 0.5 * float(np.einsum("ni,nij,nj->", distance, curvature, distance)) / clients + 0.5 * float(noise) ** 2
     dataset = Dataset("quadratic", x, y, x, y, decode.as_is, groups=groups)
     return Quadratic(dataset, curvature, local_optima, optimum, minimum)
 
 
 def _optima(curvature: np.ndarray, zeta: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """w* [D] and b [N, D] with (1/N) sum_i |A_i (w* - b_i)|^2 = zeta^2; the gradients are linear in the spread of b."""
+    """w* [D] and b [N, D] with (1/N) sum_i |A_i (w* - b_i)|^2 = zeta^2. The gradients are linear in the spread of b."""
     clients, dim, _ = curvature.shape
     centre, spread = rng.standard_normal(dim), rng.standard_normal((clients, dim))
     middle = np.linalg.solve(curvature.sum(axis=0), np.einsum("nij,nj->i", curvature, spread))
@@ -107,7 +107,7 @@ def _orthogonal_noise(q: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 @functools.wraps(quadratic_problem)
 def quadratic(**options: Any) -> Dataset:
-    """The data set of ``quadratic_problem``, which has the options and the docstring shown by the registry."""
+    """The data set of ``quadratic_problem``; the registry shows that function's options and docstring."""
     return quadratic_problem(**options).dataset
 
 
@@ -128,13 +128,13 @@ def synthetic(
 
     Client k labels its inputs by y = argmax(W_k x + b_k), with the entries of W_k, b_k ~ N(u_k, 1) and
     u_k ~ N(0, ``alpha``); with ``same_model`` all clients have the same W and b. Its inputs are x ~ N(v_k, S),
-    S diagonal with S_jj = j^-1.2, the entries of v_k ~ N(B_k, 1), B_k ~ N(0, ``beta``): beta sets how far the
-    clients' inputs lie apart. alpha and beta are variances, as in the paper. Size: ``least_size`` +
-    lognormal(``mean_log_size``, ``std_log_size``) training examples, and a ninth of that for the test set.
+    S diagonal with S_jj = j^-1.2, the entries of v_k ~ N(B_k, 1), B_k ~ N(0, ``beta``): beta sets the distance
+    between the inputs of different clients. alpha and beta are variances, as in the paper. Size: ``least_size`` +
+    lognormal(``mean_log_size``, ``std_log_size``) training examples, and a ninth as many test examples.
     x float32 [M, features], y int32.
 
-    Beware: by the published definition u_k shifts the scores of all classes alike, so ``alpha`` moves the models
-    but no label. It is kept for comparison; what makes tasks differ is that every client draws its own W_k.
+    Note: in the published definition u_k shifts the scores of all classes equally, so ``alpha`` changes the models
+    but no label. It is kept for comparison. The tasks differ because every client draws its own W_k.
 
     Source: Shamir, Srebro and Zhang (2014); Li et al., FedProx (2020), section 5.1.
     """

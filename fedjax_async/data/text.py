@@ -1,4 +1,8 @@
-"""Text."""
+"""Text to token ids: WordPiece with a BERT-type vocabulary, and the 20 Newsgroups in the letters-only variant.
+
+Source: Wu et al., "Google's neural machine translation system" (2016), section 4.1, in the form of BERT's
+uncased models (Devlin et al., 2019).
+"""
 
 from __future__ import annotations
 
@@ -32,21 +36,21 @@ def read_vocabulary(content: bytes) -> dict[str, int]:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):
         require(special in vocabulary, "vocabulary", f"{len(vocabulary)} tokens", f"one with {special}")
-    require(vocabulary["[PAD]"] == 0, "[PAD]", vocabulary["[PAD]"], "0, by which models know padding")
+    require(vocabulary["[PAD]"] == 0, "[PAD]", vocabulary["[PAD]"], "0, which models take for padding")
     return vocabulary
 
 
 def wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
     """``tokenize(text) -> ids`` of lower-cased text without accents, without [CLS], [SEP] or padding.
 
-    Each word is cut from the left into the longest pieces that the vocabulary has, those inside a word as ``##piece``;
-    a word that cannot be cut so, or has more than 100 characters, is one [UNK].
+    Each word is cut from the left into the longest pieces in the vocabulary; pieces after the first have the form
+    ``##piece``. A word that cannot be cut in this way, or has more than 100 characters, becomes [UNK].
 
     >>> ids = read_vocabulary(b"[PAD]\\n[UNK]\\n[CLS]\\n[SEP]\\nun\\n##able\\n##a\\n!\\n")
     >>> wordpiece(ids)("Unable, UNÁ! table")
     [4, 5, 1, 4, 6, 7, 1]
     """
-    known: dict[str, list[int]] = {}  # of a large text most words are met before
+    known: dict[str, list[int]] = {}  # most words of a large text occur many times
     unknown = [vocabulary["[UNK]"]]
 
     def pieces(word: str) -> list[int]:
@@ -77,7 +81,7 @@ def words(text: str) -> Iterator[str]:
     """Words and single punctuation marks of a text, in lower case, without accents and control characters."""
     if not text.isascii():
         text = unicodedata.normalize("NFD", "".join(map(_spaced, text)))
-        # one character at a time: a sigma at the end of a word has no form of its own here
+        # character by character: lower() of a whole word turns a sigma at its end into another letter
         text = "".join(c.lower() for c in text if unicodedata.category(c) != "Mn")
     if not text.isprintable():
         text = "".join(c for c in text if not _is_control(c))
@@ -99,33 +103,33 @@ def encode(tokenize: Tokenizer, texts: Sequence[str], vocabulary: dict[str, int]
 
 
 def shortened(rows: np.ndarray, length: int) -> np.ndarray:
-    """Rows of :func:`encode` as it would have made them at a smaller ``length``: int32 [M, length].
+    """Rows of :func:`encode`, shortened to what ``encode`` gives for a smaller ``length``: int32 [M, length].
 
     >>> shortened(np.array([[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]), 4).tolist()
     [[2, 7, 8, 3], [2, 7, 3, 0]]
     """
     whole("max_length", length, 3, rows.shape[1])
     short = np.array(rows[:, :length], np.int32)
-    cut = rows[:, length - 1] != 0  # the row reaches this far, so that its [SEP] stands here now
+    cut = rows[:, length - 1] != 0  # longer texts: [SEP] moves to the last position
     ends = rows[np.arange(len(rows)), (rows != 0).sum(axis=1) - 1]
     short[cut, -1] = ends[cut]
     return short
 
 
 def _spaced(character: str) -> str:
-    """A Chinese character between blanks, any other as it is."""
+    """A Chinese character between blanks, any other unchanged."""
     code = ord(character)
     return f" {character} " if any(low <= code <= high for low, high in CHINESE) else character
 
 
 def _is_mark(character: str) -> bool:
-    """Punctuation, to which all of ASCII's signs count."""
+    """Whether a character is punctuation; all ASCII symbols are."""
     signs = character.isascii() and character.isprintable() and not character.isalnum()
     return signs or unicodedata.category(character).startswith("P")
 
 
 def _is_control(character: str) -> bool:
-    """Control, format and private characters and the sign of a lost one; not the white space among them."""
+    """Whether a character is a control, format, private or replacement character, other than white space."""
     control = unicodedata.category(character) in ("Cc", "Cf", "Co") and character not in "\t\n\r"
     return control or character == "\ufffd"
 
@@ -152,7 +156,7 @@ GROUPS = (
     "talk.politics.misc",
     "talk.religion.misc",
 )
-LENGTH = 512  # tokens kept of a document, what BERT-type encoders have positions for
+LENGTH = 512  # tokens kept of a document: BERT-type encoders have 512 positions
 
 
 def from_tables(files: Mapping[str, bytes]) -> Arrays:

@@ -1,8 +1,8 @@
-"""TensorFlow Datasets without TensorFlow: build a published data set under its official name, and read any back.
+"""TensorFlow Datasets (TFDS) without TensorFlow: write a published data set under its official name, and read any.
 
-``tensorflow_datasets`` is an extra and takes a second to import, so it is imported only when used.
-Built folders have the official name, version and features, so that
-``tfds.data_source(name, data_dir=..., download=False)`` reads them without TensorFlow or a network.
+``tensorflow_datasets`` is an extra and takes a second to import, so it is imported only when used. Written folders have
+the official name, version and features, so that ``tfds.data_source(name, data_dir=..., download=False)`` reads them
+without TensorFlow or a network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTALL = "run: pip install 'fedjax-async[data]'"
 
 
 def installed() -> bool:
-    """Whether the ``data`` extra is there; nothing is imported."""
+    """Whether the extra ``data`` is installed; nothing is imported."""
     needed = ("tensorflow_datasets", "array_record", "importlib_resources", "PIL")
     return all(importlib.util.find_spec(name) for name in needed)
 
@@ -42,15 +42,15 @@ def import_tfds() -> ModuleType:
 
 
 def require_tensorflow(name: str) -> None:
-    """``ValueError`` at once, instead of after a download, where TFDS cannot prepare ``name`` without TensorFlow."""
+    """``ValueError`` before the download if TensorFlow, which TFDS needs to prepare ``name``, is not installed."""
     if importlib.util.find_spec("tensorflow") is None:
         raise ValueError(f"tensorflow = not installed: TFDS needs it to prepare {name}; run: pip install tensorflow")
 
 
 def hashed_order(split: str, count: int) -> np.ndarray:
-    """int64[count]: the key at each position of a TFDS split whose keys are 0, 1, 2, ...
+    """int64[count]: the key at each position of a TFDS split with the keys 0, 1, 2, ...
 
-    TFDS stores examples in the order of md5(split name + key), so that position i holds key order[i].
+    TFDS stores examples in the order of md5(split name + key).
     """
     digests = [hashlib.md5(f"{split}{key}".encode(), usedforsecurity=False).digest() for key in range(count)]
     return np.array(sorted(range(count), key=digests.__getitem__), np.int64)
@@ -59,7 +59,7 @@ def hashed_order(split: str, count: int) -> np.ndarray:
 def build(published: Published, arrays: Arrays, data_dir: Path) -> Path:
     """Write ``DATA_DIR/NAME/VERSION`` in TFDS's array-record format; returns that folder.
 
-    It is built beside its place and renamed into it, replacing an older one.
+    The folder is built under a temporary name and then replaces an older one.
     """
     tfds = import_tfds()
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -88,14 +88,14 @@ def read(name: str, home: Path, train: str = "train", test: str = "test") -> Arr
         with _quiet():
             sources = tfds.data_source(name, split=[train, test], data_dir=home, download=False)
             (x, y), (test_x, test_y) = (_stack(name, source) for source in sources)
-    except Exception as error:  # a damaged folder shows in whatever TFDS or its reader raises
+    except Exception as error:  # TFDS and its reader raise any kind of error for a damaged folder
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"dataset = {name!r}: its TFDS folder in {home} cannot be read ({reason})") from error
     return Arrays(x, y, test_x, test_y)
 
 
 def read_in_order(name: str, home: Path) -> Arrays:
-    """A data set whose TFDS keys count its examples from 0, from a TFDS folder, put back into that order."""
+    """A data set with TFDS keys 0, 1, 2, ..., read from its TFDS folder, in the order of the keys."""
     hashed = read(name, home)
     train, test = (np.argsort(hashed_order(s, len(a))) for s, a in (("train", hashed.y), ("test", hashed.test_y)))
     return Arrays(hashed.x[train], hashed.y[train], hashed.test_x[test], hashed.test_y[test])
@@ -106,14 +106,14 @@ def download(name: str, data_dir: Path) -> None:
     tfds = import_tfds()
     try:
         tfds.builder(name, data_dir=data_dir, file_format="array_record").download_and_prepare()
-    except Exception as error:  # TFDS raises whatever its downloaders and its lazy imports do
+    except Exception as error:  # downloaders and lazy imports raise any kind of error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"dataset = {name!r}: the official download failed ({reason})") from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep TFDS's progress bars and notices off the terminal; the caller has a progress line of its own."""
+    """Hide TFDS's progress bars and messages; the caller reports progress itself."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
 
@@ -132,7 +132,7 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Any:
-    """A builder of the official name, version and features that takes its examples from ``arrays``."""
+    """A builder with the official name, version and features; its examples come from ``arrays``."""
     cifar_like = published.shape[-1] == 3
     image_shape = published.shape if cifar_like else (*published.shape, 1)
     features = {"image": tfds.features.Image(shape=image_shape)}

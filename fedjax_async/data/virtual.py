@@ -1,7 +1,7 @@
-"""Arrays that are computed where they are read: client data of any size for the price of two tables of N numbers.
+"""Arrays that are computed when they are read: client data of any size, stored as two tables of N numbers.
 
 Client code reads ``data.order[data.offset + position]``, then ``data.x[index]`` and ``data.y[index]``. Here ``x``,
-``y`` and ``order`` are stand-ins that compute those rows inside the compiled step.
+``y`` and ``order`` are virtual: they compute these rows inside the compiled step.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fedjax_async.types import Array, FederatedData
 
 Example = Callable[[Any, Array, Array], tuple[Array, Array]]  # (parameters, client int32[], position int32[]) -> (x, y)
 
-MOST = 2**31 - 1  # row numbers are int32
+MOST_ROWS = 2**31 - 1  # row numbers are int32
 
 
 def _rows(index: Any, length: int) -> Any:
-    """Row numbers of any kind of index; a slice becomes an int32 range."""
+    """The row numbers of an index; a slice becomes an int32 range."""
     return np.arange(*index.indices(length), dtype=np.int32) if isinstance(index, slice) else index
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=(), meta_fields=("shape",))
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """The array 0, 1, 2, ... of which nothing is stored; int32[shape]."""
+    """The array 0, 1, 2, ... without storage; int32[shape]."""
 
     shape: tuple[int]
     dtype = np.dtype(np.int32)
-    __iter__ = None  # a loop over it would have no end: it never raises IndexError
+    __iter__ = None  # not iterable: no index raises IndexError, so a loop would not end
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -54,8 +54,8 @@ class Identity:
 class Generated:
     """A column of examples, x or y: row ``client * stride + position`` is ``function(parameters, client, position)``.
 
-    A pytree whose only leaves are the ``parameters``, so that it goes through ``jit``, ``vmap`` and ``device_put`` and
-    equal functions share compiled programs whatever their parameters. Rows beyond a client's size belong to nobody.
+    A pytree with the ``parameters`` as its only leaves, so that it passes through ``jit``, ``vmap`` and ``device_put``.
+    Columns of one function share compiled programs, whatever their parameters. Rows beyond a client's size are unused.
     """
 
     parameters: Any
@@ -77,9 +77,10 @@ class Generated:
 @functools.partial(jax.jit, inline=True)
 def _read(column: Generated, row: Array) -> Array:
     flat = row.reshape(-1)
-    # changes no number, but ends what XLA works out again for every element of a row: with the permutation of the
-    # minibatches in it, a step took 4.5 times as long on a CPU (which drops optimisation barriers before it fuses)
-    flat = jax.lax.rem(flat, jnp.full_like(flat, MOST))
+    # changes no number, but stops XLA from computing the row number again for every element of a row: with the
+    # permutation of the minibatches in it, a step took 4.5 times as long on a CPU. An optimisation barrier does not
+    # help there: XLA drops it before it fuses.
+    flat = jax.lax.rem(flat, jnp.full_like(flat, MOST_ROWS))
     client = flat // column.stride
     rows = jax.vmap(column.function, in_axes=(None, 0, 0))(column.parameters, client, flat - client * column.stride)
     return rows[column.column].reshape(*row.shape, *column.shape[1:])
@@ -100,10 +101,11 @@ def generated(
 
     Args:
       function: ``(parameters, client, position) -> (x, y)``, one example: the ``position``-th of ``client``, both
-        int32[]. It must be pure and traceable, and should be a module-level function: compiled programs are kept by
-        it. Whatever it draws must depend on its arguments only (``jax.random.fold_in``, or ``data.hashing`` for speed).
+        int32[]. It must be pure and traceable, and should be a function at module level: compiled programs are found
+        by it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or ``data.hashing`` for
+        speed).
       sizes: examples of each client, int[N], each at least 1; N times the largest must stay below 2^31.
-      parameters: a pytree of arrays or a key, passed to every call; other values need no new compilation.
+      parameters: a pytree of arrays or a key, passed to every call; new values need no new compilation.
       test_x, test_y: an ordinary test set of the same shapes; :func:`generate` makes one from further clients.
       decode: raw rows -> model inputs, as for any data set. num_classes: ``None`` if y is not a class.
 
@@ -123,17 +125,17 @@ def generated(
     require(good, "sizes", f"{size.dtype}{list(size.shape)}", "one whole number >= 1 a client")
     stride = int(size.max())
     total = len(size) * stride
-    allowed = f"at most {MOST} clients x largest size, since rows are numbered by int32"
-    require(total <= MOST, "sizes", f"{len(size)} clients, the largest of {stride} examples", allowed)
-    x, y = _result(function, parameters)
+    allowed = f"at most {MOST_ROWS} clients x largest size, since rows are numbered by int32"
+    require(total <= MOST_ROWS, "sizes", f"{len(size)} clients, the largest of {stride} examples", allowed)
+    x, y = _example_shapes(function, parameters)
     require(len(test_x) == len(test_y), "test_y", f"{len(test_y)} targets", f"one for each of {len(test_x)} rows")
     require(len(test_x) > 0, "test_x", "no rows", "at least one row")
     shape = tuple(np.shape(test_x)[1:])
     require(shape == x.shape, "test_x", f"rows of shape {shape}", f"rows of shape {x.shape}, as the function's x")
     offset = np.arange(len(size), dtype=np.int32) * np.int32(stride)
 
-    def column(number: int, one: Any) -> Generated:
-        return Generated(parameters, function, number, stride, (total, *one.shape), np.dtype(one.dtype))
+    def column(number: int, example: Any) -> Generated:
+        return Generated(parameters, function, number, stride, (total, *example.shape), np.dtype(example.dtype))
 
     return FederatedData(
         name, column(0, x), column(1, y), Identity((total,)), offset, size.astype(np.int32),
@@ -141,11 +143,11 @@ def generated(
     )  # fmt: skip
 
 
-def _result(function: Example, parameters: Any) -> tuple[Any, Any]:
+def _example_shapes(function: Example, parameters: Any) -> tuple[Any, Any]:
     """Shapes and dtypes of one example; ``ValueError`` unless the function returns a pair of arrays."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     result = jax.eval_shape(function, parameters, number, number)
-    good = isinstance(result, tuple) and len(result) == 2 and all(hasattr(one, "shape") for one in result)
+    good = isinstance(result, tuple) and len(result) == 2 and all(hasattr(array, "shape") for array in result)
     require(good, "function", jax.tree.structure(result), "a function that returns a pair of arrays (x, y)")
     return result
 
@@ -153,12 +155,12 @@ def _result(function: Example, parameters: Any) -> tuple[Any, Any]:
 def generate(function: Example, client: Any, position: Any, parameters: Any = ()) -> tuple[np.ndarray, np.ndarray]:
     """Examples as ordinary host arrays: x ``[T, ...]``, y ``[T, ...]`` of clients and positions int[T].
 
-    Clients beyond the population are as good as any other: a test set of people who never took part.
+    Numbers beyond the population are further clients, for a test set from clients that do not train.
     """
-    one = _together(function)
-    return jax.device_get(one(parameters, *(jnp.asarray(np.asarray(n, np.int32)) for n in (client, position))))
+    examples = _batched(function)
+    return jax.device_get(examples(parameters, *(jnp.asarray(np.asarray(n, np.int32)) for n in (client, position))))
 
 
 @functools.lru_cache(maxsize=16)
-def _together(function: Example) -> Any:
+def _batched(function: Example) -> Any:
     return jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))

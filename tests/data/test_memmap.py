@@ -154,7 +154,7 @@ def test_an_existing_folder_is_left_alone(tmp_path):
 
 
 def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "MOST", 11)
+    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
     with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
         write_clients(tmp_path / "s", stream(), **TESTS)
 
