@@ -50,12 +50,8 @@ def check_dataset(dataset: Dataset) -> Dataset:
     d = dataset
     require(len(d.x) > 0, f"{d.name}.x", f"{len(d.x)} examples", "at least one example")
     require(len(d.y) == len(d.x), f"{d.name}.y", f"{len(d.y)} targets", f"one for each of {len(d.x)} examples")
-    require(
-        len(d.test_x) == len(d.test_y),
-        f"{d.name}.test_y",
-        f"{len(d.test_y)} targets",
-        f"one for each of {len(d.test_x)}",
-    )
+    found, allowed = f"{len(d.test_y)} targets", f"one for each of {len(d.test_x)} examples"
+    require(len(d.test_x) == len(d.test_y), f"{d.name}.test_y", found, allowed)
     if d.groups is not None:
         require(len(d.groups) == len(d.x), f"{d.name}.groups", f"{len(d.groups)} entries", f"{len(d.x)} entries")
     if d.num_classes is not None:

@@ -129,9 +129,8 @@ def write_clients(
     """
     folder = Path(folder)
     require(not folder.exists(), "folder", str(folder), "a folder that does not exist yet")
-    require(
-        set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), f"{', '.join(OWN_TESTS)} or none"
-    )
+    allowed = f"{', '.join(OWN_TESTS)}, or none"
+    require(set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), allowed)
     with appearing(folder) as temporary:
         sizes: list[np.ndarray] = []
         files: dict[str, Any] = {}

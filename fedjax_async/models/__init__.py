@@ -1,8 +1,12 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. The only room that imports flax.
 
-Start with :func:`from_flax` (``wrap.py``). ``dense.py`` and ``convnets.py`` are the small models, ``vgg.py``,
-``resnet.py``, ``alexnet.py`` and ``mobilenet.py`` the larger ones, ``encoder.py`` with ``lora.py`` the language
-model. ``conv.py`` chooses how a convolution is computed (``lowerings.py``, ``tiles.py``).
+Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax module; :func:`make` makes one by name.
+
+- ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
+- ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks, with ``blocks.py`` and ``norm.py``
+  (normalisation) in common;
+- ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
+- ``conv.py``: convolutions and pools that batch well; ``lowerings.py`` and ``tiles.py`` are the ways to compute them.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "mobilenetv2": mobilenetv2,
     "minilm_lora": minilm_lora,
 }
-NEED_WEIGHTS = ("minilm_lora",)  # models of text, whose weights are fetched first
+NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched before
 
 __all__ = [
     "LOWERINGS",
@@ -63,7 +67,7 @@ __all__ = [
 
 
 def make(spec: str, *, num_classes: int | None = None, input_shape: tuple[int, ...] | None = None) -> Model:
-    """The model named by a spec such as ``"mlp:hidden=200x100"``; the data's shape yields to the spec's options.
+    """The model of a spec such as ``"mlp:hidden=200x100"``; its options override ``num_classes`` and ``input_shape``.
 
     >>> make("mlp:hidden=32", num_classes=4, input_shape=(8, 8, 1)).init is not None
     True

@@ -1,4 +1,9 @@
-"""AlexNet and VGG."""
+"""AlexNet and VGG-11: convolutions one after the other, then dense layers, without shortcuts.
+
+AlexNet (Krizhevsky, Sutskever and Hinton, 2012) has one column and no local response normalisation. VGG-11 (Simonyan
+and Zisserman, 2015, configuration A) has a choice of normalisation. Initial weights: He normal before a ReLU, LeCun
+normal in the output layer, biases zero.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,9 @@ from collections.abc import Callable
 
 from flax import linen as nn
 
-from fedjax_async import check, registry
-from fedjax_async.models.blocks import VARIANTS, ConvNorm, Options, built, options, scaled
+from fedjax_async import check
+from fedjax_async.models.blocks import ConvNorm, Options, built, options, scaled
 from fedjax_async.models.conv import Conv, he_normal, max_pool
-from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.registry import takes
 from fedjax_async.types import Array, Model
@@ -29,7 +33,7 @@ class AlexNet(nn.Module):
 
     num_classes: int
     hidden: tuple[int, ...] = ()
-    window: int = 2  # of the pools, whose stride is 2
+    window: int = 2  # of the pools; their stride is 2
     first_padding: int = 5
     width: float = 1.0
     lowering: str | None = None
@@ -42,13 +46,13 @@ class AlexNet(nn.Module):
                 kernel,
                 stride,
                 padding=self.first_padding if n == 1 else padding,
-                # wide channels on 4 x 4 pixels: im2col took 56 ms where tiled, usual for 5 x 5 on a CPU, took 129
+                # many channels on 4 x 4 pixels: im2col took 56 ms; tiled, the default for 5 x 5 on a CPU, took 129
                 lowering=self.lowering or (None if n == 1 else "im2col"),
                 kernel_init=he_normal,
                 name=f"conv{n}",
             )(x)
             x = nn.relu(x)
-            # images of 28 x 28 are one pixel already before the last pool
+            # images of 28 x 28 have one pixel left before the last pool
             fits = min(x.shape[1:3]) >= self.window
             x = max_pool(x, (self.window, self.window), (2, 2)) if pooled and fits else x
         x = x.reshape(x.shape[0], -1)
@@ -69,21 +73,14 @@ def alexnet(
     """AlexNet: 2,472,266 parameters on 32 x 32 x 3, 2,456,778 on 28 x 28 x 1 (`variant`=small|full, `width`).
 
     conv 11x11x64 (stride 4), 5x5x192, 3x3x384, 3x3x256, 3x3x256; pools after the first, second and last.
-    ``"small"``, as it is usually cut for CIFAR-10, pads the first convolution by 5, pools 2 x 2 and has one dense
-    layer: 23,296 + 307,392 + 663,936 + 884,992 + 590,080 + 2,570. ``"full"`` is the network for 224 x 224: padding 2,
-    pools of 3 x 3 at stride 2, two dense layers of 4,096 with dropout 0.5, 61,100,840 parameters for 1,000 classes; it
-    takes 32 x 32 too, where its last pool is left out: 20,344,650 for ten.
-
-    Of an upload's traffic, ``4 bytes * parameters``, the small variant is 9.9 MB: the 766 GB that AsynFL's paper needs
-    on CIFAR-10 would be 77,000 uploads, about 770 from each of its 100 clients (``cnn``: 364 GB of 6.5 MB, 56,000).
-    The full one (81 MB) would make it 9,400, six times fewer than ``cnn`` takes to the same accuracy.
+    ``"small"``, the usual form for CIFAR-10, pads the first convolution by 5, pools 2 x 2 and has one dense layer:
+    23,296 + 307,392 + 663,936 + 884,992 + 590,080 + 2,570. ``"full"`` is the network for 224 x 224: padding 2, pools of
+    3 x 3 at stride 2, two dense layers of 4,096 with dropout 0.5, 61,100,840 parameters for 1,000 classes. It also
+    takes images of 32 x 32, without its last pool: 20,344,650 parameters for 10 classes.
     """
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=3)
-    check.one_of("variant", variant, VARIANTS)
-    check.positive("width", width)
-    if lowering is not None:
-        registry.find("lowering", LOWERINGS, lowering)
+    options(norm="off", variant=variant, width=width, lowering=lowering)
     full = variant == "full"
     enough = min(input_shape[:2]) >= 7
     check.require(enough or not full, "input_shape", input_shape, "at least 7 x 7 pixels for variant = full")
@@ -123,7 +120,7 @@ class VGG(nn.Module):
                 scaled(channels, self.width), self.norm, use_bias=True, lowering=self.lowering, name=f"conv{n}"
             )
             x = nn.relu(layer(x, train, mask))
-            # images below 32 x 32 are one pixel already before the last pool
+            # images below 32 x 32 have one pixel left before the last pool
             x = max_pool(x) if pooled and min(x.shape[1:3]) > 1 else x
         x = x.reshape(x.shape[0], -1)
         for n, features in enumerate(self.hidden, start=1):

@@ -1,8 +1,8 @@
-"""What the larger image networks share: their two variants, checks, and the layers that take a mask.
+"""Parts of the larger image networks: their options and checks, and a convolution with normalisation.
 
-``variant="small"`` is the network as it is usually cut for images of 32 x 32, ``"full"`` the original for 224 x 224.
-Padding is PyTorch's (one on either side of a 3 x 3 kernel, at stride 2 too), so that the networks equal the published
-ones given the same weights. Initial weights: He normal before a ReLU, LeCun normal in the output layer, biases zero.
+``variant="small"`` is the usual form of a network for images of 32 x 32, ``"full"`` the original for 224 x 224.
+Padding is PyTorch's (one on either side of a 3 x 3 kernel, at stride 2 too), so that with the same weights the networks
+equal the published ones. Initial weights: He normal before a ReLU, LeCun normal in the output layer, biases zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIANTS = ("small", "full")
 
 
 class ConvNorm(nn.Module):
-    """Convolution, normalisation and, if given, an activation."""
+    """Convolution, normalisation and an optional activation."""
 
     features: int
     norm: Callable[..., nn.Module]
@@ -37,7 +37,7 @@ class ConvNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
-        # a forced lowering is for the convolutions that multiply matrices
+        # a forced lowering is used for a depthwise convolution only if it can compute one
         lowering = self.lowering if not self.depthwise or self.lowering in GROUPED else None
         x = Conv(
             self.features,
@@ -55,7 +55,7 @@ class ConvNorm(nn.Module):
 
 
 def scaled(channels: int, width: float) -> int:
-    """``width`` times so many channels, at least one."""
+    """``width * channels``, rounded, at least one."""
     return max(1, round(channels * width))
 
 
@@ -65,7 +65,7 @@ def global_mean(x: Array) -> Array:
 
 
 class Options(NamedTuple):
-    """What all these networks may be told, as :func:`options` has checked it."""
+    """The checked options that all these networks share; see :func:`options`."""
 
     norm: Norm
     variant: str
@@ -82,7 +82,7 @@ def options(
     groups: int | None = None,
     lowering: str | None = None,
 ) -> Options:
-    """The normalisation with its own options, the variant, a factor on all channels, and a forced lowering."""
+    """Check the normalisation with its own options, the variant, a factor on all channels, and a forced lowering."""
     check.positive("width", width)
     check.one_of("variant", variant, VARIANTS)
     if lowering is not None:
@@ -91,7 +91,7 @@ def options(
 
 
 def built(net: nn.Module, norm: Norm, num_classes: int, input_shape: tuple[int, ...], *, axes: int = 2) -> Model:
-    """The model of a network with so many spatial ``axes``, after checks of the data's shape."""
+    """The model of a network, after checks of the data's shape; ``axes``: 2 for images, 1 for sequences."""
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=axes + 1)
     return from_flax(net, input_shape=input_shape, private=norm.private)

@@ -1,6 +1,7 @@
-"""``Conv`` and ``ConvPool``: flax modules whose convolution runs in the fastest lowering for the backend and shape.
+"""``Conv`` and ``ConvPool``: convolution modules of flax in the fastest lowering for backend and shape; pooling.
 
-2 x 2 pooling works without ``reduce_window``, whose CPU loops take ten times longer; other windows go to flax.
+A lowering is a way to compute a convolution (``lowerings.py``). 2 x 2 pooling does without ``reduce_window``, which
+takes ten times as long on a CPU; other windows use flax's pooling.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Sizes = int | tuple[int, ...]
 Padding = tuple[Pair, ...]
 
 
-def _four(x: Array) -> Array:
+def _two_by_two(x: Array) -> Array:
     """``[B, H, W, C] -> [4, B, H // 2, W // 2, C]``: the members of each 2 x 2 window in row-major order."""
     batch, height, width, channels = x.shape
     x = x[:, : height // 2 * 2, : width // 2 * 2]
@@ -31,26 +32,26 @@ def _four(x: Array) -> Array:
     return x.transpose(2, 4, 0, 1, 3, 5).reshape(4, batch, height // 2, width // 2, channels)
 
 
-def _is_two(window: Pair, strides: Pair | None, padding: str) -> bool:
+def _is_two_by_two(window: Pair, strides: Pair | None, padding: str) -> bool:
     return tuple(window) == (2, 2) and tuple(strides or window) == (2, 2) and padding == "VALID"
 
 
 def max_pool(x: Array, window: Pair = (2, 2), strides: Pair | None = None, padding: str = "VALID") -> Array:
     """Maximum over windows of ``[B, H, W, C]``; equal to ``flax.linen.max_pool`` in values and gradients.
 
-    Ties: the whole gradient goes to the first of the equal entries in row-major order. ``strides=None`` means
-    non-overlapping windows (flax's own default is 1).
+    Ties: the whole gradient goes to the first of the equal entries in row-major order. ``strides=None``:
+    non-overlapping windows (flax's default is stride 1).
     """
-    if _is_two(window, strides, padding):
-        return max_of_four(_four(x))
+    if _is_two_by_two(window, strides, padding):
+        return max_of_four(_two_by_two(x))
     return nn.max_pool(x, window, strides or window, padding)
 
 
 def avg_pool(x: Array, window: Pair = (2, 2), strides: Pair | None = None, padding: str = "VALID") -> Array:
     """Mean over windows of ``[B, H, W, C]``; equal to ``flax.linen.avg_pool``. ``strides=None``: non-overlapping."""
-    if _is_two(window, strides, padding):
-        four = _four(x)
-        return ((four[0] + four[1]) + (four[2] + four[3])) / 4
+    if _is_two_by_two(window, strides, padding):
+        members = _two_by_two(x)
+        return ((members[0] + members[1]) + (members[2] + members[3])) / 4
     # not nn.avg_pool, which divides by a NumPy integer: an error under strict dtype promotion
     total = nn.pooling.pool(x, 0.0, lax.add, window, strides or window, padding)
     return total / (window[0] * window[1])
@@ -65,10 +66,10 @@ def default_lowering(
 ) -> str:
     """The lowering that measured fastest, by backend and kernel shape (``experiments/benchmarks/conv.py``).
 
-    On a CPU ``tiled``, which multiplies ``(kh + 1)(kw + 1) / (kh * kw)`` times as much as ``im2col`` and copies a
-    third as much, where that factor is at most 1.5 (5 x 5: 1.44); ``im2col`` for smaller kernels (3 x 3: 1.78; from
-    64 to 512 channels it took 0.2 to 0.8 of ``tiled``'s time) and on other backends, where nothing has been measured.
-    Depthwise convolutions: ``taps``; other groups: ``lax``, which is slow inside a loop on a CPU.
+    ``tiled`` needs ``(kh + 1)(kw + 1) / (kh * kw)`` times as many multiplications as ``im2col`` and a third of its
+    copies. It is chosen on a CPU if that factor is at most 1.5 (5 x 5: 1.44). ``im2col`` is chosen for smaller kernels
+    (3 x 3: 1.78; from 64 to 512 channels it took 0.2 to 0.8 of ``tiled``'s time), and on other backends, where nothing
+    has been measured. Depthwise convolutions use ``taps``, other groups ``lax``, which is slow inside a loop on a CPU.
 
     >>> default_lowering((5, 5, 1, 6), backend="cpu"), default_lowering((3, 3, 32, 64), backend="cpu")
     ('tiled', 'im2col')
@@ -107,8 +108,8 @@ class Conv(nn.Module):
         check.require(channels % groups == 0, "feature_group_count", groups, f"a divisor of {channels}")
         kernel = self.param("kernel", self.kernel_init, (*size, channels // groups, self.features), jnp.float32)
         x = x.astype(kernel.dtype)
-        padding = _explicit(self.padding, x.shape[1:-1], size, strides)
-        _fits(x.shape[1:-1], padding, size)
+        padding = _padding_pairs(self.padding, x.shape[1:-1], size, strides)
+        _check_size(x.shape[1:-1], padding, size)
         if axes == 1:  # a sequence is an image one pixel wide
             out = self._run(x[:, :, None], kernel[:, None], (*strides, 1), (*padding, (0, 0)))[:, :, 0]
         else:
@@ -128,10 +129,10 @@ class Conv(nn.Module):
 
 
 class ConvPool(nn.Module):
-    """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused where that is faster.
+    """``pool(relu(Conv(x)))`` with stride 1 and 2 x 2 pooling (``"max"`` or ``"avg"``), fused if that is faster.
 
-    Same parameters as ``Conv``. A lowering of ``lowerings.FUSED`` (``tiled``) is a single pass here; any other runs
-    convolution, ReLU and pool one after the other.
+    Same parameters as ``Conv``. A lowering in ``lowerings.FUSED`` (``tiled``) does all three in one pass; any other
+    runs convolution, ReLU and pool one after the other.
     """
 
     features: int
@@ -152,9 +153,9 @@ class ConvPool(nn.Module):
         x = x.astype(kernel.dtype)
         name = self.lowering or default_lowering(kernel.shape)
         lower = registry.find("lowering", LOWERINGS, name)
-        top, left = _explicit(self.padding, x.shape[1:3], size, (1, 1))
+        top, left = _padding_pairs(self.padding, x.shape[1:3], size, (1, 1))
         padding = (top, left)
-        _fits(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
+        _check_size(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
         if name in FUSED:
             return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
         out = lower(x, kernel, (1, 1), padding)
@@ -162,15 +163,15 @@ class ConvPool(nn.Module):
 
 
 def _sizes(value: Sizes, axes: int) -> tuple[int, ...]:
-    """One whole number an axis."""
+    """One whole number for each axis."""
     if isinstance(value, int):
         return (value,) * axes
     check.require(len(value) == axes, "kernel_size or strides", value, f"one number, or {axes} for this input")
     return tuple(int(n) for n in value)
 
 
-def _explicit(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
-    """``"SAME"``, ``"VALID"``, an integer or pairs, as ``((top, bottom), (left, right))``."""
+def _padding_pairs(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], strides: tuple[int, ...]) -> Padding:
+    """Padding given as ``"SAME"``, ``"VALID"``, an integer or pairs, as ``((top, bottom), (left, right))``."""
     if isinstance(padding, str):
         check.one_of("padding", padding, ("SAME", "VALID"))
         padding = lax.padtype_to_pads(size, kernel, strides, padding)
@@ -179,8 +180,8 @@ def _explicit(padding: Any, size: tuple[int, ...], kernel: tuple[int, ...], stri
     return tuple((int(low), int(high)) for low, high in padding)
 
 
-def _fits(size: tuple[int, ...], padding: Padding, needed: tuple[int, ...]) -> None:
-    """Images smaller than the kernel (or than one pooling window of outputs) would give empty results."""
+def _check_size(size: tuple[int, ...], padding: Padding, needed: tuple[int, ...]) -> None:
+    """``ValueError`` for an input below the ``needed`` size, with which the result would be empty."""
     have = tuple(n + sum(p) for n, p in zip(size, padding))
     enough = all(n >= least for n, least in zip(have, needed))
     check.require(enough, "input size", tuple(size), f"at least {needed} after padding {padding}")

@@ -1,4 +1,7 @@
-"""Encoder."""
+"""MiniLM with LoRA: a BERT-type encoder with frozen pretrained weights; low-rank adapters and a classifier are trained.
+
+Pretrained weights are variables of the collection ``frozen``. ``params`` holds only what is trained.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def _mean(hidden: Array, mask: Array) -> Array:
-    """Mean over the tokens of a text."""
+    """Mean over the tokens of each text, without padding."""
     weight = mask.astype(hidden.dtype)[:, :, None]
     return (hidden * weight).sum(axis=1) / jnp.maximum(weight.sum(axis=1), 1)
 
@@ -55,7 +58,7 @@ class Linear(nn.Module):
         return y + self.scale * ((x @ a) @ b)
 
 
-class Norm(nn.Module):
+class LayerNorm(nn.Module):
     """Layer normalisation with frozen scale and bias, computed in float32 or better."""
 
     epsilon: float
@@ -73,7 +76,7 @@ class Norm(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word, position and (always the first) type of every token, summed and normalised: ``[B, L] -> [B, L, width]``."""
+    """Normalised sum of word, position and type embeddings: ``[B, L] -> [B, L, width]``; the type is always 0."""
 
     config: EncoderConfig
 
@@ -86,14 +89,14 @@ class Embeddings(nn.Module):
             for name, count in rows.items()
             if count
         }
-        fixed = tables["position"][: ids.shape[1]]
-        fixed = fixed + tables["type"][:1] if c.token_types else fixed
-        x = jnp.take(tables["word"], ids, axis=0).astype(dtype) + fixed.astype(dtype)[None]
-        return Norm(c.epsilon, name="norm")(x)
+        same_for_all = tables["position"][: ids.shape[1]]
+        same_for_all = same_for_all + tables["type"][:1] if c.token_types else same_for_all
+        x = jnp.take(tables["word"], ids, axis=0).astype(dtype) + same_for_all.astype(dtype)[None]
+        return LayerNorm(c.epsilon, name="norm")(x)
 
 
 class Layer(nn.Module):
-    """Self-attention and a dense layer, each with a shortcut and normalised after it; adapters on query and value."""
+    """Self-attention and dense layers, each with a shortcut and then normalised; adapters on query and value."""
 
     config: EncoderConfig
     rank: int = 0
@@ -109,13 +112,16 @@ class Layer(nn.Module):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (heads[-1] ** -0.5)
         scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(scores.dtype).min)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v).reshape(x.shape)
-        x = Norm(c.epsilon, name="attention_norm")(x + Linear(c.width, name="output")(mixed))
+        x = LayerNorm(c.epsilon, name="attention_norm")(x + Linear(c.width, name="output")(mixed))
         inner = ACTIVATIONS[c.activation](Linear(c.intermediate, name="up")(x))
-        return Norm(c.epsilon, name="output_norm")(x + Linear(c.width, name="down")(inner))
+        return LayerNorm(c.epsilon, name="output_norm")(x + Linear(c.width, name="down")(inner))
 
 
 def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dtype: Any) -> tuple[Array, Array]:
-    """The last layer's ``[B, L, width]`` and which tokens are no padding, ``[B, L]``; call it inside a module."""
+    """Output of the last layer ``[B, L, width]`` and a mask of the tokens that are not padding ``[B, L]``.
+
+    Must be called inside a module.
+    """
     mask = ids != config.padding
     x = Embeddings(config, name="embeddings")(ids, dtype)
     for i in range(config.layers):
@@ -124,7 +130,7 @@ def hidden_states(config: EncoderConfig, rank: int, scale: float, ids: Array, dt
 
 
 class Encoder(nn.Module):
-    """Token ids ``[B, L]`` to the last layer's ``[B, L, width]``; nothing in it is trained."""
+    """Token ids ``[B, L]`` to the output of the last layer ``[B, L, width]``; nothing is trained."""
 
     config: EncoderConfig
 
@@ -164,18 +170,18 @@ def minilm_lora(
 ) -> Model:
     """MiniLM with LoRA on token ids: 73,728 adapter + 385 `num_classes` head parameters trained, 22.7 million frozen.
 
-    In every layer the query and value projections become x W + b + (``alpha`` / ``rank``) (x A) B; A starts uniform
-    in +-1/sqrt(width), B at zero, so that training starts from the pretrained encoder. The params are A, B and the
-    classifier, and so are uploads. Inputs are int ids [B, L]; 0 is padding, which nothing attends to. No dropout.
+    In every layer the query and value projections become x W + b + (``alpha`` / ``rank``) (x A) B. A starts uniform
+    in +-1/sqrt(width), B at zero, so that training starts from the pretrained encoder. The params, and so the uploads,
+    are A, B and the classifier. Inputs are int ids [B, L]; 0 is padding and is masked out. No dropout.
 
     ``pooling``: ``mean`` over the tokens, or ``cls``, the first token's state. ``hidden``: a dense layer of the
     encoder's width with ReLU before the output, as in DistilBERT's classifiers. ``path``: a folder with the
     ``config.json`` and ``model.safetensors`` of another BERT-type model or of DistilBERT; by default the fetched
     MiniLM, which stands in for DistilBERT here.
 
-    The frozen weights are closed over. JAX 0.10 copies such arrays into every program that it compiles (91 MB here, and
-    a second more to compile) unless it was imported with JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 in the environment: then,
-    and in later versions always, they are inputs that all programs share.
+    The frozen weights are constants of the compiled programs. JAX 0.10 copies such arrays into every program (91 MB
+    here, and a second more to compile), unless JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1 is in the environment when it is
+    imported. In that case, and in later versions always, all programs share one copy.
 
     Source: Hu et al., LoRA (2022); Wang et al., MiniLM (2020); Sanh et al., DistilBERT (2019).
     """
@@ -205,7 +211,7 @@ def minilm_lora(
 
 
 def _folder(path: str | None) -> Path:
-    """The folder of the pretrained model, after a look that its files are there."""
+    """The folder of the pretrained model; ``ValueError`` if a file is missing."""
     home = default_data_dir()
     kept = pretrained_folder("minilm", PRETRAINED_VERSIONS["minilm"], home)
     folder = kept if path is None else Path(path).expanduser()

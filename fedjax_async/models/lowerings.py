@@ -11,9 +11,9 @@ then becomes a grouped convolution, slow on a CPU, while the others become batch
   kernel becomes ``[4 * C_out, C_in * (kh + 1) * (kw + 1)]``. For 5 x 5 kernels that is 1.44 times the multiplications
   of ``im2col`` at a third of its memory traffic. See ``tiles.py``.
 
-Grouped convolutions: ``lax`` for any number of groups, ``taps`` for depthwise ones: the sum over the kernel's places of
-the shifted input times one number a channel. Written out or automatic, in one piece or example by example, its backward
-pass measured the same.
+Grouped convolutions: ``lax`` for any number of groups, ``taps`` for depthwise ones, which is the sum over all kernel
+positions of the shifted input times one number a channel. Its backward pass took the same time written by hand,
+automatic, and example by example.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def out_size(size: int, kernel: int, stride: int) -> int:
 
 
 def pad_spatial(x: Array, padding: Padding) -> Array:
-    """Zero-pad the two middle axes of ``[B, H, W, C]``; no operation where nothing is to be added."""
+    """Zero-pad the two middle axes of ``[B, H, W, C]``; without padding, ``x`` itself."""
     return x if padding == ((0, 0), (0, 0)) else jnp.pad(x, ((0, 0), *padding, (0, 0)))
 
 
 def lax_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, groups: int = 1) -> Array:
-    """XLA's own convolution; the only lowering that knows any number of groups."""
+    """XLA's own convolution; the only lowering for any number of groups."""
     numbers = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=numbers, feature_group_count=groups)
 
 
 def taps_of(x: Array, size: Pair, strides: Pair, padding: Padding) -> list[tuple[Pair, Array]]:
-    """Each place ``(i, j)`` of the kernel, row by row, and the inputs it meets, ``[B, H_out, W_out, C]``."""
+    """Each index ``(i, j)`` of the kernel, row by row, and the inputs that it multiplies, ``[B, H_out, W_out, C]``."""
     x = pad_spatial(x, padding)
     ends = [s * (out_size(n, k, s) - 1) + 1 for n, k, s in zip(x.shape[1:3], size, strides)]
-    places = [(i, j) for i in range(size[0]) for j in range(size[1])]
-    return [((i, j), x[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]]) for i, j in places]
+    indices = [(i, j) for i in range(size[0]) for j in range(size[1])]
+    return [((i, j), x[:, i : i + ends[0] : strides[0], j : j + ends[1] : strides[1]]) for i, j in indices]
 
 
 def im2col_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
@@ -79,7 +79,7 @@ def banded_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arr
 
 
 def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
-    """Tiles of 2 x 2 outputs (1 where the outputs are odd in number), batch innermost, one matrix product."""
+    """Tiles of 2 x 2 outputs (1 along an axis with an odd number of outputs), batch innermost, one matrix product."""
     kh, kw, _, c_out = kernel.shape
     x = to_batch_minor(pad_spatial(x, padding))
     _, height, width, batch = x.shape
@@ -96,7 +96,7 @@ def depthwise_taps(x: Array, kernel: Array, strides: Pair, padding: Padding, gro
         groups == x.shape[-1] == channels, "feature_group_count", groups, "the channels, in and out, for taps"
     )
     terms = [tap * kernel[i, j].reshape(1, 1, 1, -1) for (i, j), tap in taps_of(x, (kh, kw), strides, padding)]
-    # else XLA computes the sum once more in every pass of the normalisation that follows (measured: 1.6 times slower)
+    # otherwise XLA computes the sum again in every pass of the next normalisation (measured: 1.6 times slower)
     return lax.optimization_barrier(sum(terms[1:], terms[0]))
 
 
@@ -107,7 +107,7 @@ LOWERINGS: dict[str, Callable[..., Array]] = {
     "tiled": tiled_conv,
 }
 
-# with ReLU and 2 x 2 pooling in the same pass, for those that can: (padded x, kernel, bias, pool)
+# lowerings that do ReLU and 2 x 2 pooling in the same pass: (padded x, kernel, bias, pool)
 FUSED: dict[str, Callable[..., Array]] = {"tiled": conv_relu_pool}
 
 GROUPED: dict[str, Callable[..., Array]] = {"lax": lax_conv, "taps": depthwise_taps}

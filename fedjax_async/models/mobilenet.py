@@ -19,8 +19,8 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 class Inverted(nn.Module):
     """1 x 1 to ``hidden`` channels, 3 x 3 depthwise, 1 x 1 back to ``features``, beside a shortcut at stride 1.
 
-    ``small`` widens even where ``hidden`` is the input's width, and a shortcut whose width changes is a convolution;
-    the original leaves both out.
+    With ``small``, the first 1 x 1 convolution is there even if ``hidden`` is the width of the input, and a shortcut
+    between different widths is a 1 x 1 convolution. The original has neither.
     """
 
     features: int

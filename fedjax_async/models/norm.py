@@ -19,26 +19,26 @@ STATISTICS = "batch_stats"
 
 
 def batch_moments(x: Array, mask: Array | None = None) -> tuple[Array, Array, Array]:
-    """Mean and variance of every channel over the rows whose mask is 1, and over how many numbers each was taken.
+    """Mean and variance of every channel over the rows with mask 1, and the count of values that they average.
 
     Args: ``x [B, ..., C]``; ``mask [B]`` (bool or 0/1), ``None`` for all rows.
-    Returns: ``mean [C]``, ``variance [C]`` (two passes, biased: divided by the count, so >= 0), ``count []``.
+    Returns: ``mean [C]``, ``variance [C]`` (in two passes; biased, that is divided by the count), ``count []``.
     """
     axes, per_row = tuple(range(x.ndim - 1)), math.prod(x.shape[1:-1])
     if mask is None:
         mean = x.mean(axis=axes)
-        return mean, jnp.square(x - _spread(mean, x.ndim)).mean(axis=axes), jnp.asarray(x.shape[0] * per_row, x.dtype)
+        return mean, jnp.square(x - _expand(mean, x.ndim)).mean(axis=axes), jnp.asarray(x.shape[0] * per_row, x.dtype)
     valid = _valid(mask, x.ndim)
     count = jnp.maximum(mask.astype(x.dtype).sum() * per_row, 1)
     mean = jnp.where(valid, x, 0).sum(axis=axes) / count
-    centred = jnp.where(valid, x - _spread(mean, x.ndim), 0)
+    centred = jnp.where(valid, x - _expand(mean, x.ndim), 0)
     return mean, jnp.square(centred).sum(axis=axes) / count, count
 
 
 def standardised(x: Array, mean: Array, variance: Array, scale: Array, bias: Array, eps: float) -> Array:
     """``scale * (x - mean) / sqrt(variance + eps) + bias`` of every channel."""
     factor = lax.rsqrt(variance + eps) * scale
-    return (x - _spread(mean, x.ndim)) * _spread(factor, x.ndim) + _spread(bias, x.ndim)
+    return (x - _expand(mean, x.ndim)) * _expand(factor, x.ndim) + _expand(bias, x.ndim)
 
 
 def _valid(mask: Array, rank: int) -> Array:
@@ -47,11 +47,11 @@ def _valid(mask: Array, rank: int) -> Array:
 
 
 def _precise(x: Array) -> Array:
-    """``x`` in float32 or better; strict promotion refuses ``promote_types``."""
+    """``x`` in float32 or better."""
     return x if x.dtype.itemsize >= 4 else x.astype(jnp.float32)
 
 
-def _spread(per_channel: Array, rank: int) -> Array:
+def _expand(per_channel: Array, rank: int) -> Array:
     """``[C] -> [1, ..., 1, C]``."""
     return per_channel.reshape(*(1,) * (rank - 1), -1)
 
@@ -60,10 +60,10 @@ def _spread(per_channel: Array, rank: int) -> Array:
 def batch_normalised(
     eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """``scale * (x - mean) / sqrt(variance + eps) + bias`` by the batch's own moments, and these moments.
+    """``scale * (x - mean) / sqrt(variance + eps) + bias`` with the batch's own moments, and these moments.
 
-    The gradient is written out, because automatic differentiation keeps and passes over several arrays of the size of
-    ``x``; this keeps ``x``. Reverse mode only, and not through the moments that are returned.
+    The gradient is written by hand: automatic differentiation keeps several arrays of the size of ``x``, this keeps
+    only ``x``. Reverse mode only; the returned moments have no gradient.
     """
     return _normalised_forward(eps, x, mask, scale, bias)[0]
 
@@ -77,12 +77,12 @@ def _normalised_backward(eps: float, saved: Any, given: Any) -> tuple[Array, Arr
     """With ``u`` the standardised x and sums over all rows: ``factor (dy - valid (sum dy + u sum(dy u)) / count)``."""
     (x, mask, scale, (mean, var, count)), dy = saved, given[0]
     axes, rank, inverse = tuple(range(x.ndim - 1)), x.ndim, lax.rsqrt(var + eps)
-    unit = (x - _spread(mean, rank)) * _spread(inverse, rank)
+    unit = (x - _expand(mean, rank)) * _expand(inverse, rank)
     dbias, dscale = dy.sum(axis=axes), (dy * unit).sum(axis=axes)
-    shared = _spread(dbias / count, rank) + unit * _spread(dscale / count, rank)
+    shared = _expand(dbias / count, rank) + unit * _expand(dscale / count, rank)
     if mask is not None:
         shared = jnp.where(_valid(mask, rank), shared, 0)
-    dx = _spread(inverse * scale, rank) * (dy - shared)
+    dx = _expand(inverse * scale, rank) * (dy - shared)
     return dx, None if mask is None else jnp.zeros_like(mask), dscale, dbias
 
 
@@ -92,11 +92,11 @@ batch_normalised.defvjp(_normalised_forward, _normalised_backward)
 class BatchNorm(nn.Module):
     """``scale * (x - mean) / sqrt(variance + eps) + bias`` of every channel; ``x [B, ..., C]``.
 
-    In training, mean and variance are the batch's, without the rows whose ``mask`` is 0, and the running statistics
-    move: ``running = momentum * running + (1 - momentum) * batch`` (PyTorch counts the other way: its momentum 0.1 is
-    0.9 here). As in PyTorch the running variance takes the unbiased one of the batch. Otherwise the running statistics
-    are used, or with ``running=False`` those of the batch at hand. A running variance below zero, which a server's
-    extrapolation may produce, counts as zero. Statistics are computed in float32 or better.
+    In training, mean and variance are those of the batch, without the rows with ``mask`` 0, and the running statistics
+    are updated: ``running = momentum * running + (1 - momentum) * batch`` (PyTorch's momentum 0.1 is 0.9 here), with
+    the unbiased variance of the batch, as in PyTorch. In evaluation the running statistics are used; with
+    ``running=False``, those of the batch. A running variance below zero, which a server's extrapolation may produce,
+    counts as zero. Statistics are computed in float32 or better.
 
     Source: Ioffe and Szegedy (2015), algorithm 1.
     """
@@ -121,17 +121,17 @@ class BatchNorm(nn.Module):
         out, (centre, spread, count) = batch_normalised(self.eps, x, floats, scale, bias)
         if train and self.is_mutable_collection(STATISTICS):
             unbiased = spread * (count / jnp.maximum(count - 1, 1))
-            mean.value, var.value = self._moved(mean.value, centre), self._moved(var.value, unbiased)
+            mean.value, var.value = self._updated(mean.value, centre), self._updated(var.value, unbiased)
         return out.astype(given)
 
-    def _moved(self, old: Array, new: Array) -> Array:
+    def _updated(self, old: Array, new: Array) -> Array:
         return self.momentum * old + (1 - self.momentum) * lax.stop_gradient(new).astype(old.dtype)
 
 
 class GroupNorm(nn.Module):
-    """Normalisation of each example over groups of channels: nothing to keep, nothing shared between examples.
+    """Normalisation of each example over groups of channels: no running statistics, each example by itself.
 
-    ``groups``: at most so many; the largest divisor of the number of channels is taken.
+    ``groups``: the most groups; their number is the largest divisor of the number of channels up to it.
 
     Source: Wu and He (2018).
     """
@@ -148,7 +148,7 @@ class GroupNorm(nn.Module):
         x = _precise(x).reshape(full[0], -1, groups, channels // groups)
         x = x - x.mean(axis=(1, 3), keepdims=True)
         x = x * lax.rsqrt(jnp.square(x).mean(axis=(1, 3), keepdims=True) + self.eps)
-        out = x.reshape(full) * _spread(scale.astype(x.dtype), len(full)) + _spread(bias.astype(x.dtype), len(full))
+        out = x.reshape(full) * _expand(scale.astype(x.dtype), len(full)) + _expand(bias.astype(x.dtype), len(full))
         return out.astype(given)
 
 
@@ -161,14 +161,14 @@ class Nothing(nn.Module):
 
 
 class Norm(NamedTuple):
-    """How a model normalises: ``layer(name=...)`` makes one layer; ``private``: see ``Model``."""
+    """A kind of normalisation: ``layer(name=...)`` makes one layer; ``private``: see ``Model``."""
 
     layer: Callable[..., nn.Module]
     private: Callable[[Path], bool] | None = None
 
 
 def batch(*, momentum: float = 0.9) -> Norm:
-    """BatchNorm; its statistics are part of the params: sent, uploaded and aggregated like everything else."""
+    """BatchNorm; its statistics are sent, uploaded and aggregated like all other params."""
     return Norm(partial(BatchNorm, momentum=momentum))
 
 
@@ -178,11 +178,11 @@ def is_statistic(path: Path) -> bool:
 
 
 def local() -> Norm:
-    """BatchNorm whose statistics stay with each client (``Model.private``).
+    """BatchNorm with statistics that stay with each client (``Model.private``).
 
-    The server then has none, and ``apply`` without a key normalises by the statistics of the batch it is given, so
-    that its outputs depend on the batch; so does every evaluation of a run. The same network with ``batch``
-    evaluates a client's own statistics.
+    The server then has none: ``apply`` without a key, and so every evaluation of a run, normalises by the statistics of
+    the given batch, and its outputs depend on that batch. To evaluate a client's own statistics, use the same network
+    with ``batch``.
 
     Source: Andreux et al. (2020), SiloBN: scale and bias are shared, statistics are not.
     """
@@ -203,7 +203,7 @@ NORMS: dict[str, Callable[..., Norm]] = {"batch": batch, "local": local, "group"
 
 
 def normalisation(name: str, *, momentum: float | None = None, groups: int | None = None) -> Norm:
-    """The entry ``name`` of ``NORMS``; options that are ``None`` keep its own default, others it must take."""
+    """The entry ``name`` of ``NORMS``; an option that is ``None`` keeps its default, any other it must accept."""
     factory = registry.find("norm", NORMS, name)
     given = {key: value for key, value in (("momentum", momentum), ("groups", groups)) if value is not None}
     for key, value in given.items():

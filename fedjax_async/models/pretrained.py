@@ -1,4 +1,8 @@
-"""Pretrained."""
+"""The files of a pretrained BERT-type encoder: ``config.json`` and ``model.safetensors``.
+
+The model may be of BERT's type (BERT, MiniLM), or DistilBERT, which has other names and no token types. A
+``.safetensors`` file has eight bytes with the length of its header, a JSON header, and the raw bytes of the arrays.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,12 @@ LONGEST = 100_000_000  # bytes of a header, the format's own limit
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """All arrays of a file by name, memory-mapped and read-only.
+    """All arrays of a ``.safetensors`` file by name, memory-mapped and read-only.
 
-    Nothing is trusted: the header must fit the file, every array its dtype and shape, and together they must fill the
-    file without gap or overlap. Raises ``ValueError`` naming the file and what is wrong.
+    Everything is checked: the length of the header, dtype and shape of every array, and that the arrays fill the file
+    without gap or overlap. Raises ``ValueError`` naming the file and what is wrong.
     """
-    field = f"{Path(path).name}"
+    field = Path(path).name
     size = os.path.getsize(path)
     require(size > 8, field, f"{size} bytes", "a safetensors file")
     with open(path, "rb") as file:
@@ -61,7 +65,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _checked(field: str, name: str, entry: Any) -> tuple[int, int]:
-    """The first byte of an array and the one after its last, if its entry in the header makes sense."""
+    """The first byte of an array and the byte after its last; ``ValueError`` for an invalid entry of the header."""
     wanted = isinstance(entry, dict) and {"dtype", "shape", "data_offsets"} <= set(entry)
     require(wanted and entry["dtype"] in DTYPES, f"{field}: {name}", entry, f"an array of {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
@@ -82,7 +86,7 @@ class EncoderConfig(NamedTuple):
     layers: int
     width: int
     heads: int
-    intermediate: int  # width of the hidden layer between two of them
+    intermediate: int  # width of the hidden layer of the feed-forward part
     vocabulary: int
     positions: int  # the longest text, in tokens
     token_types: int  # 0: the model has no such embedding
@@ -92,7 +96,7 @@ class EncoderConfig(NamedTuple):
 
 
 class Family(NamedTuple):
-    """How one kind of model calls things."""
+    """The names that one type of model uses."""
 
     config: dict[str, str]  # field of EncoderConfig -> key of config.json
     prefix: str  # before all weights of the encoder, in files of larger models
@@ -156,7 +160,7 @@ TABLES = {"word": "word_embeddings", "position": "position_embeddings", "type": 
 
 
 def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
-    """The shape and the weights of the encoder in ``folder``, read and checked; weights as float NumPy arrays.
+    """Read and check the encoder in ``folder``: its configuration, and its weights as float NumPy arrays.
 
     ``{"embeddings": {word, position[, type], norm}, "layer0": {query: {kernel [in, out], bias}, ...}, ...}``. Raises
     ``ValueError`` naming what is missing or has another shape than the configuration says.
@@ -183,34 +187,34 @@ def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
 
 
 def read_config(path: Path) -> tuple[Family, EncoderConfig]:
-    """What kind of model a ``config.json`` describes, and its shape; ``ValueError`` for any but BERT's kinds."""
+    """Type and configuration of the model in a ``config.json``; ``ValueError`` for a type not in ``FAMILIES``."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} = {str(error).splitlines()[0]}: must be JSON") from error
-    check.require(isinstance(content, dict), str(path), content, "a JSON object")
+    require(isinstance(content, dict), str(path), content, "a JSON object")
     check.one_of(f"{path.name}: model_type", content.get("model_type"), FAMILIES)
     family = FAMILIES[content["model_type"]]
     kind = content.get("position_embedding_type", "absolute")
     check.one_of(f"{path.name}: position_embedding_type", kind, ["absolute"])
     given = {field: content[key] for field, key in family.config.items() if content.get(key) is not None}
     needed = [family.config[f] for f in EncoderConfig._fields[:6] if f not in given]
-    check.require(not needed, path.name, needed, "given in it")
+    require(not needed, path.name, needed, "given in it")
     config = EncoderConfig(**({"token_types": 0} | given))
     for field in ("layers", "width", "heads", "intermediate", "vocabulary", "positions"):
         check.whole(f"{path.name}: {family.config[field]}", getattr(config, field))
     fits = config.width % config.heads == 0
-    check.require(fits, f"{path.name}: {family.config['heads']}", config.heads, f"a divisor of {config.width}")
+    require(fits, f"{path.name}: {family.config['heads']}", config.heads, f"a divisor of {config.width}")
     return family, config
 
 
 def _named(tensors: Mapping[str, np.ndarray], *names: str) -> np.ndarray:
-    """The array of the first of these names that there is."""
+    """The array of the first of ``names`` that exists."""
     found = next((name for name in names if name in tensors), None)
     if found is None:
         raise ValueError(f"weights = {len(tensors)} arrays: must have {names[0]}")
     floating = np.issubdtype(tensors[found].dtype, np.floating) or tensors[found].dtype.name == "bfloat16"
-    check.require(floating, found, tensors[found].dtype.name, "floating-point")
+    require(floating, found, tensors[found].dtype.name, "floating-point")
     return tensors[found]
 
 
@@ -235,4 +239,4 @@ def _check_shapes(config: EncoderConfig, weights: Weights) -> None:
         array: Any = weights
         for part in path:
             array = array.get(part, {})
-        check.require(np.shape(array) == shape, "/".join(path), np.shape(array), f"{shape}, as config.json says")
+        require(np.shape(array) == shape, "/".join(path), np.shape(array), f"{shape}, as config.json says")

@@ -18,21 +18,21 @@ from fedjax_async.types import Array, Model
 STAGES = (64, 128, 256, 512)  # channels; every stage after the first halves the resolution
 
 
-class Layout(NamedTuple):
-    """What the variants of the network do differently around their blocks."""
+class Variant(NamedTuple):
+    """What a variant of the network has around its blocks."""
 
     stem: tuple[int, int, int] = (3, 1, 1)  # kernel, stride, padding
     pooled: bool = False  # whether max-pooling follows the stem
     width: float = 1.0  # a factor on the channels of all stages
-    joined: bool = False  # whether a convolution between two stages, not the later one's first block, changes the shape
-    parts: int = 1  # the mean is taken over each of so many parts of the positions
+    joined: bool = False  # whether a convolution before a stage changes the shape, not the first block of the stage
+    parts: int = 1  # of the positions; the mean is taken over each part
     use_bias: bool = True  # in the output layer
 
 
-LAYOUTS = {
-    "small": Layout(),
-    "full": Layout((7, 2, 3), pooled=True),
-    "orthofl": Layout((7, 3, 0), width=0.5, joined=True, parts=2, use_bias=False),
+RESNETS = {
+    "small": Variant(),
+    "full": Variant((7, 2, 3), pooled=True),
+    "orthofl": Variant((7, 3, 0), width=0.5, joined=True, parts=2, use_bias=False),
 }
 
 
@@ -66,28 +66,28 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, train: bool = False, mask: Array | None = None) -> Array:
-        layout = LAYOUTS[self.variant]
-        widths = [scaled(channels, layout.width * self.width) for channels in self.stages]
-        layer = partial(ConvNorm, widths[0], self.norm, *layout.stem, activation=nn.relu, lowering=self.lowering)
+        design = RESNETS[self.variant]
+        widths = [scaled(channels, design.width * self.width) for channels in self.stages]
+        layer = partial(ConvNorm, widths[0], self.norm, *design.stem, activation=nn.relu, lowering=self.lowering)
         x = layer(name="stem")(x, train, mask)
-        x = pool_by_two(x) if layout.pooled else x
+        x = pool_by_two(x) if design.pooled else x
         for stage, features in enumerate(widths, start=1):
             strides = 2 if stage > 1 else 1
-            if layout.joined and strides == 2:
+            if design.joined and strides == 2:
                 join = partial(Conv, features, 3, 2, padding=1, use_bias=False, lowering=self.lowering)
                 x = nn.relu(join(kernel_init=he_normal, name=f"stage{stage}_join")(x))
                 strides = 1
             for n in (1, 2):
                 name = f"stage{stage}_block{n}"
                 x = Block(features, self.norm, strides if n == 1 else 1, self.lowering, name=name)(x, train, mask)
-        return nn.Dense(self.num_classes, layout.use_bias, name="output")(part_means(x, layout.parts))
+        return nn.Dense(self.num_classes, design.use_bias, name="output")(part_means(x, design.parts))
 
 
 def part_means(x: Array, parts: int) -> Array:
-    """The mean over each of so many parts of the first axis of positions: ``[B, L, ..., C] -> [B, parts * C]``.
+    """The means over ``parts`` parts of the first axis of positions: ``[B, L, ..., C] -> [B, parts * C]``.
 
-    Part i, from 0, takes the positions from ``floor(i L / parts)`` up to ``ceil((i + 1) L / parts)``, so that
-    neighbouring parts share a position where L is not a multiple of ``parts``.
+    Part i, from 0, has the positions from ``floor(i L / parts)`` up to ``ceil((i + 1) L / parts)``. Neighbouring parts
+    share a position if L is not a multiple of ``parts``.
     """
     if parts == 1:
         return global_mean(x)
@@ -122,7 +122,7 @@ def options_1d(
     groups: int | None = None,
     lowering: str | None = None,
 ) -> Options:
-    """As ``options``, with one more variant."""
+    """As ``options``, with the variant ``"orthofl"`` and the default ``"full"``."""
     check.one_of("variant", variant, (*VARIANTS, "orthofl"))
     shared = options(norm=norm, width=width, momentum=momentum, groups=groups, lowering=lowering)
     return shared._replace(variant=variant)
@@ -136,13 +136,13 @@ def resnet18_1d(*, num_classes: int = 6, input_shape: tuple[int, int] = (128, 6)
     stride 2 and max-pooling. ``width`` is a factor on all channels.
 
     ``variant="orthofl"`` is the network that OrthoFL's authors released for HAR: 1,182,496 trained parameters on 128
-    steps of 9 channels (the paper's table says 119K, probably for 1.19M). A kernel of 7 at stride 3 without padding,
-    32 channels; two blocks of 32, 64, 128 and 256 channels, whose shortcuts are always the identity; before each stage
-    but the first a convolution of 3 at stride 2 and ReLU, not normalised; the means over the first and the second half
-    of the time, side by side; no bias anywhere, dropout nowhere. 2,016 + 64 for the stem, ``2 (6 c^2 + 4 c)`` for a
-    stage of c channels, 129,024 for the convolutions between the stages, 3,072 for the output.
-    Source: the code released with OrthoFL (2025). Deviation: initial weights are He normal (output: LeCun normal), not
-    PyTorch's uniform ones, which are sqrt(6) (output: sqrt(3)) times smaller.
+    steps of 9 channels (the paper's table says 119K, probably for 1.19M). The stem has a kernel of 7 at stride 3
+    without padding and 32 channels. Four stages of two blocks have 32, 64, 128 and 256 channels; all shortcuts are the
+    identity. Before each stage but the first there is a convolution of 3 at stride 2 with ReLU, not normalised. The
+    output layer sees the means over the first and over the second half of the time. No bias in convolutions and output,
+    no dropout. 2,016 + 64 for the stem, ``2 (6 c^2 + 4 c)`` for a stage of c channels, 129,024 for the convolutions
+    between the stages, 3,072 for the output. Source: the code released with OrthoFL (2025). Deviation: initial weights
+    are He normal (output: LeCun normal), not PyTorch's uniform ones, which are sqrt(6) (output: sqrt(3)) times smaller.
     """
     net = ResNet(num_classes, chosen.norm.layer, chosen.variant, chosen.width, chosen.lowering)
     return built(net, chosen.norm, num_classes, input_shape, axes=1)

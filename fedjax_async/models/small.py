@@ -1,4 +1,8 @@
-"""Small models."""
+"""Small models: linear and logistic regression, the multilayer perceptron, and small convolutional networks.
+
+Initial weights, unless said otherwise: He normal before a ReLU, LeCun normal in the output layer, biases zero.
+``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from fedjax_async.types import Array, Key, Model, Params
 
 
 def linear(*, num_classes: int | None = None, input_shape: tuple[int, ...] = (10,)) -> Model:
-    """Linear least squares without intercept, starting at zero: for number targets, such as those of quadratic.
+    """Linear least squares without intercept, starting at zero: for targets that are numbers, such as quadratic's.
 
     Params ``{"w": [D]}``, outputs ``x . w`` [B], loss ``(output - y)^2 / 2``.
     """
@@ -37,7 +41,7 @@ def linear(*, num_classes: int | None = None, input_shape: tuple[int, ...] = (10
 
 
 class Dense(nn.Module):
-    """``hidden`` ReLU layers and an output layer."""
+    """ReLU layers of the widths ``hidden``, and an output layer."""
 
     hidden: tuple[int, ...]
     num_classes: int
@@ -67,8 +71,7 @@ def mlp(
 ) -> Model:
     """Multilayer perceptron with ReLU (hidden=64, layers=1; or hidden=200x100 for unequal widths).
 
-    ``hidden`` is one width used for every one of ``layers`` layers, or all widths: ``(200, 100)`` or ``"200x100"``.
-    Initial weights: He normal, the output layer LeCun normal; biases zero.
+    ``hidden`` is one width for all ``layers`` layers, or the width of each: ``(200, 100)`` or ``"200x100"``.
     """
     check.whole("num_classes", num_classes, 2)
     check.whole("layers", layers)
@@ -78,7 +81,7 @@ def mlp(
 
 
 def _widths(hidden: int | str | tuple[int, ...], layers: int) -> tuple[int, ...]:
-    """One width for each hidden layer."""
+    """The width of each hidden layer."""
     if isinstance(hidden, int):
         check.whole("hidden", hidden)
         return (hidden,) * layers
@@ -130,7 +133,7 @@ class CNN(nn.Module):
 
 
 def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: str | None, smallest: int) -> Model:
-    """The model, after checks that would otherwise fail deep inside a trace."""
+    """The model, after checks that would otherwise fail while flax traces it."""
     check.whole("num_classes", num_classes, 2)
     check_shape(input_shape, rank=3)
     big_enough = min(input_shape[:2]) >= smallest
@@ -143,8 +146,8 @@ def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: 
 def lenet5(*, num_classes: int = 10, input_shape: Shape = (28, 28, 1), lowering: str | None = None) -> Model:
     """LeNet-5 with ReLU and max-pooling: 61,706 parameters on 28 x 28 (LeCun et al., 1998).
 
-    conv 5x5x6 (padded by 2), pool, conv 5x5x16, pool, dense 120, 84, classes. The original's sigmoid units, learned
-    subsampling and partial connections between feature maps are replaced by their usual modern forms.
+    conv 5x5x6 (padded by 2), pool, conv 5x5x16, pool, dense 120, 84, classes. Deviation: the original has sigmoid
+    units, learned subsampling and partial connections between feature maps.
     """
     net = LeNet(num_classes, paddings=("SAME", "VALID"), lowering=lowering)
     return _checked(net, input_shape, num_classes, lowering, 12)

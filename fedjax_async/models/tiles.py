@@ -10,8 +10,9 @@ where ``K`` holds one shifted, zero-padded copy of the kernel for each output of
 window of 2 x 2 pooling: the pool is then an elementwise maximum of the four row blocks of ``z``
 (``conv_relu_pool``).
 
-Gradients are written out: autodiff would turn each strided slice into a dilated pad, and would transpose the patches'
-gradient. The price: reverse mode only (reverse over reverse works); for forward mode choose another lowering.
+Gradients are written by hand: automatic differentiation would turn each strided slice into a dilated pad, and would
+transpose the gradient of the patches. They are for reverse mode only (reverse over reverse works); for forward mode
+choose another lowering.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Pair = tuple[int, int]
 
 
 def to_batch_minor(x: Array) -> Array:
-    """``[B, H, W, C] -> [C, H, W, B]``; two of these in a row cancel when compiled."""
+    """``[B, H, W, C] -> [C, H, W, B]``; XLA cancels two in a row, one to and one from this layout."""
     return x.transpose(3, 1, 2, 0)
 
 
@@ -36,7 +37,7 @@ from_batch_minor = to_batch_minor
 
 
 def tile_of(outputs: int) -> int:
-    """Tile side for an axis with so many outputs: 2, or 1 if they are odd in number."""
+    """Tile side for an axis with this number of outputs: 2, or 1 if it is odd."""
     return 1 + (outputs % 2 == 0)
 
 
@@ -52,16 +53,16 @@ def tile_kernel(kernel: Array, tile: Pair, strides: Pair) -> Array:
 
 
 def untile_kernel(big: Array, shape: tuple[int, ...], tile: Pair, strides: Pair) -> Array:
-    """Adjoint of ``tile_kernel``: the copies' gradients, shifted back and added."""
+    """Adjoint of ``tile_kernel``: shift the gradients of the copies back and add them."""
     kh, kw = shape[:2]
     (th, tw), (sh, sw) = tile, strides
-    places = [(i, j) for i in range(th) for j in range(tw)]
-    parts = [big[n, :, :, i * sh : i * sh + kh, j * sw : j * sw + kw] for n, (i, j) in enumerate(places)]
+    outputs = [(i, j) for i in range(th) for j in range(tw)]
+    parts = [big[n, :, :, i * sh : i * sh + kh, j * sw : j * sw + kw] for n, (i, j) in enumerate(outputs)]
     return sum(parts[1:], parts[0]).transpose(2, 3, 1, 0)
 
 
 def _counts(size: int, kernel: int, tile: int, stride: int) -> tuple[int, int, int]:
-    """Tiles along an axis, patch length, and inputs from one patch to the next."""
+    """Along one axis: number of tiles, length of a patch, and distance between two patches, both in inputs."""
     outputs = (size - kernel) // stride + 1
     return outputs // tile, (tile - 1) * stride + kernel, tile * stride
 
@@ -75,16 +76,16 @@ def unfold(x: Array, shape: tuple[int, ...], tile: Pair, strides: Pair) -> Array
 
 
 def _overlap_add(parts: list[Array], axis: int) -> Array:
-    """Sum of ``parts[a]`` moved ``a`` places along ``axis``: ``[..., n, ...] -> [..., n + len(parts) - 1, ...]``.
+    """Sum of ``parts[a]`` shifted by ``a`` along ``axis``: ``[..., n, ...] -> [..., n + len(parts) - 1, ...]``.
 
-    Written as a concatenation of the two ragged ends and the middle, because XLA's CPU loops for sums of padded arrays
-    test every element's bounds.
+    The two ends, where fewer parts overlap, and the middle are summed separately and concatenated: for sums of padded
+    arrays XLA's loops on a CPU test the bounds of every element.
     """
     shifts, n = len(parts), parts[0].shape[axis]
 
     def total(low: int, high: int) -> Array:
-        here = [a for a in range(shifts) if a <= low and high <= a + n]
-        terms = [lax.slice_in_dim(parts[a], low - a, high - a, axis=axis) for a in here]
+        inside = [a for a in range(shifts) if a <= low and high <= a + n]
+        terms = [lax.slice_in_dim(parts[a], low - a, high - a, axis=axis) for a in inside]
         return sum(terms[1:], terms[0])
 
     length = n + shifts - 1
@@ -95,7 +96,7 @@ def _overlap_add(parts: list[Array], axis: int) -> Array:
     return jnp.concatenate([total(*r) for r in sorted(ranges)], axis=axis)
 
 
-def _fit(x: Array, axis: int, size: int) -> Array:
+def _resize(x: Array, axis: int, size: int) -> Array:
     """Cut or zero-pad the end of ``axis`` to ``size``."""
     have = x.shape[axis]
     if have >= size:
@@ -106,23 +107,23 @@ def _fit(x: Array, axis: int, size: int) -> Array:
 
 
 def fold(patches: Array, height: int, width: int, step: Pair) -> Array:
-    """Adjoint of ``unfold``: add every patch back into its place, ``[C, PH, PW, nh, nw, B] -> [C, H, W, B]``."""
+    """Adjoint of ``unfold``: add the patches back to their inputs, ``[C, PH, PW, nh, nw, B] -> [C, H, W, B]``."""
     channels, ph, pw, nh, nw, batch = patches.shape
     step_h, step_w = step
     over_h, over_w = -(-ph // step_h), -(-pw // step_w)
-    d = _fit(_fit(patches, 1, over_h * step_h), 2, over_w * step_w)
+    d = _resize(_resize(patches, 1, over_h * step_h), 2, over_w * step_w)
     d = d.reshape(channels, over_h * step_h, over_w, step_w, nh, nw, batch)
     d = _overlap_add([d[:, :, a] for a in range(over_w)], axis=4)  # [C, PH, step_w, nh, W / step_w, B]
     d = d.reshape(channels, over_h, step_h, step_w, nh, nw + over_w - 1, batch)
     d = _overlap_add([d[:, a] for a in range(over_h)], axis=3)  # [C, step_h, step_w, H / step_h, W / step_w, B]
     rows, columns = nh + over_h - 1, nw + over_w - 1
     d = d.transpose(0, 3, 1, 4, 2, 5).reshape(channels, rows * step_h, columns * step_w, batch)
-    return _fit(_fit(d, 1, height), 2, width)
+    return _resize(_resize(d, 1, height), 2, width)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def tiled_product(tile: Pair, strides: Pair, x: Array, kernel: Array) -> Array:
-    """``x [C, H, W, B]`` (padded) convolved with ``kernel``; rows ordered (place in tile, C_out), columns (tile, B).
+    """``x [C, H, W, B]`` (padded) convolved with ``kernel``; rows (output within the tile, C_out), columns (tile, B).
 
     Returns:
         ``[th * tw * C_out, nh * nw * B]``.
@@ -146,7 +147,7 @@ def _product_backward(tile: Pair, strides: Pair, saved: tuple[Array, ...], dz: A
     dkernel = untile_kernel(dbig.reshape(big.shape), kernel.shape, tile, strides)
     dflat = lax.dot_general(matrix, dz, (((0,), (0,)), ((), ())))
     step = (tile[0] * strides[0], tile[1] * strides[1])
-    # removed as dead code when nobody differentiates with respect to x (the first layer)
+    # dead code, and so removed, where no gradient with respect to x is asked for (the first layer)
     return fold(dflat.reshape(patches.shape), x.shape[1], x.shape[2], step), dkernel
 
 
@@ -154,10 +155,10 @@ tiled_product.defvjp(_product_forward, _product_backward)
 
 
 def _largest(z: Array) -> tuple[Array, Array]:
-    """Maximum over the leading axis of 4 and the place of its first occurrence (int8)."""
+    """Maximum over the leading axis of 4, and the index of its first occurrence (int8)."""
     m = jnp.maximum(jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3]))
-    place = jnp.where(z[0] == m, 0, jnp.where(z[1] == m, 1, jnp.where(z[2] == m, 2, 3)))
-    return m, place.astype(jnp.int8)
+    index = jnp.where(z[0] == m, 0, jnp.where(z[1] == m, 1, jnp.where(z[2] == m, 2, 3)))
+    return m, index.astype(jnp.int8)
 
 
 @jax.custom_jvp
@@ -168,18 +169,18 @@ def max_of_four(z: Array) -> Array:
 
 @max_of_four.defjvp
 def _max_of_four_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    m, place = _largest(primals[0])
-    places = jnp.arange(4, dtype=jnp.int8).reshape(4, *(1,) * place.ndim)
-    chosen = jnp.where(place[None] == places, tangents[0], jnp.zeros((), tangents[0].dtype))
+    m, index = _largest(primals[0])
+    indices = jnp.arange(4, dtype=jnp.int8).reshape(4, *(1,) * index.ndim)
+    chosen = jnp.where(index[None] == indices, tangents[0], jnp.zeros((), tangents[0].dtype))
     return m, chosen.sum(axis=0)
 
 
 def conv_relu_pool(x: Array, kernel: Array, bias: Array | None, pool: str) -> Array:
     """``pool(relu(conv(x) + bias))`` with stride 1 and 2 x 2 pooling in one pass; ``x [B, H, W, C_in]`` already padded.
 
-    ReLU and adding a bias are monotone, so for ``pool="max"`` both are done after the maximum, on a quarter of the
-    numbers; values are bitwise the same, and so are gradients (a window whose maximum is <= 0 gets none either way).
-    A last odd row or column of outputs is dropped, as pooling without padding does.
+    ReLU and adding a bias are monotone, so for ``pool="max"`` both follow the maximum, on a quarter of the numbers.
+    Values and gradients are bitwise the same (a window with a maximum <= 0 has no gradient in either order). A last odd
+    row or column of outputs is dropped, as in pooling without padding.
     """
     kh, kw, _, c_out = kernel.shape
     x = to_batch_minor(x)

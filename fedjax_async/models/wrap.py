@@ -1,4 +1,4 @@
-"""From a flax module to a ``Model``, and three wrappers around models."""
+"""From a flax module to a ``Model``; and wrappers of models: decoding, another dtype, rematerialisation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedjax_async.types import Array, Key, Model, Params, Path
 def cross_entropy(outputs: Array, y: Array) -> Array:
     """``-log softmax(outputs)[y]`` of each example: ``[B, classes], int [B] -> [B]``, in nats.
 
-    The label's logit is picked by a mask, not by an index: the gradient of indexing is a scatter, slow on a CPU.
+    The logit of the label is selected by a mask: the gradient of an index would be a scatter, slow on a CPU.
 
     >>> [round(float(v), 4) for v in cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))]
     [2.3026, 2.3026]
@@ -38,14 +38,14 @@ def from_flax(
 ) -> Model:
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
-    If the module's ``__call__`` takes ``train`` (or ``deterministic``), it is told whether a key was given; the key is
-    its ``dropout`` generator. Parameters start as float32; inputs are cast to the parameters' dtype.
+    If the module's ``__call__`` takes ``train`` (or ``deterministic``), it receives whether a key was given; the key
+    seeds ``dropout``. Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see
+    ``Model``.
 
-    The params are flax's parameters alone, unless the module keeps running statistics: then they are ``{"params": ...,
-    "batch_stats": ...}`` and the model has ``train``. Such a module's ``__call__`` must take ``train`` and ``mask``, as
-    ``models.BatchNorm`` does: with flax's own, the padded rows of a partial batch would enter the statistics. ``apply``
-    with a key then normalises by the whole batch and moves nothing. ``private``: see ``Model``. State of any other kind
-    is refused.
+    The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
+    "batch_stats": ...}``, and the model has ``train``. The module's ``__call__`` must then take ``train`` and ``mask``,
+    as ``models.BatchNorm`` does: flax's own BatchNorm would count the padded rows of a partial batch. ``apply`` with a
+    key then normalises by the whole batch and updates no statistics. Other state raises ``ValueError``.
     """
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters
@@ -79,8 +79,8 @@ def from_flax(
 
     def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
         options: dict[str, Any] = {"rngs": {"dropout": key}, "mutable": [STATISTICS]}
-        outputs, moved = module.apply(params, cast(params, x), train=True, mask=mask, **options)
-        return outputs, {**params, **moved}
+        outputs, updated = module.apply(params, cast(params, x), train=True, mask=mask, **options)
+        return outputs, {**params, **updated}
 
     return Model(init, apply, loss, train if kept else None, private)
 
@@ -88,22 +88,22 @@ def from_flax(
 Train = Callable[[Params, Array, Key, Array], tuple[Array, Params]]
 
 
-def _around(model: Model, apply: Callable[..., Array], train: Callable[[Train], Train]) -> Model:
-    """``model`` with another ``apply`` and, where it has a ``train``, ``train`` around that."""
+def _wrapped(model: Model, apply: Callable[..., Array], train: Callable[[Train], Train]) -> Model:
+    """``model`` with another ``apply`` and, if it has a ``train``, that function wrapped by the argument ``train``."""
     return model._replace(apply=apply, train=None if model.train is None else train(model.train))
 
 
 def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
-    """``model`` for raw rows: ``decode`` (for images uint8 -> float) runs inside the compiled step."""
+    """``model`` for raw rows: ``decode`` (for images: uint8 to float) runs inside the compiled step."""
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return model.apply(params, decode(x), key)
 
-    return _around(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
+    return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
 
 
 def in_dtype(model: Model, dtype: Any) -> Model:
-    """``model`` computing in ``dtype`` (bfloat16, say); gradients and outputs keep the parameters' dtype.
+    """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 
     Running statistics are neither kept nor computed in ``dtype``.
     """
@@ -122,22 +122,22 @@ def in_dtype(model: Model, dtype: Any) -> Model:
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return restored(model.apply(low(params), cast(x), key), params)
 
-    def around(train: Train) -> Train:
+    def low_train(train: Train) -> Train:
         def run(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-            outputs, moved = train(low(params), cast(x), key, mask)
-            return restored(outputs, params), {**moved, "params": params["params"]}
+            outputs, updated = train(low(params), cast(x), key, mask)
+            return restored(outputs, params), {**updated, "params": params["params"]}
 
         return run
 
-    return _around(model, apply, around)
+    return _wrapped(model, apply, low_train)
 
 
 def rematerialised(model: Model) -> Model:
-    """A flax ``model`` that recomputes, layer by layer, in the backward pass what a layer would keep for it.
+    """A flax ``model`` that recomputes activations in the backward pass, layer by layer, instead of keeping them.
 
-    Only the outputs of the module's direct submodules are kept: less memory, and up to a third more work.
-    A whole model under one ``jax.checkpoint`` that keeps nothing would save nothing, as everything is recomputed at
-    once. XLA on a CPU merges the recomputation with the first one again: there nothing is saved either.
+    Only the outputs of the module's direct submodules are kept: less memory, and up to a third more work. To keep none
+    at all would save nothing, since all of them would be recomputed at once. On a CPU nothing is saved: XLA merges the
+    recomputation with the first computation.
     """
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
@@ -156,11 +156,11 @@ def rematerialised(model: Model) -> Model:
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return recomputed(model.apply)(params, x, key)
 
-    return _around(model, apply, recomputed)
+    return _wrapped(model, apply, recomputed)
 
 
 def check_shape(input_shape: Any, rank: int | None = None) -> None:
-    """A tuple of positive whole numbers (of length ``rank`` if given), else ``ValueError``."""
+    """``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
     names = {2: "(length, channels)", 3: "(height, width, channels)"}
     allowed = names.get(rank or 0, "a tuple of positive whole numbers")
     ok = isinstance(input_shape, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in input_shape)
