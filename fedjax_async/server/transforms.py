@@ -159,8 +159,10 @@ def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
     return scale_by(weight)
 
 
-# --- staleness weights: Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019), section 5.2. The polynomial
-# with exponent 1/2 is also FedBuff's (Nguyen et al. 2022, section 3). --------------------------
+# --- staleness weights ------------------------------------------------------------------------
+
+# Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019), section 5.2. The polynomial with exponent
+# 1/2 is also FedBuff's (Nguyen et al. 2022, section 3).
 
 
 def constant() -> Weight:
