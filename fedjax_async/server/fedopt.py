@@ -156,7 +156,7 @@ def fadas(
 
     Args:
       server_lr: ``eta > 0``.
-      adaptation: ``eta_t`` for a buffer whose largest staleness tau exceeds ``tolerated``. ``inverse``:
+      adaptation: ``eta_t`` if the largest staleness tau of the buffer exceeds ``tolerated``. ``inverse``:
         ``min(eta, 1 / tau)``, the paper's, which differs from ``eta`` only if tau exceeds ``1 / eta``. ``scaled``:
         ``eta / tau``, as in the authors' code. ``off``: ``eta``.
       tolerated: the staleness tau_c >= 0 up to which the learning rate is ``eta``.

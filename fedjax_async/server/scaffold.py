@@ -54,7 +54,7 @@ class ScaffoldState(NamedTuple):
 
 @takes(guards=guard_rails)
 def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
-    """Mean of the deltas, with a control variate that is the mean of the clients' (Karimireddy et al. 2020).
+    """Mean of the deltas, with a control variate that follows the clients' mean (Karimireddy et al. 2020).
 
     ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the clients S of a server
     step; if every arrival closes its step, ``|S| = 1``. The clients run :func:`scaffold_client`. A message holds x and

@@ -145,8 +145,8 @@ def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
     """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in [0, 1]; 0 rejects them.
 
     The clock does not know what a rule rejects. So a rejected arrival still counts towards the size of a buffer, and
-    a server step with rejected arrivals only changes nothing. The setting ``max_staleness`` of a run is different: it
-    drops uploads before they count.
+    a server step changes nothing if all its arrivals are rejected. The setting ``max_staleness`` of a run is
+    different: it drops uploads before they count.
     """
     check.non_negative("overstale_after", after)
     check.in_range("overstale", factor, 0.0, 1.0)

@@ -74,7 +74,7 @@ def test_topk_keeps_the_largest_and_of_equals_the_first(kind, seed, size, ratio)
 @pytest.mark.parametrize("kind", ["gaussian", "ties", "zeros"])
 @pytest.mark.parametrize("ratio", [0.00001, 0.03, 0.6])
 def test_topk_of_long_vectors(kind, ratio):
-    """Long enough for wide digits, and for numbers of equals that fill many words."""
+    """Long enough for wide digits, and for so many equal numbers that they fill many words."""
     x = textbook.vector(kind, 70_001)
     payload, _ = passed("topk", ratio=ratio)(KEY, x)
     np.testing.assert_array_equal(payload.index, textbook.largest(x, len(payload.index)))

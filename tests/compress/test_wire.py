@@ -225,7 +225,7 @@ def signed(body):
 
 
 def refused_or_sound(data):
-    """Whoever forges the checksum too gets an error or a payload that can be sent on, never a crash."""
+    """A message with a forged checksum gives an error or a payload that can be encoded again, never a crash."""
     try:
         payload = decode(data)
     except ValueError as error:

@@ -44,5 +44,5 @@ def square(x):
 
 
 def beta(size, steps):
-    """Relative variance of QSGD at most."""
+    """Bound on the relative variance of QSGD."""
     return min(size / steps**2, size**0.5 / steps)

@@ -229,7 +229,7 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
 
 
 def without_accumulated(state):
-    """The state without what is accumulated: nothing after a close, and not there at all where every arrival closes."""
+    """The state without what is accumulated: empty after a close, and () if every arrival closes."""
 
     def emptied(part):
         return part._replace(accumulated=()) if isinstance(part, RuleState) else part
@@ -277,7 +277,7 @@ def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
 
 
 def counted(state):
-    """The state without the buffer rows beyond its count, which mean nothing."""
+    """The state without the buffer rows beyond its count, which are undefined."""
     inner = getattr(state, "accumulated", None)
     return state._replace(accumulated=inner[1]) if isinstance(inner, Buffer) else state
 
