@@ -1,4 +1,4 @@
-"""The package's pytree helpers; where ``optax.tree`` has the operation, use that instead."""
+"""The pytree helpers of the package; use ``optax.tree`` if it has the operation."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fedjax_async.types import Array, Params, Path
 
 
 def gather(tree: Any, index: Any) -> Any:
-    """Row(s) ``index`` (in range, unchecked) of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar."""
+    """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar; no range check."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
 def scatter(tree: Any, index: Any, rows: Any) -> Any:
-    """A copy of ``tree`` whose row(s) ``index`` are ``rows``; the indices must be in range (unchecked)."""
+    """A copy of ``tree`` with ``rows`` written to the row(s) ``index``; no range check."""
     return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
 
 
 def scatter_where(tree: Any, index: Any, rows: Any, active: Array) -> Any:
-    """:func:`scatter` of several rows, of which only those where ``active`` (bool[W]) holds are written."""
+    """:func:`scatter` of several rows; rows with ``active`` (bool[W]) false are not written."""
 
-    def one(leaf: Array, row: Array) -> Array:
+    def written(leaf: Array, row: Array) -> Array:
         return leaf.at[jnp.where(active, index, leaf.shape[0])].set(row, mode="drop")
 
-    return jax.tree.map(one, tree, rows)
+    return jax.tree.map(written, tree, rows)
 
 
 def where(condition: Array, yes: Any, no: Any) -> Any:
@@ -37,16 +37,16 @@ def where(condition: Array, yes: Any, no: Any) -> Any:
 
 
 def when(condition: Array, change: Callable[[Any], Any], tree: Any) -> Any:
-    """``change(tree)`` if ``condition`` (bool[]) holds, else ``tree``; only what is returned is computed.
+    """``change(tree)`` if ``condition`` (bool[]) holds, else ``tree``; ``change`` is computed only if it holds.
 
-    As a loop of one turn or none, which works in place: ``lax.cond`` copies the whole tree on a CPU, whichever branch
-    it takes (FedAdam with 2 million parameters: 3.9 ms an arrival instead of 1.1).
+    This is a loop of one or zero iterations, because a loop works in place: on a CPU ``lax.cond`` copies the whole tree
+    in either branch (FedAdam with 2 million parameters: 3.9 ms an arrival instead of 1.1).
     """
     return jax.lax.fori_loop(0, condition.astype(jnp.int32), lambda _, tree: change(tree), tree)
 
 
 def path_of(path: Any) -> Path:
-    """The names on the way to a leaf, from JAX's keys: ``("layer", "0", "kernel")``."""
+    """A path of JAX's keys as names: ``("layer", "0", "kernel")``."""
     names = (
         next(value for field in ("key", "name", "idx") if (value := getattr(k, field, None)) is not None) for k in path
     )
@@ -54,19 +54,19 @@ def path_of(path: Any) -> Path:
 
 
 def split(tree: Any, chosen: Callable[[Path], bool]) -> tuple[Any, Any]:
-    """``(the others, the chosen leaves)``: the tree twice, with ``None``, which has no leaves, in place of the rest."""
+    """``(the other leaves, the chosen leaves)``: two trees, with ``None`` in place of the leaves that are missing."""
     others = jax.tree_util.tree_map_with_path(lambda path, leaf: None if chosen(path_of(path)) else leaf, tree)
     picked = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf if chosen(path_of(path)) else None, tree)
     return others, picked
 
 
-def join(one: Any, other: Any) -> Any:
-    """The inverse of :func:`split`: the leaves of ``one``, and where it has ``None`` those of ``other``."""
-    return jax.tree.map(lambda a, b: b if a is None else a, one, other, is_leaf=lambda leaf: leaf is None)
+def join(first: Any, second: Any) -> Any:
+    """The inverse of :func:`split`: the leaves of ``first``, and those of ``second`` where ``first`` has ``None``."""
+    return jax.tree.map(lambda a, b: b if a is None else a, first, second, is_leaf=lambda leaf: leaf is None)
 
 
 def shared(tree: Any, params: Any, private: Callable[[Path], bool] | None) -> Any:
-    """``tree`` without the private leaves of the parts that are built like ``params``; ``None`` in their place."""
+    """``tree`` with ``None`` for the private leaves of each subtree that has the structure of ``params``."""
     if private is None:
         return tree
     structure: Any = jax.tree.structure(params)
@@ -100,9 +100,9 @@ def optimize(
 ) -> tuple[Params, Any]:
     """One optax step: ``(params + factor * updates, state)``.
 
-    optax itself mixes integer step counts with floats, which JAX's strict promotion refuses; the
-    exception is made here and nowhere else. The state keeps its dtypes, as a loop needs it, even where
-    a traced float32 hyperparameter meets bfloat16 moments.
+    optax mixes integer step counts with floats, which strict promotion forbids; this is the only place of the package
+    that allows it. The state keeps its dtypes, as a loop requires, even if a traced float32 hyperparameter is combined
+    with bfloat16 moments.
     """
 
     def kept(new: Any, old: Any) -> Any:
@@ -116,7 +116,7 @@ def optimize(
 
 
 def num_bytes(params: Params) -> int:
-    """Bytes of all leaves as they are stored: the size of one uncompressed message."""
+    """Bytes of all leaves as stored: the size of one uncompressed message."""
     return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
 

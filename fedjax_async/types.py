@@ -1,7 +1,7 @@
 """The map: every contract between the rooms of the package, in one file.
 
-In shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters, M
-training examples. Times are virtual seconds. No JAX here, so that the clock, which is plain NumPy, can lean on it.
+Letters in shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters,
+M training examples, T test examples. Times are virtual seconds. No JAX here: the clock, pure NumPy, imports this file.
 """
 
 from __future__ import annotations
@@ -18,60 +18,55 @@ if TYPE_CHECKING:
 else:
     Array = Any
 
-Params = Any  # a pytree of arrays; D scalars in all
-State = Any  # a pytree private to one algorithm; () when there is none
+Params = Any  # a pytree of arrays with D scalars in total
+State = Any  # a pytree that only its algorithm interprets; () if it has no state
 Key = Any  # a JAX random key
-
-
-# --- clock: when things happen (host, NumPy) --------------------------------------------------
-
+Path = tuple[str, ...]  # where a leaf stands in a pytree: the names on the way to it, as ("head", "kernel")
+Traced = Annotated[Any, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
 
+# --- clock: when things happen (host, NumPy) --------------------------------------------------
 class Schedule(NamedTuple):
-    """When everything happens, decided before any training.
+    """When everything happens. ``clock.plan`` computes it before any training, ``clock.make_schedule`` from arrays.
 
-    A *job* is one local training of one client, sent at ``dispatch_time[j]`` from the model of version ``version[j]``.
-    Jobs are numbered in order of dispatch. An *arrival* is the application of one job's upload by the server; arrivals
-    are listed in the order of application, jobs that never arrive are not. ``clock.make_schedule`` makes one by hand.
+    A *job* is one local training of one client, from the model of version ``version[j]``. Jobs are numbered in order
+    of dispatch. An *arrival* is the application of one job's upload by the server. Arrivals are listed in order of
+    application. A job that never arrives has no arrival.
     """
 
     num_clients: int
     # one entry a job, in order of dispatch
     client: np.ndarray  # int32[J]
-    number: np.ndarray  # int32[J]   how many jobs this client had been given before
+    number: np.ndarray  # int32[J]  earlier jobs of this client
     local_steps: np.ndarray  # int32[J]
-    dispatch_time: np.ndarray  # float64[J]
+    dispatch_time: np.ndarray  # float64[J]  when the server sends the start model
     upload_time: np.ndarray  # float64[J]  when the upload reaches the server (applied then or later); inf: never
-    dispatched_after: np.ndarray  # int64[J]  arrivals applied before this job was sent
-    version: np.ndarray  # int64[J]  server steps closed before this job was sent
+    dispatched_after: np.ndarray  # int64[J]  arrivals applied before the dispatch
+    version: np.ndarray  # int64[J]  server steps closed before the dispatch
     # one entry an arrival, in order of application
     job: np.ndarray  # int64[E]
-    time: np.ndarray  # float64[E]  when the server applies it (for a window: the window's end)
-    closes: np.ndarray  # bool[E]    whether this arrival completes its server step
-    step: np.ndarray  # int64[E]   server steps closed before this arrival is applied
-    # one entry a job again; ``plan`` fills these, and ``clock.check_schedule`` in schedules made by hand
-    outcome: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of it: ``clock.Outcome``
+    time: np.ndarray  # float64[E]  when the server applies it (for a window: the end of the window)
+    closes: np.ndarray  # bool[E]  whether this arrival completes its server step
+    step: np.ndarray  # int64[E]  server steps closed before this arrival is applied
+    # one entry a job; filled by ``plan``, or by ``clock.check_schedule`` if you made the schedule yourself
+    outcome: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  what became of the job: ``clock.Outcome``
     freed_time: np.ndarray = _NO_JOBS  # float64[J]  when the server stops waiting for it, with or without upload
-    corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  its upload, if it arrives, is NaN throughout
-    copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload delivered, and ignored
+    corrupt: np.ndarray = _NO_JOBS.astype(np.bool_)  # bool[J]  whether its upload, if it arrives, is all NaN
+    copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
 
     @property
     def staleness(self) -> np.ndarray:
-        """Server steps closed between the receipt of the start model and this application; int64[E]."""
+        """Server steps closed between dispatch of the start model and application of the upload; int64[E]."""
         return self.step - self.version[self.job]
 
 
-# --- data -------------------------------------------------------------------------------------
-
-
+# --- data and models --------------------------------------------------------------------------
 class FederatedData(NamedTuple):
-    """Pooled examples and who owns which (host arrays; the engine moves them to the device once).
+    """Pooled examples and the clients that own them (host arrays; the engine moves them to the device once).
 
-    Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``. ``decode`` turns raw rows
-    (for images: uint8) into model inputs inside the compiled step. ``x``, ``y`` and ``order`` may be virtual
-    (``data.virtual``): computed where they are indexed. ``streamed`` data are too large for the device: ``x`` and ``y``
-    stay on disk, and ``data.pack`` fetches the clients of one batch.
+    Client ``i`` owns the rows ``order[offset[i] : offset[i] + size[i]]`` of ``x`` and ``y``. Test and validation rows
+    are stored in the same way. ``x``, ``y`` and ``order`` may be virtual: computed when indexed (``data.virtual``).
     """
 
     name: str
@@ -82,21 +77,19 @@ class FederatedData(NamedTuple):
     size: np.ndarray  # int32[N]
     test_x: np.ndarray  # [T, ...]
     test_y: np.ndarray  # [T, ...]
-    decode: Callable[[Array], Array]
+    decode: Callable[[Array], Array]  # raw rows (for images uint8) -> model inputs, inside the compiled step
     num_classes: int | None = None
-    # rows of test_x that belong to each client (CSR, like order/offset/size); None: one global test set
-    test_order: np.ndarray | None = None
+    test_order: np.ndarray | None = None  # rows of test_x that belong to each client; None: one global test set
     test_offset: np.ndarray | None = None
     test_size: np.ndarray | None = None
-    streamed: bool = False
-    # rows of x and y that each client holds out of training (CSR, like order/offset/size); None: no validation part
-    validation_order: np.ndarray | None = None
+    streamed: bool = False  # too large for the device: x and y stay on disk, ``data.pack`` fetches them batch by batch
+    validation_order: np.ndarray | None = None  # rows of x and y that each client holds out of training; None: no rows
     validation_offset: np.ndarray | None = None
     validation_size: np.ndarray | None = None
 
 
 class ClientData(NamedTuple):
-    """What one client sees: the pool (shared, never copied) and its own range of ``order``."""
+    """The data of one client: the shared pool (never copied) and the client's range of ``order``."""
 
     x: Array  # [M, ...]
     y: Array  # [M, ...]
@@ -105,18 +98,13 @@ class ClientData(NamedTuple):
     size: Array  # int32[]
 
 
-# --- models -----------------------------------------------------------------------------------
-
-Path = tuple[str, ...]  # where a leaf stands in the params: the names on the way to it, as ("head", "kernel")
-
-
 class Model(NamedTuple):
     """``init(key) -> params``; ``apply(params, x, key=None) -> outputs``; ``loss(outputs, y) -> [B]``.
 
-    ``x`` is a batch ``[B, ...]`` of decoded inputs. A key switches dropout on. ``loss`` is per example, so that a
-    partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its params, and
-    ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows whose mask is 1 and moves them.
-    ``private(path)`` says which leaves of the params stay with their client: they are never sent or uploaded.
+    ``x`` [B, ...] is a batch of decoded inputs. With a key, dropout is active. The loss is per example, so that a
+    partial batch is a masked mean. A model with running statistics (BatchNorm) keeps them in its params;
+    ``train(params, x, key, mask) -> (outputs, params)`` normalises by the rows with mask 1 and updates them.
+    ``private(path)``: whether a leaf of the params stays with its client, never sent nor uploaded.
     """
 
     init: Callable[[Key], Params]
@@ -126,23 +114,18 @@ class Model(NamedTuple):
     private: Callable[[Path], bool] | None = None
 
 
-# --- learning: kernels that see ONE client; only engine/ stacks, gathers, scatters and vmaps ------
-
-# The annotation of a factory's number that sweeps may vary within one compiled program: a float, or a tracer.
-Traced = Annotated[Any, TRACED]
-
-
+# --- learning, probes, results; kernels see ONE client, only engine/ stacks, gathers, scatters and vmaps ---
 class Facts(NamedTuple):
-    """What is known of a run before it starts."""
+    """What is known about a run before it starts."""
 
     num_clients: int = 1  # N
     every_closes: bool = False  # whether every arrival completes its server step
-    updates: Any = 0  # int32[], arrivals in all
-    server_steps: Any = 0  # int32[], server steps that will be closed
+    updates: Any = 0  # int32[], arrivals in total
+    server_steps: Any = 0  # int32[], server steps in total
 
 
 class Request(NamedTuple):
-    """What a message is asked for. Rules without memory send one message a version: they may use ``version`` only."""
+    """The job that needs a message. A rule without memory sends one message a version: it may use ``version`` only."""
 
     client: Any = 0  # int32[]
     time: Any = 0.0  # float[], virtual seconds, in JAX's default float type (float32 resolves 0.06 s at 1e6 s)
@@ -152,48 +135,48 @@ class Request(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Server -> client. ``version``: server steps closed when it was sent, int32[]; the engine fills it in."""
+    """Server -> client."""
 
     params: Params
     extra: State = ()  # any pytree: control variates, moments ...
-    version: Any = 0
+    version: Any = 0  # int32[], server steps closed when it was sent; the engine fills it in
 
 
 class Arrival(NamedTuple):
-    """Client -> server, one applied upload.
+    """Client -> server: one applied upload.
 
-    A rejected upload (not finite, or too large) comes with ``weight`` 0 and an all-zero ``upload``. It must add
-    nothing, and ``receive`` decides what of the client's memory it changes; ``closes`` still holds.
+    A rejected upload (not finite, or too large) comes with ``weight`` 0 and an ``upload`` of zeros. It must add nothing
+    to the server's state. ``receive`` decides how it changes the client's memory. ``closes`` still holds.
     """
 
     upload: Any  # any pytree; by default the model delta, trained - start
-    start: Params  # the params of the message it started from
+    start: Params  # the params of the message from which the client started
     staleness: Array  # int32[]
-    weight: Array  # float[]  the client's example count
+    weight: Array  # float[], the client's example count
     client: Array  # int32[]
-    time: Array  # float[]  virtual seconds, as in Request
-    closes: Array  # bool[]  whether it completes its server step
-    local_steps: Any = 1  # int32[]  K of its job
-    extra: State = ()  # the extra of the message it started from
+    time: Array  # float[], virtual seconds, as in Request
+    closes: Array  # bool[], whether it completes its server step
+    local_steps: Any = 1  # int32[], K of its job
+    extra: State = ()  # the extra of the message from which the client started
 
 
 class Info(NamedTuple):
-    """What a server records of an arrival."""
+    """What a server records about an arrival."""
 
-    weight: Array  # float[]  with which it counted; 0: the rule rejected it
-    columns: Mapping[str, Array] = {}  # scalars under further names
+    weight: Array  # float[], the weight that the rule gave to the arrival; 0: the rule rejected it
+    columns: Mapping[str, Array] = {}  # further scalars by name
 
 
 class ServerAlgorithm(NamedTuple):
     """A server rule. ``memory`` is the server's row about ONE client, or ``()``; ``params(state)`` is evaluated.
 
-    ``init(params) -> (state, memory)``;
-    ``receive(state, memory, arrival) -> (state, memory, info)`` gathers an arrival;
-    ``close(state, memory) -> (state, memory)`` completes a server step, right after ``receive`` of the arrival that
-    closes it and with that client's memory. ``None``: ``receive`` does all there is to do.
-    ``dispatch(state, memory, request) -> (message, memory)``. Without memory, all jobs sent from one version share a
-    message: it must then depend only on what changes when a step closes. Others declare memory.
-    ``given(facts) -> rule``, optional: the same rule for a run of which these facts hold, asked for once.
+    ``init(params) -> (state, memory)``.
+    ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
+    ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
+    arrival that closes the step, with the memory of that client. ``None``: ``receive`` does everything.
+    ``dispatch(state, memory, request) -> (message, memory)``. Without memory, all jobs of one version share a message,
+    so it must depend only on what changes when a step closes. If it depends on more, the rule must have a memory.
+    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run.
     """
 
     init: Callable[[Params], tuple[State, State]]
@@ -207,13 +190,13 @@ class ServerAlgorithm(NamedTuple):
 class ClientAlgorithm(NamedTuple):
     """Local training of one job, cut into steps so that the engine can batch jobs of unequal length.
 
-    ``init(params) -> client_state``: a row that survives between jobs, ``()`` if none.
-    ``begin(key, message, client_state, data) -> work``, ``step(work, k, message, data) -> work``, k = 0, 1, ...
-    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called repeatedly.
-    ``info(client_state)``, optional: scalars to record of an upload, accepted or not, from the state its job left.
-    ``unsent(before, after)``, optional: the state after a job whose upload the server never applies; else ``after``.
-    ``own(message, client_state) -> params``, optional: the model that the client itself would use; else the message's.
-    ``local.run_job`` is the composition of begin, step and finish.
+    ``init(params) -> client_state``: a row that is kept between jobs, ``()`` if there is none.
+    ``begin(key, message, client_state, data) -> work``; ``step(work, k, message, data) -> work``, k = 0, 1, ...;
+    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times.
+    Optional: ``info(client_state)``, scalars to record about an upload, accepted or not, from the state after its job;
+    ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
+    ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's.
+    ``local.run_job`` runs ``begin``, all steps and ``finish``.
     """
 
     init: Callable[[Params], State]
@@ -226,7 +209,7 @@ class ClientAlgorithm(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The examples of one client, as a probe sees them; a part that the data do not have is empty (size 0)."""
+    """The examples of one client, for a probe; a part that the data do not have is empty (size 0)."""
 
     train: ClientData
     validation: ClientData
@@ -234,31 +217,25 @@ class Parts(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """``function(state, memory, arrival, parts) -> {column: scalar}``, evaluated before chosen arrivals are received.
-
-    Chosen are every ``every``-th arrival, counted from the first, or those numbered ``at``. A probe changes nothing.
-    """
+    """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing."""
 
     function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
-    every: int = 1
-    at: Sequence[int] | None = None
-
-
-# --- results ----------------------------------------------------------------------------------
+    every: int = 1  # at every ``every``-th arrival, beginning with the first
+    at: Sequence[int] | None = None  # or at the arrivals with these numbers
 
 
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
-    ``evaluations``, a row each: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, one an arrival:
-    client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight, upload_norm,
-    accepted, closes, step_changed. Compressed uploads add values_bytes_up to the one, upload_bytes and
-    upload_values_bytes to the other. ``per_client``: accuracy and loss [rows, N], and own_accuracy
-    and own_loss where clients have models of their own; or empty.
-    ``counters``: updates, server_steps, unchanged_steps (closed without an accepted upload), rejected (not finite, too
-    large or too stale), trained_in_vain, lost, late, ... (``clock.fault_counts``), waves, mean_width, and of the wave
-    engine batches, widths, slots, useful_steps, executed_steps, programs. ``probes``: a table a
-    probe, a row a chosen arrival: update (its number, from 0), client, time and the probe's own columns.
+    ``evaluations``, a row an evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, a row
+    an arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight,
+    upload_norm, accepted, closes, step_changed. With compressed uploads evaluations also have values_bytes_up, and
+    updates have upload_bytes and upload_values_bytes. ``per_client``: accuracy and loss [rows, N], and own_accuracy
+    and own_loss if clients have models of their own; or empty. ``counters``: updates, server_steps, unchanged_steps
+    (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late,
+    ... (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots, useful_steps,
+    executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number, from 0), client,
+    time and the columns of the probe.
     """
 
     settings: dict[str, Any]

@@ -44,8 +44,7 @@ from fedjax_async.models.pretrained import EncoderConfig
 from fedjax_async.results.figure import PALETTE, label, new, save_figure
 from fedjax_async.server import closed, known
 from fedjax_async.server.orthofl import Combine, by_average, moving_average, orthogonal, plus
-from fedjax_async.server.staleness import staleness_weight
-from fedjax_async.server.transforms import chain, scale_by_staleness
+from fedjax_async.server.transforms import chain, scale_by_staleness, staleness_weight
 from fedjax_async.types import Array, Arrival, Facts, Params, State
 
 # The paper's models: spec, shape of an input, classes.

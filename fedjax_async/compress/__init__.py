@@ -1,15 +1,16 @@
-"""Compressors of updates, the exact size of what they send, and its bytes.
+"""Compressors of updates, the exact sizes of their messages, and the messages as bytes.
 
-``COMPRESSORS`` are factories of pure functions on one vector; ``on_tree`` takes them to pytrees, ``bits`` and
-``values_bits`` count in a compiled run what ``encode`` makes on the host, and ``decode`` reads.
+Start with ``COMPRESSORS``: factories of pure functions on one vector. ``payload.py`` has the contract, ``sparse.py``
+and ``quantise.py`` the compressors, ``compose.py`` chains of them and :func:`on_tree`, which compresses a pytree.
+``sizes.py`` counts the bits of a message inside a compiled run. ``wire.py`` makes and reads its bytes on the host, by
+the bit codes of ``codes.py``.
 """
 
 from collections.abc import Callable
 
 from fedjax_async.compress.compose import chain, on_tree, topk_qsgd
 from fedjax_async.compress.payload import Compressor, Dense, Levels, Payload, Signs, Sparse
-from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd
-from fedjax_async.compress.signs import scaled_sign, sign
+from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd, scaled_sign, sign
 from fedjax_async.compress.sizes import bits, most_bits, values_bits, wire_bytes
 from fedjax_async.compress.sparse import randk, topk, topk_fast
 from fedjax_async.compress.wire import decode, encode

@@ -1,4 +1,4 @@
-"""One compressor after another, and compressors of pytrees."""
+"""Combined compressors: one after another, and one for each group of leaves of a pytree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.compress.payload import Compressor, Dense, Payload, Sparse, spread
+from fedjax_async.compress.payload import Compressor, Dense, Payload, Sparse, to_dense
 from fedjax_async.compress.quantise import qsgd
 from fedjax_async.compress.sizes import bits
 from fedjax_async.compress.sparse import topk
@@ -18,9 +18,9 @@ from fedjax_async.types import Array, Key, Params, Traced
 
 
 def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
-    """Keep some entries by ``sparsifier``, and compress what is kept by ``then``.
+    """Keep some entries by ``sparsifier``, and compress the kept values by ``then``.
 
-    ``sparsifier`` must send its values as they are (top-k, random-k).
+    ``sparsifier`` must send its values unchanged (top-k, random-k).
     """
 
     def compress(key: Key, x: Array) -> Sparse:
@@ -31,7 +31,7 @@ def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
         return Sparse(outer.index, then.compress(second, outer.values.values), outer.size)
 
     def decompress(payload: Sparse) -> Array:
-        return spread(jnp.asarray(payload.index), then.decompress(payload.values), payload.size)
+        return to_dense(jnp.asarray(payload.index), then.decompress(payload.values), payload.size)
 
     return Compressor(compress, decompress, bits)
 
@@ -39,8 +39,8 @@ def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
 def topk_qsgd(*, ratio: float = 0.1, levels: Traced = 7, scaled: bool = True) -> Compressor:
     """The k = ceil(`ratio` D) largest entries in `levels` steps of their norm, `scaled` by 1/(1 + beta).
 
-    ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``k / (D (1 + beta))``: the
-    gamma that AsynFLC gives for ``Q_s(Top_k(x))`` itself, which contracts by ``(1 - beta) k / D`` and so only where
+    ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``k / (D (1 + beta))``. AsynFLC
+    gives this gamma for ``Q_s(Top_k(x))`` itself, but that contracts by ``(1 - beta) k / D``, so only for
     ``beta < 1`` (Basu et al. 2019, lemmas 1 and 2). Levels are 1, 7, 127 for the paper's 2, 4, 8 bits.
     """
     return chain(topk(ratio=ratio), qsgd(levels=levels, scaled=scaled))
@@ -56,33 +56,33 @@ def on_tree(
     """``compressor`` for pytrees with the structure and shapes of ``like``: each group of leaves as one vector.
 
     Args:
-      group: what the leaves of a group have in common, a function of their path (``geometry.GROUPINGS`` holds
-        whole, layer and tensor); by default all leaves make one vector. Each group has a key of its own.
+      group: from a leaf's path to the name of its group (``geometry.GROUPINGS`` holds whole, layer and tensor). By
+        default all leaves make one vector. Each group has a random key of its own.
 
-    Returns: a ``Compressor`` whose payload is a tuple, one entry a group in order of their first leaves. Leaves of
-    one group that differ in type are joined in JAX's default float type; ``decompress`` restores each leaf's type.
+    Returns: a ``Compressor``. Its payload is a tuple with one entry a group, in order of their first leaves. Leaves of
+    different types in one group are joined in JAX's default float type; ``decompress`` restores each leaf's type.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
     groups: dict[Hashable, list[int]] = {}
-    for place, (path, _) in enumerate(paths):
-        groups.setdefault(group(path), []).append(place)
+    for i, (path, _) in enumerate(paths):
+        groups.setdefault(group(path), []).append(i)
     shapes = [(jnp.shape(leaf), jnp.result_type(leaf)) for _, leaf in paths]
 
-    def joined(leaves: list[Array], places: list[int]) -> Array:
-        types = {shapes[i][1] for i in places}
+    def joined(leaves: list[Array], members: list[int]) -> Array:
+        types = {shapes[i][1] for i in members}
         common = types.pop() if len(types) == 1 else jnp.result_type(float)
-        return jnp.concatenate([leaves[i].reshape(-1).astype(common) for i in places])
+        return jnp.concatenate([leaves[i].reshape(-1).astype(common) for i in members])
 
     def compress(key: Key, tree: Params) -> Payload:
         leaves = jax.tree.leaves(tree)
         keys = [jax.random.fold_in(key, i) for i in range(len(groups))]
-        return tuple(compressor.compress(k, joined(leaves, places)) for k, places in zip(keys, groups.values()))
+        return tuple(compressor.compress(k, joined(leaves, members)) for k, members in zip(keys, groups.values()))
 
     def decompress(payload: Payload) -> Params:
         leaves: list[Any] = [None] * len(shapes)
-        for part, places in zip(payload, groups.values(), strict=True):
+        for part, members in zip(payload, groups.values(), strict=True):
             vector, low = compressor.decompress(part), 0
-            for i in places:
+            for i in members:
                 shape, dtype = shapes[i]
                 size = math.prod(shape)
                 leaves[i] = vector[low : low + size].reshape(shape).astype(dtype)

@@ -1,8 +1,8 @@
-"""What a compressor makes of a vector: the contract, and the four kinds of payload.
+"""Compressors and payloads: the contract, the four kinds of payload, and what all compressors share.
 
-A payload is a pytree whose arrays are what is sent and whose lengths are static, so it goes through
-``jit`` and ``vmap``. Kinds nest: the values of a :class:`Sparse` payload are a payload themselves.
-What ``on_tree`` makes of a pytree is a tuple of payloads.
+A payload is the compressed form of a vector: a pytree of the arrays that are sent. Its lengths are static, so it
+passes through ``jit`` and ``vmap``. Payloads nest: the values of a :class:`Sparse` payload are a payload themselves.
+``on_tree`` compresses a pytree to a tuple of payloads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Compressor(NamedTuple):
 
     ``compress(key, x) -> payload`` with x [D] of any float type (deterministic compressors ignore the key);
     ``decompress(payload) -> x_hat`` [D]; ``bits(payload) -> int32[]``, exactly ``8 * len(encode(payload))``. If x is
-    not finite, neither is x_hat, so that the server can refuse it.
+    not finite, neither is x_hat, so that the server can reject it.
     """
 
     compress: Callable[[Key, Any], Payload]
@@ -38,7 +38,7 @@ class Compressor(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """All values, as they are."""
+    """All values, unchanged."""
 
     values: Any  # float[D]
 
@@ -46,7 +46,7 @@ class Dense:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """``scale * (-1 where negative, else +1)``; an unscaled one is sent without its scale, which is 1."""
+    """``scale * (-1 where negative, else +1)``; if not ``scaled``, the scale is 1 and is not sent."""
 
     negative: Any  # bool[D]
     scale: Any  # float[]
@@ -66,31 +66,56 @@ class Levels:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """Zero but for the entries ``index``, ascending, whose values are a payload of that many scalars."""
+    """Zero except at ``index``; the values there are a payload of k scalars."""
 
-    index: Any  # int32[k]
+    index: Any  # int32[k], ascending
     values: Payload
     size: int = field(metadata={"static": True})  # D
 
 
 def require_vector(x: Any) -> None:
-    """A ``ValueError`` unless x is a vector of floats."""
+    """Raise ``ValueError`` unless x is a vector of floats."""
     fits = jnp.ndim(x) == 1 and jnp.issubdtype(x.dtype, jnp.floating)
     check.require(fits, "x", f"{jnp.result_type(x)}{list(jnp.shape(x))}", "a vector of floats (on_tree takes pytrees)")
 
 
 def real_of(x: Array) -> Any:
-    """The float type to calculate in: that of x, but at least float32."""
+    """The float type for calculations: that of x, but at least float32."""
     return x.dtype if x.dtype.itemsize >= 4 else jnp.float32
 
 
-def refusable(value: Array, x: Array) -> Array:
+def nan_unless_finite(value: Array, x: Array) -> Array:
     """``value``, or NaN throughout if any entry of x is not finite."""
     largest = jnp.max(jnp.abs(x), initial=0)
     return jnp.where(jnp.isfinite(largest), value, jnp.full((), jnp.nan, value.dtype))
 
 
-def spread(index: Array, values: Array, size: int) -> Array:
+def to_dense(index: Array, values: Array, size: int) -> Array:
     """A vector of ``size`` zeros with ``values`` at the ascending positions ``index``."""
     zeros = jnp.zeros(size, values.dtype)
     return zeros.at[index].set(values, indices_are_sorted=True, unique_indices=True, mode="promise_in_bounds")
+
+
+# --- random numbers ---------------------------------------------------------------------------
+
+# A counter is hashed by multiplications and shifts instead of a cipher. A compressor draws one number a parameter:
+# a million of them take 10 ms from jax.random.uniform on a CPU and 1.5 ms from here.
+
+
+def _mix(x: Array) -> Array:
+    """A bijection of 32-bit words without visible structure (C. Wellons, "Hash function prospector", 2018)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def words(key: Key, size: int) -> Array:
+    """Random words uint32[size]: hashes of the counters 0 .. size-1 under two seeds drawn from the key."""
+    first, second = jax.random.bits(key, (2,), jnp.uint32)
+    counter = jnp.arange(size, dtype=jnp.uint32)
+    return _mix(_mix(counter + first) + second)
+
+
+def uniform(key: Key, size: int) -> Array:
+    """Random float32[size] in [0, 1): multiples of 2^-24."""
+    return (words(key, size) >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)

@@ -1,14 +1,67 @@
-"""Compressors that keep every entry, in fewer bits."""
+"""Compressors that keep every entry in fewer bits: signs, QSGD's levels, 16-bit floats; and the identity."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.compress.chance import uniform
-from fedjax_async.compress.payload import MOST_STEPS, Compressor, Dense, Levels, real_of, require_vector
+from fedjax_async.compress.payload import (
+    MOST_STEPS,
+    Compressor,
+    Dense,
+    Levels,
+    Signs,
+    nan_unless_finite,
+    real_of,
+    require_vector,
+    uniform,
+)
 from fedjax_async.compress.sizes import bits
 from fedjax_async.types import Array, Key, Traced
+
+
+def sign() -> Compressor:
+    """+1 where x >= 0, else -1, as in AsynFLC's experiments; no contraction: the server's rate must be tiny.
+
+    One bit an entry. Zeros, -0 too, become +1. Source: Bernstein et al. (2018).
+    """
+
+    def compress(key: Key, x: Array) -> Signs:
+        del key
+        require_vector(x)
+        return Signs(jnp.less(x, 0), nan_unless_finite(jnp.ones((), x.dtype), x), scaled=False)
+
+    return Compressor(compress, _decompress_signs, bits)
+
+
+def scaled_sign() -> Compressor:
+    """The signs times the mean magnitude, ``(||x||_1 / D) sign(x)``: one bit an entry and one number.
+
+    ``||C(x) - x||^2 = (1 - ||x||_1^2 / (D ||x||^2)) ||x||^2``, at most ``(1 - 1/D) ||x||^2``. With ``per="layer"``
+    each layer has its own scale. Source: Karimireddy et al. (2019), section 4.
+    """
+
+    def compress(key: Key, x: Array) -> Signs:
+        del key
+        require_vector(x)
+        return Signs(jnp.less(x, 0), mean_magnitude(x), scaled=True)
+
+    return Compressor(compress, _decompress_signs, bits)
+
+
+def _decompress_signs(payload: Signs) -> Array:
+    scale = jnp.asarray(payload.scale)
+    return jnp.where(payload.negative, -scale, scale)
+
+
+def mean_magnitude(x: Array) -> Array:
+    """``||x||_1 / D`` without overflow, 0 for an empty vector, in the type of x."""
+    x_real: Any = jnp.abs(x).astype(real_of(x))
+    largest = jnp.max(x_real, initial=0)
+    unit = jnp.where(largest > 0, largest, jnp.ones_like(largest))
+    return (largest * (jnp.sum(x_real / unit) / max(1, len(x)))).astype(x.dtype)
 
 
 def levels_of(width: int) -> int:
@@ -20,10 +73,10 @@ def levels_of(width: int) -> int:
 def qsgd(*, levels: Traced = 7, scaled: bool = False) -> Compressor:
     """Stochastic rounding to `levels` steps of the norm: ``||x|| sign(x_j) l_j / s``, E l_j = s |x_j| / ||x||.
 
-    b bits an entry are levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8; any number from 1 to 32767, which may be traced.
-    Unbiased, ``E||C(x) - x||^2 <= beta ||x||^2`` with ``beta = min(D/s^2, sqrt(D)/s)``. If `scaled`, multiplied by
-    ``1/(1 + beta)``: biased, but a contraction by that factor whatever beta, as error feedback needs it.
-    Source: Alistarh et al. (2017), section 3.1 and lemma 3.1; Basu et al. (2019), lemma 2.
+    b bits an entry are levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8 bits. Any number from 1 to 32767 is allowed, and
+    it may be traced. Unbiased, with ``E||C(x) - x||^2 <= beta ||x||^2``, ``beta = min(D/s^2, sqrt(D)/s)``. If
+    `scaled`, the result is multiplied by ``1/(1 + beta)``: biased, but a contraction by that factor for every beta, as
+    error feedback needs it. Source: Alistarh et al. (2017), section 3.1 and lemma 3.1; Basu et al. (2019), lemma 2.
     """
     if isinstance(levels, (int, float)):
         check.whole("levels", levels, 1, MOST_STEPS)
@@ -39,7 +92,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False) -> Compressor:
         low = jnp.floor(share)
         up = uniform(key, len(x)).astype(real) < share - low
         level = (low + up.astype(real)).astype(jnp.int16)
-        sent = norm.astype(real) / (1 + spread_of(len(x), steps).astype(real)) if scaled else norm
+        sent = norm.astype(real) / (1 + relative_variance(len(x), steps).astype(real)) if scaled else norm
         return Levels(jnp.where(jnp.less(x, 0), -level, level), sent.astype(x.dtype), steps)
 
     def decompress(payload: Levels) -> Array:
@@ -51,14 +104,14 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False) -> Compressor:
     return Compressor(compress, decompress, bits)
 
 
-def spread_of(size: int, steps: Array) -> Array:
-    """``beta = min(D/s^2, sqrt(D)/s)``, QSGD's relative variance at most; float32[]."""
+def relative_variance(size: int, steps: Array) -> Array:
+    """``beta = min(D/s^2, sqrt(D)/s)``, the bound on QSGD's relative variance; float32[]."""
     s = steps.astype(jnp.float32)
     return jnp.minimum(size / s**2, size**0.5 / s)
 
 
 def euclidean(x: Array) -> Array:
-    """``||x||`` without over- or underflow of the squares, 0 of an empty vector, in the type of x."""
+    """``||x||`` without over- or underflow of the squares, 0 for an empty vector, in the type of x."""
     x_real = x.astype(real_of(x))
     largest = jnp.max(jnp.abs(x_real), initial=0)
     unit = jnp.where(largest > 0, largest, jnp.ones_like(largest))
@@ -71,7 +124,7 @@ _CASTS = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}
 def cast(*, dtype: str = "bfloat16") -> Compressor:
     """Every entry in 16 bits, `dtype` float16 or bfloat16, rounded to nearest; too large ones become the largest.
 
-    Relative error at most 2^-11 and 2^-8, for float16 only from 2^-14 to 65504. ``x_hat`` is in JAX's default float
+    Relative error at most 2^-11 (float16, from 2^-14 to 65504) or 2^-8 (bfloat16). ``x_hat`` is in JAX's default float
     type.
     """
     check.one_of("dtype", dtype, _CASTS)
@@ -88,7 +141,7 @@ def cast(*, dtype: str = "bfloat16") -> Compressor:
 
 
 def identity() -> Compressor:
-    """Nothing is lost: all entries, in their own float type."""
+    """No compression: all entries, in their own float type."""
 
     def compress(key: Key, x: Array) -> Dense:
         del key

@@ -1,7 +1,7 @@
-"""How many bits a payload takes: on the wire, to the byte, and of its values alone.
+"""The size of a payload: of the encoded message, to the byte, and of its values alone.
 
-``wire_bytes`` is the length of what ``wire.encode`` makes, as arithmetic on the payload, so that a compiled run counts
-true sizes without leaving the device. Everything that depends on lengths only is a Python number.
+``wire_bytes`` computes the length of the bytes that ``wire.encode`` makes, from the payload's arrays. So a compiled run
+counts true sizes without leaving the device. Whatever depends on lengths alone is a Python number.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def varint_bytes(number: int) -> int:
 
 
 def index_width(size: int) -> int:
-    """Bits of one place among ``size``."""
+    """Bits of one index below ``size``."""
     return (size - 1).bit_length() if size else 0
 
 
 def rice_width(size: int, k: int) -> int:
-    """Bits r of a gap's remainder in Rice's code: 2^r is about ln 2 times the mean gap ``size / k``."""
+    """Bits r of the remainder of a gap in Rice's code: 2^r is about ln 2 times the mean gap ``size / k``."""
     return max(0, (45426 * size // (65536 * max(1, k))).bit_length() - 1)
 
 
 def length_of(payload: Payload) -> int:
-    """How many scalars a payload stands for: D."""
+    """D, the number of scalars that a payload represents."""
     return _LENGTH[type(payload)](payload)
 
 
@@ -55,7 +55,7 @@ _LENGTH: dict[type, Callable[[Any], int]] = {
 
 
 def bit_length(number: Any) -> Array:
-    """Digits of int32 numbers >= 0 in base two: 0 of 0, 1 of 1, 2 of 2 and 3."""
+    """Binary digits of int32 numbers >= 0: 0 has 0, 1 has 1, 2 and 3 have 2."""
     return 32 - jax.lax.clz(jnp.asarray(number, jnp.int32))
 
 
@@ -78,7 +78,7 @@ def _fixed_levels(size: int, steps: Any) -> Any:
 
 
 def _levels(payload: Levels) -> Any:
-    """The cheaper of a fixed width and Elias' gamma code of 1, 2, 3, ... for the levels 0, +1, -1, ..."""
+    """The shorter of a fixed width and Elias' gamma code of 1, 2, 3, ... for the levels 0, +1, -1, ..."""
     size, level = payload.level.shape[0], jnp.asarray(payload.level).astype(jnp.int32)
     suffix = jnp.sum(bit_length(2 * jnp.abs(level) + jnp.less(level, 1).astype(jnp.int32)) - 1, dtype=jnp.int32)
     gamma = bytes_of_bits(size + suffix) + bytes_of_bits(suffix)
@@ -87,7 +87,7 @@ def _levels(payload: Levels) -> Any:
 
 
 def plain_index_bytes(size: int, k: int) -> tuple[int, int]:
-    """Bytes of k places among ``size`` as a bitmap, and at a fixed width."""
+    """Bytes of k indices below ``size`` as a bitmap, and at a fixed width."""
     return bytes_of_bits(size), bytes_of_bits(k * index_width(size))
 
 
@@ -96,7 +96,7 @@ def _rice(size: int, k: int, quotients: Any) -> Any:
 
 
 def _sparse(payload: Sparse) -> Any:
-    """The cheapest of a bitmap, a fixed width and Rice's code of the gaps."""
+    """The shortest of a bitmap, a fixed width and Rice's code of the gaps."""
     index, size = jnp.asarray(payload.index), payload.size
     k = index.shape[0]
     gaps = jnp.diff(index, prepend=jnp.full(1, -1, index.dtype)) - 1
@@ -113,7 +113,7 @@ def _part(payload: Payload) -> Any:
 
 
 def parts(payload: Payload) -> tuple[Payload, ...]:
-    """The payloads of a tree payload, or the only one."""
+    """The payloads of a tuple, or the single payload."""
     return payload if isinstance(payload, tuple) else (payload,)
 
 
@@ -129,18 +129,18 @@ def wire_bytes(payload: Payload) -> Array:
 
 
 def bits(payload: Payload) -> Array:
-    """``8 * len(encode(payload))``: values, places, scales, header and checksum; int32[].
+    """``8 * len(encode(payload))``: values, indices, scales, header and checksum; int32[].
 
-    A ``ValueError`` for payloads that may exceed 2^31 bits, 256 MiB.
+    Raises ``ValueError`` for a payload that may exceed 2^31 bits (256 MiB).
     """
     check.in_range("bits", 8 * _most_bytes(payload, lambda steps: MOST_STEPS), 0, 2**31 - 1)
     return BYTE * wire_bytes(payload)
 
 
 def values_bits(payload: Payload) -> Array:
-    """Bits of the values alone, as the AsynFLC paper counts: no places, scales, norms or header; int32[].
+    """Bits of the values alone, as the AsynFLC paper counts: no indices, scales, norms or header; int32[].
 
-    32 an entry of a float32, 1 a sign, ``ceil(log2(2 s + 1))`` a level. Table III's traffic (erratum C2).
+    A float32 entry has 32 bits, a sign 1, a level ``ceil(log2(2 s + 1))``. The traffic of the paper's Table III.
     """
     return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
 
@@ -154,9 +154,9 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
 
 
 def most_bits(payload: Payload) -> int:
-    """The most bits that a payload of these lengths can take, whatever its values; a Python number.
+    """The most bits that a payload of these lengths can have, for any values; a Python number.
 
-    For planning transfers before anything is trained: compress zeros, and ask. Levels must not be traced.
+    For planning transfers before any training: call it on compressed zeros. Levels must not be traced.
     """
     return BYTE * _most_bytes(payload, int)
 

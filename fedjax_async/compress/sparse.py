@@ -1,22 +1,38 @@
-"""Compressors that keep k of D entries: the largest, nearly the largest, random ones."""
+"""Compressors that keep k of D entries: the largest, approximately the largest, or random ones.
+
+The second half finds the k largest of D unsigned integers without sorting. Non-negative floats have the same order as
+their bit patterns, so the k-th largest is found digit by digit. A histogram of the leading digit tells in which bin it
+lies; a histogram of the next digit, over the entries of that bin, tells the next digit, and so on. Larger entries are
+kept, and of equal ones those of the lowest index, as many as are still needed. The indices of the kept entries are
+then listed by counting bits in words of 32.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.compress.chance import words
-from fedjax_async.compress.payload import Compressor, Dense, Sparse, refusable, require_vector, spread
-from fedjax_async.compress.select import largest, magnitude
+from fedjax_async.compress.payload import (
+    Compressor,
+    Dense,
+    Sparse,
+    nan_unless_finite,
+    require_vector,
+    to_dense,
+    words,
+)
 from fedjax_async.compress.sizes import bits
 from fedjax_async.types import Array, Key
 
+WORD = 32  # bits of a word
+
 
 def kept(ratio: float, size: int) -> int:
-    """k = ceil(ratio * D); a product that only rounding lifted above a whole number is that number."""
+    """k = ceil(ratio * D); rounding errors of the product do not raise it above a whole number."""
     return min(size, math.ceil(ratio * size * (1 - 1e-12)))
 
 
@@ -27,11 +43,11 @@ def _require_ratio(ratio: Any) -> None:
 
 
 def _decompress(payload: Sparse) -> Array:
-    return spread(jnp.asarray(payload.index), jnp.asarray(payload.values.values), payload.size)
+    return to_dense(jnp.asarray(payload.index), jnp.asarray(payload.values.values), payload.size)
 
 
 def topk(*, ratio: float = 0.1) -> Compressor:
-    """The k = ceil(`ratio` D) entries of largest magnitude, exactly; of equals those of the lowest index.
+    """The k = ceil(`ratio` D) entries of largest magnitude, exactly; of equal ones those of the lowest index.
 
     ``||C(x) - x||^2 <= (1 - k/D) ||x||^2``. Source: Alistarh et al. (2018), section 3.
     """
@@ -50,8 +66,8 @@ def topk_fast(*, ratio: float = 0.1, mantissa: int = 3) -> Compressor:
     """k = ceil(`ratio` D) of the largest entries, compared by their leading bits, `mantissa` of the mantissa.
 
     One histogram instead of three. Every entry left out is smaller than ``(1 + eps) = 1 + 2^-mantissa`` times every
-    entry kept (above the subnormals), so ``||C(x) - x||^2 <= (1 + eps)^2 ||TopK(x) - x||^2``. Entries with the same
-    leading bits are taken in the order of their index.
+    entry kept (above the subnormals), so ``||C(x) - x||^2 <= (1 + eps)^2 ||TopK(x) - x||^2``. Of entries with the same
+    leading bits, those of the lowest index are kept.
     """
     _require_ratio(ratio)
     check.whole("mantissa", mantissa, 0, 7)
@@ -69,8 +85,8 @@ def topk_fast(*, ratio: float = 0.1, mantissa: int = 3) -> Compressor:
 def randk(*, ratio: float = 0.1, unbiased: bool = True) -> Compressor:
     """k = ceil(`ratio` D) entries drawn at random; multiplied by D/k if `unbiased`.
 
-    Unbiased: ``E C(x) = x`` and ``E||C(x) - x||^2 = (D/k - 1) ||x||^2``. Else ``(1 - k/D) ||x||^2``, for use with
-    error feedback. Source: Stich, Cordonnier, Jaggi (2018), definition 2.2.
+    If unbiased, ``E C(x) = x`` and ``E||C(x) - x||^2 = (D/k - 1) ||x||^2``. If not, ``(1 - k/D) ||x||^2``, for use
+    with error feedback. Source: Stich, Cordonnier, Jaggi (2018), definition 2.2.
     """
     _require_ratio(ratio)
     check.one_of("unbiased", unbiased, [True, False])
@@ -81,6 +97,88 @@ def randk(*, ratio: float = 0.1, unbiased: bool = True) -> Compressor:
         k = kept(ratio, size)
         index = largest(words(key, size), k, 32)
         factor = size / k if unbiased and size else 1.0
-        return Sparse(index, Dense(refusable(x[index] * jnp.array(factor, x.dtype), x)), size)
+        return Sparse(index, Dense(nan_unless_finite(x[index] * jnp.array(factor, x.dtype), x)), size)
 
     return Compressor(compress, _decompress, bits)
+
+
+# --- the k largest, without sorting -----------------------------------------------------------
+
+
+def magnitude(x: Array) -> Array:
+    """The bit pattern of |x| as an unsigned integer of its width; ordered like |x|, NaN above everything."""
+    return jax.lax.bitcast_convert_type(jnp.abs(x), jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def largest(patterns: Array, k: int, bits: int) -> Array:
+    """Indices of the k largest of ``patterns`` [D] (unsigned), of equal ones the lowest; int32[k], ascending.
+
+    ``0 <= k <= D``; the patterns are below ``2^bits``. Both are static.
+    """
+    size = patterns.shape[0]
+    if k in (0, size):
+        return jnp.arange(k, dtype=jnp.int32)
+    threshold, needed = _kth_largest(patterns, k, bits)
+    rows = -(-size // WORD)
+    valid = (jnp.arange(rows * WORD, dtype=jnp.int32) < size).reshape(rows, WORD)
+    padded = jnp.pad(patterns, (0, rows * WORD - size)).reshape(rows, WORD)
+    equal = (padded == threshold) & valid
+    return _indices((padded > threshold) | _first_equals(equal, needed), k)
+
+
+def _kth_largest(patterns: Array, k: int, bits: int) -> tuple[Array, Array]:
+    """The k-th largest pattern, and how many patterns equal to it belong to the k largest, int32[]."""
+    prefix, needed, shift = jnp.zeros((), patterns.dtype), jnp.int32(k), bits
+    for width in _digit_widths(bits, patterns.shape[0]):
+        bins = 1 << width
+        digit = ((patterns >> (shift - width)) & jnp.array(bins - 1, patterns.dtype)).astype(jnp.int32)
+        if shift < bits:  # drop what lies outside the bin found so far
+            digit = jnp.where((patterns >> shift) == prefix, digit, bins)
+        shift -= width
+        histogram = jnp.zeros(bins, jnp.int32).at[digit].add(1, mode="drop")
+        at_least = jnp.cumsum(histogram[::-1], dtype=jnp.int32)[::-1]
+        found = jnp.sum(at_least >= needed, dtype=jnp.int32) - 1
+        needed = needed - (at_least[found] - histogram[found])
+        prefix = (prefix << width) | found.astype(patterns.dtype)
+    return prefix, needed
+
+
+def _digit_widths(bits: int, size: int) -> list[int]:
+    """Widths of the digits, the leading one first: more bins for a histogram of more numbers."""
+    widest = min(16, max(6, size.bit_length() - 4))
+    count = -(-bits // widest)
+    return [bits * (i + 1) // count - bits * i // count for i in range(count)]
+
+
+def _first_equals(equal: Array, needed: Array) -> Array:
+    """bool[W, 32]: the first ``needed`` trues of ``equal``."""
+    counts = jnp.sum(equal, axis=1, dtype=jnp.int32)
+    through = jnp.cumsum(counts, dtype=jnp.int32)
+    row = jnp.sum(through < needed, dtype=jnp.int32)  # the row that holds the last of them
+    within = jnp.cumsum(equal[row], dtype=jnp.int32) <= needed - (through[row] - counts[row])
+    rows = jnp.arange(equal.shape[0], dtype=jnp.int32)[:, None]
+    return equal & ((rows < row) | ((rows == row) & within[None, :]))
+
+
+def _indices(keep: Array, k: int) -> Array:
+    """int32[k]: indices of the k trues of ``keep`` [W, 32], ascending."""
+    bit = jnp.uint32(1) << jnp.arange(WORD, dtype=jnp.uint32)
+    word = jnp.sum(jnp.where(keep, bit[None, :], jnp.uint32(0)), axis=1, dtype=jnp.uint32)
+    through = jnp.cumsum(jax.lax.population_count(word), dtype=jnp.int32)
+    ends = jnp.zeros(k, jnp.int32).at[through].add(1, mode="drop")  # words that end before the j-th index
+    owner = jnp.cumsum(ends, dtype=jnp.int32)
+    before = jnp.where(owner > 0, through[jnp.maximum(owner - 1, 0)], 0)
+    return WORD * owner + _nth_set_bit(word[owner], jnp.arange(1, k + 1, dtype=jnp.int32) - before)
+
+
+def _nth_set_bit(word: Array, n: Array) -> Array:
+    """Position of the n-th set bit (n = 1: the lowest) of each 32-bit word; int32."""
+    position = jnp.zeros(word.shape, jnp.int32)
+    for half in (16, 8, 4, 2, 1):
+        low = word & jnp.uint32((1 << half) - 1)
+        count = jax.lax.population_count(low).astype(jnp.int32)
+        beyond = n > count
+        n = jnp.where(beyond, n - count, n)
+        word = jnp.where(beyond, word >> half, low)
+        position = position + half * beyond.astype(jnp.int32)
+    return position

@@ -1,7 +1,7 @@
-"""Payloads as bytes, and back: what a client would really send (host, NumPy).
+"""The wire format: payloads as bytes, and back; the message that a client would send (host, NumPy).
 
     message = "FA" version body crc32        body = part | 0 count part...
-    part    = kind + 16 * detail, fields     numbers of lengths are varints, all others little-endian
+    part    = kind + 16 * detail, fields     lengths are varints, all other numbers little-endian
 
 ====== ============================ =====================================================================
 kind   detail                       fields
@@ -9,12 +9,12 @@ kind   detail                       fields
 1      float type                   D, values
 2, 3   float type of the scale      D, D bits, scale (kind 3 is unscaled: no scale)
 4, 5   float type of the norm       D, steps in 2 bytes, norm, levels: 4 at a fixed width, 5 in Elias' gamma code
-6      code of the places           D, k, places, part of k values
+6      code of the indices          D, k, indices, part of k values
 ====== ============================ =====================================================================
 
-Places are a bitmap (0), k numbers of ceil(log2 D) bits (1), or their gaps in Rice's code (2): whichever is shortest,
-and so are levels. Nothing in a message is compressed further, and no message is shorter or longer than
-``sizes.wire_bytes`` says.
+Indices are a bitmap (0), k numbers of ceil(log2 D) bits (1), or their gaps in Rice's code (2): the shortest of the
+three. Levels too are in the shorter of their two codes. Nothing in a message is compressed further, and its length is
+exactly ``sizes.wire_bytes``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _TUPLE, _DENSE, _SCALED, _UNSCALED, _FIXED, _GAMMA, _SPARSE = range(7)
 
 
 def encode(payload: Payload) -> bytes:
-    """The bytes of one payload, or of a tuple of them; ``8 * len`` is what ``bits(payload)`` reports.
+    """The bytes of one payload, or of a tuple of payloads; ``8 * len`` of them equals ``bits(payload)``.
 
-    A ``ValueError`` if a value is not finite, or if the payload is a batch or inconsistent.
+    Raises ``ValueError`` if a value is not finite, or if the payload is a batch or inconsistent.
     """
     body = sizes.MAGIC
     if isinstance(payload, tuple):
@@ -53,39 +53,39 @@ def encode(payload: Payload) -> bytes:
 
 
 def decode(data: bytes, *, size: int | Sequence[int] | None = None) -> Payload:
-    """The payload whose bytes these are, its arrays NumPy's.
+    """The payload of the message ``data``; its arrays are NumPy's.
 
-    Decoding takes at most ``40 len(data)`` bytes of memory, plus 1 KiB for each payload (the values of a ``Sparse`` one
+    Decoding needs at most ``40 len(data)`` bytes of memory, plus 1 KiB for each payload (the values of a ``Sparse`` one
     are a payload too), plus 2 MiB, whatever lengths the message claims. ``decompress`` has no such limit: a ``Sparse``
-    payload of a few bytes may stand for 2^31 - 1 scalars, and ``decompress`` allocates them all. A receiver that does
+    payload of a few bytes may represent 2^31 - 1 scalars, and ``decompress`` allocates them all. A receiver that does
     not trust the sender must give ``size``.
 
     Args:
       size: how many scalars the receiver expects. A number D is for one payload of a vector [D]. A sequence is for a
         tuple of payloads, one number each: ``[D]`` for a model of D parameters that ``on_tree`` compresses as a whole,
-        the sizes of the groups in their order if it groups the leaves. ``None`` takes any number and any payload.
+        the sizes of the groups in their order if it groups the leaves. ``None`` accepts any payload of any size.
 
-    A one-line ``ValueError`` for anything else: other or damaged bytes, a part of a message, two messages, values
-    that are not finite. Lengths other than ``size`` are refused before anything of these lengths is allocated.
+    Raises a one-line ``ValueError`` for other or damaged bytes, for a part of a message, for two messages and for
+    values that are not finite. Lengths other than ``size`` are refused before anything of these lengths is allocated.
     """
     check.require(isinstance(data, bytes), "message", type(data).__name__, "bytes")
     _require_size(size)
     head, tail = len(sizes.MAGIC), len(data) - sizes.CHECKSUM
-    own = tail >= head and data[: head - 1] == sizes.MAGIC[:-1]
-    check.require(own, "message", data[:8], "a message of this package")
+    known = tail >= head and data[: head - 1] == sizes.MAGIC[:-1]
+    check.require(known, "message", data[:8], "a message of this package")
     check.require(data[head - 1] == sizes.MAGIC[-1], "message version", data[head - 1], str(sizes.MAGIC[-1]))
     source = Source(memoryview(data)[:tail], head)
     if zlib.crc32(source.data).to_bytes(sizes.CHECKSUM, "little") != data[tail:]:
-        raise ValueError("message: the checksum does not fit; it is damaged or cut off")
+        raise ValueError("message: the checksum differs; the message is damaged or cut off")
     if data[head : head + 1] == bytes([_TUPLE]) and tail > head:
-        source.take(1)
+        source.read(1)
         payload: Payload = _decode_tuple(source, size)
     elif isinstance(size, Sequence):
         raise ValueError(f"message: one payload, not a tuple of {len(size)}")
     else:
         payload = _decode_part(source, size)
-    if source.place != tail:
-        raise ValueError(f"message: {tail - source.place} bytes too long")
+    if source.offset != tail:
+        raise ValueError(f"message: {tail - source.offset} bytes too long")
     return payload
 
 
@@ -114,7 +114,7 @@ def _shaped(field: str, array: np.ndarray, dimensions: int, kind: str) -> None:
 
 
 def _real_bytes(field: str, array: np.ndarray, dimensions: int) -> tuple[int, bytes]:
-    """Code of the float type, and the values' own bits."""
+    """The code of the float type, and the bits of the values."""
     known = {dtype: code for code, dtype in _REALS.items()}
     fits = array.dtype in known and array.ndim == dimensions
     check.require(fits, field, f"{array.dtype}{list(array.shape)}", "floats of one payload")
@@ -163,18 +163,20 @@ def _write_levels(payload: Levels) -> bytes:
 def _write_sparse(payload: Sparse) -> bytes:
     _shaped("index", payload.index, 1, "i")
     index, size, k = payload.index.astype(np.int64), payload.size, len(payload.index)
-    _require_places(index, size)
+    _require_indices(index, size)
     values = _encode_part(payload.values)
-    check.require(sizes.length_of(payload.values) == k, "values", sizes.length_of(payload.values), f"{k}, one a place")
-    streams = [write(index, size) for write, _ in _PLACES]
+    check.require(
+        sizes.length_of(payload.values) == k, "values", sizes.length_of(payload.values), f"{k}, one for each index"
+    )
+    streams = [write(index, size) for write, _ in _INDEX_CODES]
     code = min(range(len(streams)), key=lambda i: len(streams[i]))
     return _head(_SPARSE, code, size, k) + streams[code] + values
 
 
-def _require_places(index: np.ndarray, size: int, last: int = -1) -> None:
+def _require_indices(index: np.ndarray, size: int, last: int = -1) -> None:
     inside = not len(index) or (index[0] > last and index[-1] < size)
     ascending = bool(inside and (index[1:] > index[:-1]).all())
-    check.require(ascending, "index", "places", f"ascending, from 0 to {size - 1}")
+    check.require(ascending, "index", f"{len(index)} integers", f"ascending, from 0 to {size - 1}")
 
 
 def _write_bitmap(index: np.ndarray, size: int) -> bytes:
@@ -211,11 +213,11 @@ def _decode_tuple(source: Source, size: int | Sequence[int] | None) -> tuple[Pay
 
 
 def _decode_part(source: Source, expected: int | None = None, depth: int = 0) -> Payload:
-    """One payload; refused if it does not stand for ``expected`` scalars."""
-    head = source.take(1)[0]
+    """One payload; refused if it does not represent ``expected`` scalars."""
+    head = source.read(1)[0]
     reader = _READERS.get(head & 15)
     if reader is None or depth > _DEEPEST:
-        raise ValueError(f"message: unknown kind of payload {head & 15}, or too many of them in each other")
+        raise ValueError(f"message: unknown kind of payload {head & 15}, or payloads nested too deep")
     size = codes.read_varint(source, _MOST_LENGTH)
     if expected is not None and size != expected:
         raise ValueError(f"message: a payload of {size} scalars, not {expected}")
@@ -228,7 +230,7 @@ def _read_real(source: Source, code: int, count: int) -> np.ndarray:
     if dtype is None:
         raise ValueError(f"message: unknown float type {code}")
     word = f"<u{dtype.itemsize}"
-    values = np.frombuffer(source.take(count * dtype.itemsize), word).astype(word[1:]).view(dtype)
+    values = np.frombuffer(source.read(count * dtype.itemsize), word).astype(word[1:]).view(dtype)
     if not _all_finite(values):
         raise ValueError("message: a value is NaN or infinite")
     return values
@@ -264,7 +266,7 @@ def _read_unscaled(source: Source, detail: int, size: int, depth: int) -> Signs:
 
 
 def _read_levels(source: Source, detail: int, size: int, stream: Callable[[Source, int, int], Chunks]) -> Levels:
-    steps = int.from_bytes(source.take(2), "little")
+    steps = int.from_bytes(source.read(2), "little")
     norm = _read_real(source, detail, 1)[0]
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"message: {steps} steps")
@@ -290,25 +292,25 @@ def _gamma_levels(source: Source, size: int, steps: int) -> Chunks:
 
 def _read_sparse(source: Source, detail: int, size: int, depth: int) -> Sparse:
     k = codes.read_varint(source, size)
-    if detail >= len(_PLACES):
-        raise ValueError(f"message: unknown code of places {detail}")
-    index = _read_whole(_ascending(_PLACES[detail][1](source, size, k), size), k, np.int32)
+    if detail >= len(_INDEX_CODES):
+        raise ValueError(f"message: unknown code of indices {detail}")
+    index = _read_whole(_ascending(_INDEX_CODES[detail][1](source, size, k), size), k, np.int32)
     return Sparse(index, _decode_part(source, k, depth + 1), size)
 
 
 def _ascending(chunks: Chunks, size: int) -> Chunks:
     last = -1
-    for places in chunks:
-        _require_places(places, size, last)
-        last = int(places[-1])
-        yield places
+    for indices in chunks:
+        _require_indices(indices, size, last)
+        last = int(indices[-1])
+        yield indices
 
 
 def _read_bitmap(source: Source, size: int, k: int) -> Chunks:
     return codes.read_ones(source, size)
 
 
-def _read_fixed_places(source: Source, size: int, k: int) -> Chunks:
+def _read_fixed_indices(source: Source, size: int, k: int) -> Chunks:
     return codes.read_fixed(source, k, sizes.index_width(size))
 
 
@@ -319,9 +321,9 @@ def _read_rice(source: Source, size: int, k: int) -> Chunks:
 def _summed(gaps: Chunks) -> Chunks:
     last = -1
     for gap in gaps:
-        places = last + np.cumsum(gap + 1)
-        last = places[-1]
-        yield places
+        indices = last + np.cumsum(gap + 1)
+        last = indices[-1]
+        yield indices
 
 
 _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
@@ -333,8 +335,8 @@ _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _SPARSE: _read_sparse,
 }
 
-_PLACES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [
+_INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [
     (_write_bitmap, _read_bitmap),
-    (lambda index, size: codes.fixed(index, sizes.index_width(size)), _read_fixed_places),
+    (lambda index, size: codes.fixed(index, sizes.index_width(size)), _read_fixed_indices),
     (_write_rice, _read_rice),
 ]

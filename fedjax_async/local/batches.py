@@ -1,29 +1,33 @@
-"""Minibatches without a shuffle buffer: a keyed permutation evaluated one index at a time.
+"""A client's examples: random minibatches for training, and means over all of them.
 
-Every local epoch visits a client's examples in a fresh random order. Sorting random numbers would
-need a buffer as long as the largest client and a sort a job; the *swap-or-not* network instead maps
-position to example in O(1) memory, is a permutation of exactly ``size`` elements whatever ``size``
-is, and vectorises over clients of different sizes.
+Every local epoch visits a client's examples in a new random order, without a shuffle buffer: a keyed permutation is
+evaluated one index at a time. Sorting random numbers would need a buffer as long as the largest client, and one sort a
+job. The *swap-or-not* network maps a position to an example in O(1) memory. It is a permutation of exactly ``size``
+elements for every ``size``, and it vectorises over clients of different sizes.
 
-Source: Hoang, Morris, Rogaway, "An enciphering scheme based on a card shuffle" (2012), figure 2.
-In place of a cryptographic round function each round draws a fresh strongly universal hash bit,
-``(a x + b) >> 31`` (Dietzfelbinger 1996). A round halves what an index still remembers of its place,
-so 24 rounds serve shards of up to millions of examples.
+Source: Hoang, Morris, Rogaway, "An enciphering scheme based on a card shuffle" (2012), figure 2. Deviation: instead of
+a cryptographic function, each pass (the paper's round) draws a new strongly universal hash bit, ``(a x + b) >> 31``
+(Dietzfelbinger 1996). A pass halves the dependence of an index on its first position, so 24 passes are enough for
+shards of millions of examples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from fedjax_async import check
 from fedjax_async.data.hashing import GOLDEN, mix
-from fedjax_async.types import Array
+from fedjax_async.types import Array, ClientData, Model, Params
 
-ROUNDS = 24
+PASSES = 24
 
 
 def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
-    """Where ``position`` lands in a random permutation of ``0 .. size-1``.
+    """The value of a random permutation of ``0 .. size-1`` at ``position``.
 
     Args: seed uint32[2]; epoch int32[]; position int32[B], each in [0, size); size int32[].
     Returns: int32[B]. For fixed (seed, epoch) the map is a bijection of ``range(size)``.
@@ -31,23 +35,23 @@ def permute(seed: Array, epoch: Array, position: Array, size: Array) -> Array:
     size = size.astype(jnp.uint32)
     x = position.astype(jnp.uint32)
     base = mix(seed[0] ^ mix(seed[1] + epoch.astype(jnp.uint32) * jnp.uint32(GOLDEN)))
-    words = mix(base + jnp.arange(3 * ROUNDS, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
-    a, b, pivots = words[:ROUNDS], words[ROUNDS : 2 * ROUNDS], words[2 * ROUNDS :] % size
+    words = mix(base + jnp.arange(3 * PASSES, dtype=jnp.uint32) * jnp.uint32(GOLDEN))
+    a, b, pivots = words[:PASSES], words[PASSES : 2 * PASSES], words[2 * PASSES :] % size
 
-    def one_round(r: Array, x: Array) -> Array:
+    def one_pass(r: Array, x: Array) -> Array:
         partner = jnp.where(pivots[r] >= x, pivots[r] - x, pivots[r] + size - x)
         swap = (a[r] * jnp.maximum(x, partner) + b[r]) >> 31
         return jnp.where(swap == 1, partner, x)
 
-    # A loop, not unrolled: XLA would fuse all rounds into one expression, which doubles with every use of x.
-    return jax.lax.fori_loop(0, ROUNDS, one_round, x).astype(jnp.int32)
+    # Not unrolled: XLA would fuse all passes into one expression, which doubles with every use of x.
+    return jax.lax.fori_loop(0, PASSES, one_pass, x).astype(jnp.int32)
 
 
 def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:
     """Examples of local step ``k``: positions int32[B] within the client's shard and their mask bool[B].
 
-    An epoch has ``ceil(size / batch_size)`` steps; its last batch holds the remainder and masks the
-    rest, so that a masked mean is unbiased. Epochs follow each other with fresh permutations.
+    An epoch has ``ceil(size / batch_size)`` steps. Its last batch holds the remaining examples; the mask is false for
+    the unused rows, so that a masked mean is unbiased. Every epoch has a new permutation.
     """
     per_epoch = (size + batch_size - 1) // batch_size
     epoch, within = k // per_epoch, k % per_epoch
@@ -60,3 +64,35 @@ def seed_of(key: Array) -> Array:
     """Two 32-bit words of a JAX key, the seed of :func:`permute`; uint32[2]."""
     words = jax.random.key_data(key)
     return jnp.stack([words[0], words[-1]])
+
+
+def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_size: int = 256) -> Any:
+    """Mean of ``measure(x, y)`` (a pytree of ``[B]``) over all rows of ``part``; NaN for an empty part.
+
+    The rows are read ``batch_size`` at a time, and the last batch is masked. ``part.size`` may be traced.
+    """
+    check.whole("batch_size", batch_size)
+    real = jnp.result_type(float)
+    offset = jnp.arange(batch_size, dtype=jnp.int32)
+
+    def measured(start: Array) -> Any:
+        mask = start + offset < part.size
+        rows = part.order[part.offset + jnp.where(mask, start + offset, 0)]
+        values = measure(part.x[rows], part.y[rows])
+        return jax.tree.map(lambda leaf: jnp.sum(jnp.where(mask, leaf, 0).astype(real)), values)
+
+    zero = jax.tree.map(lambda total: jnp.zeros(total.shape, real), jax.eval_shape(measured, jnp.int32(0)))
+    batches = (part.size + batch_size - 1) // batch_size
+    total = jax.lax.fori_loop(
+        0, batches, lambda i, total: jax.tree.map(jnp.add, total, measured(jnp.int32(batch_size) * i)), zero
+    )
+    return jax.tree.map(lambda leaf: leaf / part.size.astype(real), total)
+
+
+def mean_loss(model: Model, params: Params, part: ClientData, batch_size: int = 256) -> Array:
+    """Mean loss of ``params`` over all examples of ``part``; float[], NaN for an empty part.
+
+    ``model`` receives the rows as the data store them. If they need decoding, pass
+    ``models.decoded(model, data.decode)``.
+    """
+    return part_mean(lambda x, y: model.loss(model.apply(params, x), y), part, batch_size)

@@ -13,16 +13,16 @@ from fedjax_async.compress import Compressor, on_tree, values_bits
 from fedjax_async.geometry import GROUPINGS
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State
 
-_SENDING = 2**31  # no local step has this number
+_SENDING = 2**31  # folded into the job's key; the numbers of local steps, folded in too, are smaller
 
 
 class Sending(NamedTuple):
-    """What a client that compresses keeps from job to job."""
+    """State of a client that compresses its uploads, from job to job."""
 
-    inner: State  # of the client algorithm it wraps
-    kept: Params  # the residual e of error feedback, the estimate g of EF21; () where there is neither
-    bits: Array  # int32[], of its last accepted upload on the wire; 0 before the first
-    values_bits: Array  # int32[], of the values alone
+    inner: State  # of the wrapped client algorithm
+    kept: Params  # the residual e of error feedback or the estimate g of EF21; () without feedback
+    bits: Array  # int32[], size of its last accepted upload as a message; 0 before the first
+    values_bits: Array  # int32[], size of the values alone
 
 
 Sizes = tuple[Array, Array]
@@ -39,22 +39,23 @@ def feedback(
     like: Any = None,
     error_feedback: bool = True,
 ) -> ClientAlgorithm:
-    """``client``, whose upload passes through ``compressor``; what is lost is added to its next upload.
+    """Wrap ``client``: compress its uploads, and add the compression error to its next upload.
 
-    ``Delta_hat = C(Delta + e)``, ``e <- e + Delta - Delta_hat``; the upload is the Delta_hat that the server decodes.
+    ``Delta_hat = C(Delta + e)``, ``e <- e + Delta - Delta_hat``; the upload is Delta_hat, as the server decodes it.
 
     Args:
-      client: any client algorithm. Wrappers that change what is uploaded (``keeping``) go inside of this one.
+      client: any client algorithm. Wrappers that change the upload (``keeping``) go inside this one.
       per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Running
-        statistics (BatchNorm) are compressed with the rest: mind what unscaled signs or top-k make of them.
-      private: the leaves of the params that are not sent (``keeping`` uploads them as zeros): they pass by.
-      like: an upload, or its shapes, where it is not a pytree like the params.
-      error_feedback: without it ``Delta_hat = C(Delta)``, and nothing is kept.
+        statistics (BatchNorm) are compressed too; unscaled signs or top-k may damage them.
+      private: the leaves of the params that are not sent (``keeping`` uploads them as zeros); they are not compressed.
+      like: an upload, or its shapes, if it is not a pytree like the params.
+      error_feedback: if false, ``Delta_hat = C(Delta)``, and there is no residual.
 
-    Returns: a ``ClientAlgorithm`` whose state is :class:`Sending`. The residual stays as it is while the client is
-    away, and while its uploads are refused: one that is not finite is not finite decoded either. Sums telescope:
-    decoded uploads + residual = true uploads, to rounding. Source: Seide et al. (2014); Karimireddy et al. (2019);
-    AsynFLC-EF, algorithm 1 with eq. 8. An upload that is lost takes what it held with it: the client does not know.
+    Returns: a ``ClientAlgorithm`` with state :class:`Sending`. The residual does not change while the client is away,
+    nor by rejected uploads (an upload that is not finite is not finite after decoding either). Sums telescope:
+    decoded uploads + residual = true uploads, to rounding. If an upload is lost, its content is lost too, because the
+    client does not know of it. Source: Seide et al. (2014); Karimireddy et al. (2019); AsynFLC-EF, algorithm 1 with
+    eq. 8.
     """
     check.one_of("error_feedback", error_feedback, [True, False])
 
@@ -82,10 +83,11 @@ def sending(
     keeps: bool,
     returned: bool = False,
 ) -> ClientAlgorithm:
-    """``client`` with ``exchange(upload, kept, send) -> (upload, kept, sizes)`` between it and the server.
+    """Wrap ``client``: ``exchange(upload, kept, send) -> (upload, kept, sizes)`` stands between it and the server.
 
-    ``send(tree) -> (decoded tree, (bits, values_bits))`` is one message through the compressor, once a job. ``kept``
-    starts at zeros like an upload, or is ``()``; ``returned``: it does not change by an upload that is never applied.
+    ``send(tree) -> (decoded tree, (bits, values_bits))`` passes one message through the compressor; ``exchange`` calls
+    it once a job. If ``keeps``, ``kept`` starts as zeros like an upload, else it is ``()``. If ``returned``, an upload
+    that the server never applies does not change ``kept``.
     """
     group = registry.find("per", GROUPINGS, per)
 
@@ -95,7 +97,7 @@ def sending(
         return Sending(client.init(params), kept, jnp.int32(0), jnp.int32(0))
 
     def begin(key: Key, message: Message, client_state: Sending, data: ClientData) -> State:
-        # the job's own key stays the wrapped client's, so that it trains as if it were alone
+        # the wrapped client gets the job's key itself, so that it trains as without compression
         return client.begin(key, message, client_state.inner, data), jax.random.fold_in(key, _SENDING)
 
     def step(work: State, k: Array, message: Message, data: ClientData) -> State:
@@ -107,9 +109,9 @@ def sending(
         upload = tree.shared(whole, message.params, private)
         wire = on_tree(compressor, upload, group=group)
 
-        def send(what: Params) -> tuple[Params, Sizes]:
-            # without the barrier XLA compresses again for each of the uses of a payload
-            payload = jax.lax.optimization_barrier(wire.compress(work[1], what))
+        def send(content: Params) -> tuple[Params, Sizes]:
+            # without the barrier XLA compresses again for each use of the payload
+            payload = jax.lax.optimization_barrier(wire.compress(work[1], content))
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
 
         decoded, kept, sizes = exchange(upload, client_state.kept, send)
@@ -129,7 +131,7 @@ def sending(
 
 
 def sent(client_state: Sending) -> dict[str, Array]:
-    """Columns to record of an upload, from the state as its job left it: ``bits`` and ``values_bits``, int32[]."""
+    """Columns to record of an upload, from the state after its job: ``bits`` and ``values_bits``, int32[]."""
     return {"bits": client_state.bits, "values_bits": client_state.values_bits}
 
 
@@ -141,19 +143,19 @@ def ef21(
     private: Callable[[Path], bool] | None = None,
     like: Any = None,
 ) -> ClientAlgorithm:
-    """``client``, whose upload is an estimate g of its true one, moved by compressed differences.
+    """Wrap ``client``: its upload is an estimate g of the true upload, updated by compressed differences.
 
-    ``c = C(Delta - g)``, ``g <- g + c``: only c is sent, and the server, which holds the same g of every client,
-    applies the new g. Where Delta settles, g reaches it, whatever the compressor loses at a time; the compressor
-    should contract (unscaled signs do not). Both ends start from g = 0.
+    ``c = C(Delta - g)``, ``g <- g + c``: only c is sent. The server holds the same g of every client and applies the
+    new g. If Delta converges, g converges to it, however much the compressor loses at a time, as long as it contracts
+    (unscaled signs do not). Client and server start from g = 0.
 
-    Args: as of ``feedback``.
+    Args: as in ``feedback``.
 
-    Returns: a ``ClientAlgorithm``; its state is ``Sending`` with g as ``kept``. Source: Richtarik, Sokolov, Fatkhullin
-    (2021), algorithm 2, with model deltas in place of gradients. Deviations: the paper's server steps along the mean g
-    of all clients in every round; here that is the server rule's choice (``ca2fl`` keeps the last upload of each, and
-    so is the partial-participation form), and others use the g of whoever arrives. An upload that is lost on its way
-    is taken as noticed: neither end moves its g.
+    Returns: a ``ClientAlgorithm`` with state ``Sending``, where ``kept`` is g. Source: Richtarik, Sokolov, Fatkhullin
+    (2021), algorithm 2, with model deltas instead of gradients. Deviations: the paper's server steps along the mean g
+    of all clients in every round. Here the server rule decides: ``ca2fl`` keeps the last upload of each client, which
+    is the form with partial participation; other rules use the g of the clients that arrive. A lost upload counts as
+    noticed: client and server both keep their g.
     """
 
     def exchange(upload: Params, kept: Params, send: Send) -> Exchanged:

@@ -15,8 +15,8 @@ def local_steps(
 ) -> np.ndarray:
     """Local steps of each client's job; int32[N].
 
-    Either a fixed number of ``steps``, or ``epochs`` passes (fractions too): one pass over ``n``
-    examples takes ``b = ceil(n / batch_size)`` steps, ``e`` passes take ``floor(e) b + ceil(frac(e) b)``.
+    Either a fixed number of ``steps``, or a number of ``epochs``, which may be a fraction: one epoch over n examples
+    has ``b = ceil(n / batch_size)`` steps, e epochs have ``floor(e) b + ceil(frac(e) b)``.
 
     >>> local_steps(np.array([100, 10]), batch_size=32, epochs=1.5).tolist()
     [6, 2]
@@ -30,7 +30,7 @@ def local_steps(
     check.positive("epochs", epochs)
     per_epoch = -(-np.asarray(size, np.int64) // batch_size)
     whole, part = divmod(float(epochs or 0), 1.0)
-    extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 is 7, not the 7.000000000000001 of floating point
+    extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 must give 7, although it is 7.000000000000001 in floats
     total = np.maximum(1, whole * per_epoch + extra)
     check.require(bool((total < 2**31).all()), "epochs", epochs, "fewer than 2**31 local steps")
     return total.astype(np.int32)
@@ -44,7 +44,7 @@ def job_key(root: Key, client: Array, number: Array) -> Key:
 def run_steps(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> State:
-    """Begin a job and take ``steps`` local steps (may be traced): the job's work, not yet finished."""
+    """Begin a job and run ``steps`` local steps (may be traced); returns the work, before ``finish``."""
     work = algorithm.begin(key, message, client_state, data)
     return jax.lax.fori_loop(
         0, jnp.asarray(steps, jnp.int32), lambda k, work: algorithm.step(work, k, message, data), work
@@ -54,9 +54,9 @@ def run_steps(
 def run_job(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> tuple[Params, State]:
-    """Train ``steps`` local steps from ``message``: ``(upload, client_state)``.
+    """Train ``steps`` local steps from ``message``; returns ``(upload, client_state)``.
 
-    ``steps`` may be traced; nothing is compiled per step count.
+    ``steps`` may be traced, so one compiled program serves all numbers of steps.
     """
     work = run_steps(algorithm, key, message, client_state, data, steps)
     return algorithm.finish(work, message, client_state)

@@ -1,4 +1,4 @@
-"""Local optimisers and learning-rate decays by name; in Python any optax transformation will do."""
+"""Local optimisers and learning-rate decays by name; in Python, pass any optax transformation instead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _moments(lr: Any, b1: Any, b2: Any, eps: Any) -> None:
 
 
 def adam(lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8) -> optax.GradientTransformation:
-    """Adam; its moments start afresh with every job."""
+    """Adam; its moments start at zero in every job."""
     _moments(lr, b1, b2, eps)
     return optax.adam(lr, b1=b1, b2=b2, eps=eps)
 
@@ -54,7 +54,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd
 
 
 def _of_version(schedule: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """``schedule`` on the version as a float: schedules mix their count with floats, which strict promotion refuses."""
+    """``schedule`` of the version as a float; strict promotion forbids optax to mix an integer version with floats."""
     return lambda version: schedule(jnp.asarray(version, jnp.result_type(float)))
 
 
@@ -64,21 +64,21 @@ def constant() -> Callable[[Array], Array] | None:
 
 
 def exponential(*, rate: float = 0.99, every: int = 1) -> Callable[[Array], Array]:
-    """Multiply the local learning rate by ``rate`` once every ``every`` server steps (smoothly)."""
+    """Multiply the local learning rate by ``rate ** (version / every)``: by ``rate`` every ``every`` server steps."""
     check.positive("rate", rate)
     check.whole("every", every)
     return _of_version(optax.exponential_decay(1.0, transition_steps=every, decay_rate=rate))
 
 
 def cosine(*, steps: int = 500, floor: float = 0.0) -> Callable[[Array], Array]:
-    """Half a cosine from 1 to ``floor`` over ``steps`` server steps, then ``floor``."""
+    """Multiply the learning rate by half a cosine, from 1 to ``floor`` over ``steps`` server steps; then constant."""
     check.whole("steps", steps)
     check.in_range("floor", floor, 0.0, 1.0)
     return _of_version(optax.cosine_decay_schedule(1.0, decay_steps=steps, alpha=floor))
 
 
 def warmup(*, steps: int = 10) -> Callable[[Array], Array]:
-    """Rise linearly to the full learning rate over the first ``steps`` server steps."""
+    """Increase the learning rate linearly to its full value over the first ``steps`` server steps."""
     check.whole("steps", steps)
     return _of_version(lambda version: jnp.minimum(1.0, (version + 1.0) / steps))
 

@@ -38,19 +38,19 @@ def local_training(
     ``w_{k+1} = w_k + scale(v) * optimizer(grad F_batch(w_k) + mu (w_k - w_0))``
 
     Args:
-      model: its ``loss`` is per example; the last batch of an epoch is a masked mean. Of a model with ``train`` the
-        optimiser and the proximal term see ``params["params"]`` only; the other entries (running statistics) are
-        replaced in every step by those that ``train`` returns, and what is uploaded is their change.
-      optimizer: any optax transformation; its state starts afresh with every job.
+      model: its ``loss`` is per example, so that the last batch of an epoch is a masked mean. If the model has
+        ``train``, the optimiser and the proximal term see only ``params["params"]``. Every step replaces the other
+        entries (running statistics) by those that ``train`` returns, and their change is uploaded.
+      optimizer: any optax transformation; its state starts anew in every job.
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
-      scale: optional factor on the local updates as a function of the message's version ``v``
-        (server steps closed at dispatch), e.g. an optax schedule that decays over the run.
-      correct: optional ``correct(gradient, weights, message) -> gradient`` in every step, after the proximal term:
-        control variates and the like. A wrapper hands its client's state over in ``message.extra``.
+      scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
+        before dispatch), for example an optax schedule that decays over the run.
+      correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
+        term, for example for control variates. A wrapper passes its client's state in ``message.extra``.
 
-    Returns: a ``ClientAlgorithm`` without state between jobs, but for the leaves of the params that the model calls
-    ``private`` (see :func:`keeping`).
+    Returns: a ``ClientAlgorithm``. Its only state between jobs are the leaves that the model declares ``private`` (see
+    :func:`keeping`).
     """
     check.whole("batch_size", batch_size)
     check.non_negative("proximal", proximal)
@@ -91,12 +91,12 @@ def local_training(
 
 
 def trained(model: Model, params: Params) -> Params:
-    """The part of the params, or of a change of them, that the optimiser sees: no running statistics."""
+    """The part of the params, or of their change, that the optimiser sees: without running statistics."""
     return params if model.train is None else params["params"]
 
 
 def _forward(model: Model, weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-    """Outputs, and the params with moved statistics (``()`` where there are none)."""
+    """Outputs, and the params with updated running statistics (``()`` for a model without)."""
     if model.train is None:
         return model.apply(weights, x, key), ()
     return model.train({**params, "params": weights}, x, key, mask)

@@ -1,25 +1,26 @@
-"""The server: one rule a file, made of small transforms.
+"""The server: rules, made of small transforms.
 
-Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving delta (``transforms.py``), an aggregate
-over the arrivals of a server step (``aggregate.py``) and an optax optimiser. Read ``averaging.py`` for the simplest
-rules (FedAvg, FedBuff, FedAsync), ``ca2fl.py`` for a rule that remembers its clients, ``scaffold.py`` for one with a
-client of its own. ``methods.py`` gives every method its name; ``options.py`` and ``staleness.py`` hold what rules
-share.
+Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving delta (``transforms.py``, with the
+staleness weights), an aggregate over the arrivals of a server step (``aggregate.py``) and an optax optimiser.
+``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``fedopt.py`` the adaptive optimisers,
+``robust.py`` the rules that tolerate bad uploads. ``ca2fl.py`` is a rule with a memory of each client, ``orthofl.py``
+sends each client weights of its own, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm.
+``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
-from fedjax_async.server.options import discount, guard_rails
-from fedjax_async.server.rule import closed, known, rule
-from fedjax_async.server.staleness import STALENESS, staleness_weight
+from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
 from fedjax_async.server.transforms import (
+    STALENESS,
     Transform,
     chain,
     clip_by_norm,
     scale_by,
     scale_by_staleness,
     scale_overstale,
+    staleness_weight,
     stateless,
     towards_client,
 )

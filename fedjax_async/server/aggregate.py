@@ -1,4 +1,4 @@
-"""How the directions of one server step become one: their mean, or a function of all of them."""
+"""Aggregates: how the directions of one server step become one, by their mean or by a function of all of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fedjax_async.types import Array, Arrival, Params, Schedule, State, Traced
 
 
 class Aggregate(NamedTuple):
-    """How directions are gathered over a server step.
+    """How the directions of a server step are accumulated.
 
-    ``init(params) -> gathered``, nothing yet; ``add(gathered, direction, share, arrival) -> gathered``, where a
-    ``share`` of 0 means that the arrival does not count; ``close(gathered) -> (direction, weight, gathered)`` when the
-    step closes: the direction is used only if ``weight > 0``, and ``gathered`` is empty again.
+    ``init(params) -> accumulated``, empty;
+    ``add(accumulated, direction, share, arrival) -> accumulated``, where an arrival of ``share`` 0 does not count;
+    ``close(accumulated) -> (direction, weight, accumulated)`` when the step closes. The direction is used only if
+    ``weight > 0``, and the new ``accumulated`` is empty.
     """
 
     init: Callable[[Params], State]
@@ -28,59 +29,60 @@ class Aggregate(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """What :func:`mean` gathers."""
+    """What :func:`mean` accumulates."""
 
     total: Params  # weighted sum of the directions since the last close
     weight: Array  # float[], sum of their weights
 
 
 def mean(*, divisor: Traced | None = None) -> Aggregate:
-    """``sum w_i d_i / sum w_i``, or the sum divided by the number ``divisor`` (AsynFL divides by n)."""
+    """``sum w_i d_i / sum w_i``, or ``sum w_i d_i / divisor`` (AsynFL divides by n)."""
     if divisor is not None:
         check.positive("divisor", divisor)
 
     def init(params: Params) -> Sum:
         return Sum(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.result_type(float)))
 
-    def add(gathered: Sum, direction: Params, share: Array, arrival: Arrival) -> Sum:
-        total = jax.tree.map(jnp.add, gathered.total, scaled(direction, share))
-        return Sum(total, gathered.weight + share)
+    def add(accumulated: Sum, direction: Params, share: Array, arrival: Arrival) -> Sum:
+        total = jax.tree.map(jnp.add, accumulated.total, scaled(direction, share))
+        return Sum(total, accumulated.weight + share)
 
-    def close(gathered: Sum) -> tuple[Params, Array, Sum]:
-        total, weight = gathered
+    def close(accumulated: Sum) -> tuple[Params, Array, Sum]:
+        total, weight = accumulated
         below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
-        return scaled(total, 1.0 / below), weight, jax.tree.map(jnp.zeros_like, gathered)
+        return scaled(total, 1.0 / below), weight, jax.tree.map(jnp.zeros_like, accumulated)
 
     return Aggregate(init, add, close)
 
 
 class Buffer(NamedTuple):
-    """What :func:`buffered` gathers: the accepted directions of the step, in order of arrival."""
+    """What :func:`buffered` accumulates: the accepted directions of the step, in order of arrival."""
 
-    rows: Params  # [K, ...]; only the first ``filled`` mean something
+    rows: Params  # [K, ...]; the rows from ``filled`` on are undefined
     filled: Array  # int32[]
 
 
 def buffered(size: int, combine: Callable[[Params, Array], Params]) -> Aggregate:
     """``combine(rows [K, ...], count)`` of the ``count`` <= K = ``size`` accepted directions, each counted once.
 
-    The buffer must hold the longest server step: :func:`check_capacity` says so before a run. A longer
-    one gives NaN, not a wrong answer. ``combine`` runs only when a step closes; it may be called with a
-    count of 0, when its result is not used.
+    The buffer must hold the longest server step; :func:`check_capacity` tests this before a run. In a longer step the
+    result is NaN. ``combine`` runs only when a step closes. It may be called with a count of 0; the result is then
+    not used.
     """
     check.whole("size", size)
 
     def init(params: Params) -> Buffer:
         return Buffer(tree.stack_zeros(params, size), jnp.int32(0))
 
-    def add(gathered: Buffer, direction: Params, share: Array, arrival: Arrival) -> Buffer:
+    def add(accumulated: Buffer, direction: Params, share: Array, arrival: Arrival) -> Buffer:
         def written(rows: Array, row: Array) -> Array:
-            return rows.at[gathered.filled].set(row, mode="drop")
+            return rows.at[accumulated.filled].set(row, mode="drop")
 
-        return Buffer(jax.tree.map(written, gathered.rows, direction), gathered.filled + (share > 0).astype(jnp.int32))
+        rows = jax.tree.map(written, accumulated.rows, direction)
+        return Buffer(rows, accumulated.filled + (share > 0).astype(jnp.int32))
 
-    def close(gathered: Buffer) -> tuple[Params, Array, Buffer]:
-        rows, count = gathered
+    def close(accumulated: Buffer) -> tuple[Params, Array, Buffer]:
+        rows, count = accumulated
         fits = count <= size
         direction = jax.tree.map(lambda leaf: jnp.where(fits, leaf, jnp.full_like(leaf, jnp.nan)), combine(rows, count))
         return direction, count.astype(jnp.result_type(float)), Buffer(rows, jnp.zeros_like(count))
@@ -89,14 +91,14 @@ def buffered(size: int, combine: Callable[[Params, Array], Params]) -> Aggregate
 
 
 def along(vector: Array, rows: Array) -> Array:
-    """``vector`` [K] as [K, 1, ...], to be broadcast against ``rows`` [K, ...]."""
+    """``vector`` [K] as [K, 1, ...], so that it broadcasts against ``rows`` [K, ...]."""
     return vector.reshape((-1,) + (1,) * (rows.ndim - 1))
 
 
 def check_capacity(state: State, schedule: Schedule) -> None:
-    """``ValueError`` if a server step of the schedule has more arrivals than a buffer of the rule has rows.
+    """Raise ``ValueError`` if a server step of the schedule has more arrivals than a buffer of the rule has rows.
 
-    ``state``: the rule's state, or its shapes (``jax.eval_shape(server.init, params)[0]``).
+    ``state``: the state of the rule, or its shapes (``jax.eval_shape(server.init, params)[0]``).
     """
     longest = int(np.max(np.bincount(schedule.step), initial=0))
     for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Buffer)):

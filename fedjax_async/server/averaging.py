@@ -1,28 +1,78 @@
-"""Rules that step by a weighted mean of the deltas: FedAvg, FedBuff, FedAsync, ASGD, AsynFL."""
+"""Rules that step by a weighted mean or sum of the deltas: FedAvg, FedNova, FedBuff, FedAsync, ASGD, AsynFL."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_async import check
 from fedjax_async.registry import takes
-from fedjax_async.server.aggregate import mean
-from fedjax_async.server.options import discount, guard_rails
-from fedjax_async.server.rule import rule
-from fedjax_async.server.staleness import Weight
-from fedjax_async.server.transforms import Transform, scale_by_staleness, towards_client
-from fedjax_async.types import ServerAlgorithm, Traced
+from fedjax_async.server.aggregate import Aggregate, mean
+from fedjax_async.server.rule import discount, guard_rails, rule
+from fedjax_async.server.running_statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, scaled, towards_client
+from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
 def fedavg(*, server_lr: Traced = 1.0, weighting: str = "examples", guards: Transform) -> ServerAlgorithm:
     """Mean of the deltas, by examples or uniform (McMahan et al. 2017).
 
-    ``x <- x + eta_g sum_i p_i Delta_i`` with ``p_i`` proportional to the client's examples
-    (``weighting="examples"``, Algorithm 1 of the paper) or uniform. ``server_lr`` is ``eta_g > 0``.
+    ``x <- x + eta_g sum_i p_i Delta_i``; ``p_i`` is proportional to the client's examples (``weighting="examples"``,
+    Algorithm 1 of the paper) or uniform. ``server_lr`` is ``eta_g > 0``.
     """
     check.positive("server_lr", server_lr)
     return rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting)
+
+
+class Normalised(NamedTuple):
+    """What :func:`normalised` accumulates."""
+
+    total: Params  # sum of ``w_i d_i / tau_i``; of running statistics, sum of ``w_i d_i``
+    steps: Array  # float[], sum of ``w_i tau_i``
+    weight: Array  # float[], sum of ``w_i``
+
+
+def normalised() -> Aggregate:
+    """``tau_eff sum p_i d_i / tau_i``; ``tau_eff = sum p_i tau_i``, ``p_i = w_i / sum w_j``, ``tau_i`` local steps."""
+
+    def init(params: Params) -> Normalised:
+        zero = jnp.zeros((), jnp.result_type(float))
+        return Normalised(jax.tree.map(jnp.zeros_like, params), zero, zero)
+
+    def add(accumulated: Normalised, direction: Params, share: Array, arrival: Arrival) -> Normalised:
+        steps = jnp.asarray(arrival.local_steps).astype(share.dtype)
+        part = with_statistics(weights_of(scaled(direction, share / steps)), scaled(direction, share))
+        total = jax.tree.map(jnp.add, accumulated.total, part)
+        return Normalised(total, accumulated.steps + share * steps, accumulated.weight + share)
+
+    def close(accumulated: Normalised) -> tuple[Params, Array, Normalised]:
+        total, steps, weight = accumulated
+        below = jnp.where(weight > 0, weight, 1.0)
+        average = scaled(total, 1.0 / below)
+        direction = with_statistics(weights_of(scaled(average, steps / below)), average)
+        return direction, weight, jax.tree.map(jnp.zeros_like, accumulated)
+
+    return Aggregate(init, add, close)
+
+
+@takes(guards=guard_rails)
+def fednova(*, server_lr: Traced = 1.0, weighting: str = "examples", guards: Transform) -> ServerAlgorithm:
+    """Mean of the deltas per local step, times the mean number of steps (Wang et al. 2020).
+
+    ``x <- x + eta_g tau_eff sum_i p_i Delta_i / tau_i``, ``tau_eff = sum_i p_i tau_i``, with ``tau_i`` local steps of
+    plain SGD: eq. 6 of "Tackling the objective inconsistency problem in heterogeneous federated optimization". Clients
+    that take more local steps do not count for more. If all clients of a server step take equally many, it is FedAvg.
+
+    Args:
+      server_lr: ``eta_g > 0``.
+      weighting: ``p_i`` by ``examples`` or ``uniform``.
+    """
+    check.positive("server_lr", server_lr)
+    return rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting, aggregate=normalised())
 
 
 @takes(discounted=discount, guards=guard_rails)
@@ -30,7 +80,7 @@ def fedbuff(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) -
     """Mean of K staleness-weighted deltas (Nguyen et al. 2022).
 
     ``x <- x + eta_g (1/K) sum_{i in buffer} s(tau_i) Delta_i``, ``s = (1 + tau)^-0.5`` by default:
-    Algorithm 1 of the paper. The buffer's size K is the timing policy's ``buffer:size=K``.
+    Algorithm 1 of the paper. The timing policy ``buffer:size=K`` sets the size of the buffer.
     """
     check.positive("server_lr", server_lr)
     return rule(guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr))
@@ -38,11 +88,11 @@ def fedbuff(*, server_lr: Traced = 1.0, discounted: Weight, guards: Transform) -
 
 @takes(discounted=discount, guards=guard_rails)
 def fedasync(*, mixing: Traced = 0.6, discounted: Weight, guards: Transform) -> ServerAlgorithm:
-    """Mix each arriving model in, less the staler it is (Xie et al. 2019).
+    """Mix each arriving model in, with a smaller weight if it is staler (Xie et al. 2019).
 
-    ``x <- (1 - a_t) x + a_t x_i``, ``a_t = mixing * s(tau)``: Algorithm 1 of the paper. Under a
-    timing policy that gathers several arrivals in a server step, their mixing steps are averaged.
-    ``mixing`` is alpha in (0, 1]. The guard rails see ``x_i - x``, the way to the client's model.
+    ``x <- (1 - a_t) x + a_t x_i``, ``a_t = mixing * s(tau)``: Algorithm 1 of the paper. If a server step has several
+    arrivals, their mixing steps are averaged. ``mixing`` is alpha in (0, 1]. The guard rails limit ``x_i - x``, the
+    difference of the client's model from the server's.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)
@@ -53,8 +103,7 @@ def fedasync(*, mixing: Traced = 0.6, discounted: Weight, guards: Transform) -> 
 def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Add each arriving delta, ``x <- x + eta Delta_i`` (asynchronous SGD with local steps).
 
-    ``server_lr`` is ``eta > 0``. Under a timing policy that gathers several arrivals in a server
-    step, their deltas are averaged.
+    ``server_lr`` is ``eta > 0``. If a server step has several arrivals, their deltas are averaged.
     """
     check.positive("server_lr", server_lr)
     return rule(guards, optimizer=optax.sgd(server_lr))
@@ -62,12 +111,12 @@ def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
 
 @takes(guards=guard_rails)
 def asynfl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
-    """Sum of the deltas of whoever finished, divided by the number of all clients (AsynFL 2025).
+    """Sum of the deltas of a server step, divided by the number of all clients (AsynFL 2025).
 
-    ``x <- x + (eta_g / n) sum_{i in S_t} Delta_i``, where ``S_t`` are the clients of the server step, however many;
-    n divides, not ``|S_t|``: who takes part more often counts more. With compressed uploads (``Delta_i`` as it is
-    decoded) this is AsynFLC, with error feedback AsynFLC-EF. When a step closes is the timing policy's affair:
-    ``window:length=W``, or ``participation``, Algorithm 1 of the paper to the letter.
+    ``x <- x + (eta_g / n) sum_{i in S_t} Delta_i``, where ``S_t`` are the clients of the server step. The sum is
+    divided by n, not by ``|S_t|``, so a client that takes part more often counts more. With compressed uploads
+    (``Delta_i`` after decoding) this is AsynFLC, with error feedback AsynFLC-EF. The timing policy decides when a
+    step closes: ``window:length=W``, or ``participation``, which is exactly Algorithm 1 of the paper.
 
     Args:
       server_lr: ``eta_g > 0``.

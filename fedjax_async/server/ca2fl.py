@@ -1,4 +1,4 @@
-"""CA2FL: a buffer whose mean is calibrated by every client's latest delta."""
+"""CA2FL: a buffered mean, calibrated by the latest delta of every client."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.options import guard_rails
+from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, scaled, take
+from fedjax_async.server.transforms import Transform, scaled, transformed
 from fedjax_async.types import Array, Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class Cached(NamedTuple):
-    """The server's row about one client: its deltas of two moments."""
+    """The server's row about one client: its deltas at two moments."""
 
     before: Params  # h_i, its latest delta at the beginning of server step ``step``
     newest: Params  # its latest delta
-    step: Array  # int32[], server steps taken when the newest came; -1: none came yet
+    step: Array  # int32[], server steps closed when ``newest`` arrived; -1: no delta arrived yet
 
 
 class Ca2flState(NamedTuple):
-    """Server state; the cached deltas themselves are the clients' rows."""
+    """Server state; the rows of the clients hold the cached deltas."""
 
     params: Params
     mean: Params  # h, the mean of all clients' cached deltas at the beginning of this step
-    changes: Params  # sum of what the cached deltas have changed by since
-    gathered: Sum  # of ``Delta_i - h_i`` since
-    step: Array  # int32[], server steps taken
+    changes: Params  # sum of the changes of the cached deltas since then
+    accumulated: Sum  # of ``Delta_i - h_i`` since then
+    step: Array  # int32[], server steps closed
     guards: State
 
 
@@ -42,47 +42,47 @@ def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) 
     ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``, and then ``h_i <- Delta_i``:
     ``h_i`` is the last delta of client i in earlier steps (zero at first), ``h`` the mean of all (Algorithm 2 of
     "Tackling the data heterogeneity in asynchronous federated learning with cached update calibration").
-    Of a client that is twice in a buffer the newest delta is cached. Memory: 2 D scalars a client. Running statistics
-    are averaged over the buffer and not cached: no change of them is worth anything later.
+    If a client is twice in a buffer, its newest delta is cached. Running statistics are averaged over the buffer and
+    not cached, because their old changes are of no use later. Memory: 2 D scalars a client.
 
     Args:
       server_lr: ``eta > 0``.
-      num_clients: N, of which ``h`` is the mean; a run by name fills it in.
+      num_clients: N, the number of clients in the mean ``h``; a run by name fills it in.
     """
     check.positive("server_lr", server_lr)
     check.whole("num_clients", num_clients)
-    gathering = mean()
+    average = mean()
 
     def init(params: Params) -> tuple[Ca2flState, Cached]:
         zero = jax.tree.map(jnp.zeros_like, params)
-        begun = jnp.zeros((), jnp.int32)
-        state = Ca2flState(params, zero, zero, gathering.init(params), begun, guards.init(params))
-        return state, Cached(zero, zero, begun - 1)
+        first = jnp.zeros((), jnp.int32)
+        state = Ca2flState(params, zero, zero, average.init(params), first, guards.init(params))
+        return state, Cached(zero, zero, first - 1)
 
     def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, Info]:
-        taken = take(guards, state.guards, state.params, arrival)
-        delta, accepted = taken.direction, taken.accepted
-        share = accepted.astype(taken.arrival.weight.dtype)
+        result = transformed(guards, state.guards, state.params, arrival)
+        delta, accepted = result.direction, result.accepted
+        share = accepted.astype(result.arrival.weight.dtype)
         before = tree.where(memory.step == state.step, memory.before, memory.newest)
         difference = jax.tree.map(jnp.subtract, delta, before)
         latest = with_statistics(delta, jax.tree.map(jnp.zeros_like, delta))
-        changed = jax.tree.map(lambda s, d, old: s + d - old, state.changes, latest, memory.newest)
+        changes = jax.tree.map(lambda s, d, old: s + d - old, state.changes, latest, memory.newest)
         new = state._replace(
-            changes=tree.where(accepted, changed, state.changes),
-            gathered=gathering.add(state.gathered, difference, share, arrival),
-            guards=tree.where(accepted, taken.state, state.guards),
+            changes=tree.where(accepted, changes, state.changes),
+            accumulated=average.add(state.accumulated, difference, share, arrival),
+            guards=tree.where(accepted, result.state, state.guards),
         )
         row = Cached(before, latest, state.step)
-        return new, tree.where(accepted, row, memory), Info(share * taken.factor.astype(share.dtype))
+        return new, tree.where(accepted, row, memory), Info(share * result.factor.astype(share.dtype))
 
     def close(state: Ca2flState, memory: Cached) -> tuple[Ca2flState, Cached]:
-        correction, count, emptied = gathering.close(state.gathered)
+        correction, count, emptied = average.close(state.accumulated)
         direction = jax.tree.map(jnp.add, state.mean, correction)
-        moved = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        now = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / num_clients))
-        changes = jax.tree.map(jnp.zeros_like, state.changes)
-        after = jax.tree.map(jnp.add, state.params, moved)
-        stepped = Ca2flState(after, now, changes, emptied, state.step + 1, state.guards)
+        change = with_statistics(weights_of(scaled(direction, server_lr)), direction)
+        cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / num_clients))
+        no_changes = jax.tree.map(jnp.zeros_like, state.changes)
+        params = jax.tree.map(jnp.add, state.params, change)
+        stepped = Ca2flState(params, cached_mean, no_changes, emptied, state.step + 1, state.guards)
         return tree.where(count > 0, stepped, state), memory
 
     def dispatch(state: Ca2flState, memory: Cached, request: Request) -> tuple[Message, Cached]:

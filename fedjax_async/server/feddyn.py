@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective is shifted so that the clients' optima agree with the global one.
+"""FedDyn: a linear term in each client's objective makes the clients' optima agree with the global one.
 
 Source: Acar et al., "Federated learning based on dynamic regularization" (2021), Algorithm 1.
 """
@@ -17,9 +17,9 @@ from fedjax_async.local import local_training
 from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.options import guard_rails
+from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, chain, scaled, take, towards_client
+from fedjax_async.server.transforms import Transform, chain, scaled, towards_client, transformed
 from fedjax_async.types import (
     Array,
     Arrival,
@@ -43,19 +43,19 @@ class FedDynState(NamedTuple):
 
     params: Params  # x
     shift: Params  # h, of the weights alone
-    gathered: Sum  # of the ways to the clients' models since the last server step
-    deltas: Params  # sum of Delta since then, of the weights alone
+    accumulated: Sum  # of ``w_i - x`` since the last server step
+    deltas: Params  # sum of Delta_i since then, of the weights alone
     guards: State
 
 
 @takes(guards=guard_rails)
 def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
-    """Mean of the clients' models, moved against all drift so far (Acar et al. 2021).
+    """Mean of the clients' models, corrected by the sum of all their deltas so far (Acar et al. 2021).
 
     ``h <- h - (alpha / N) sum_i Delta_i`` and ``x <- mean_i w_i - h / alpha`` over the clients of a server step. The
-    clients are :func:`feddyn_client`'s, with the same alpha. Asynchronously ``Delta_i`` counts from the model that the
-    client started from. Here alpha cancels, since h grows with it: what it changes is local training.
-    ``clip`` bounds ``w_i - x`` in the mean.
+    clients run :func:`feddyn_client` with the same alpha. In asynchronous runs ``Delta_i`` counts from the model that
+    the client started from. At the server alpha cancels, because h is proportional to it; it matters in local
+    training. ``clip`` bounds ``w_i - x`` in the mean.
 
     Args:
       alpha: weight of the dynamic regulariser, > 0.
@@ -65,31 +65,32 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
 
 
 def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
-    transform, gathering = chain(towards_client(), guards), mean()
+    """The rule for a run of ``facts``, which hold N."""
+    transform, average = chain(towards_client(), guards), mean()
 
     def init(params: Params) -> tuple[FedDynState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
-        return FedDynState(params, zero, gathering.init(params), zero, transform.init(params)), ()
+        return FedDynState(params, zero, average.init(params), zero, transform.init(params)), ()
 
     def receive(state: FedDynState, memory: State, arrival: Arrival) -> tuple[FedDynState, State, Info]:
-        taken = take(transform, state.guards, state.params, arrival)
-        share = taken.accepted.astype(taken.arrival.weight.dtype)
+        result = transformed(transform, state.guards, state.params, arrival)
+        share = result.accepted.astype(result.arrival.weight.dtype)
         deltas = jax.tree.map(jnp.add, state.deltas, weights_of(arrival.upload))
         new = state._replace(
-            gathered=gathering.add(state.gathered, taken.direction, share, taken.arrival),
-            deltas=tree.where(taken.accepted, deltas, state.deltas),
-            guards=tree.where(taken.accepted, taken.state, state.guards),
+            accumulated=average.add(state.accumulated, result.direction, share, result.arrival),
+            deltas=tree.where(result.accepted, deltas, state.deltas),
+            guards=tree.where(result.accepted, result.state, state.guards),
         )
-        return new, memory, Info(share * taken.factor.astype(share.dtype))
+        return new, memory, Info(share * result.factor.astype(share.dtype))
 
     def close(state: FedDynState, memory: State) -> tuple[FedDynState, State]:
-        way, weight, emptied = gathering.close(state.gathered)
+        direction, weight, emptied = average.close(state.accumulated)
         rate = jnp.asarray(alpha, jnp.result_type(float))
         shift = jax.tree.map(jnp.subtract, state.shift, scaled(state.deltas, rate / facts.num_clients))
-        average = jax.tree.map(jnp.add, state.params, way)
-        params = jax.tree.map(jnp.subtract, weights_of(average), scaled(shift, 1.0 / rate))
-        nothing = jax.tree.map(jnp.zeros_like, state.deltas)
-        new = FedDynState(with_statistics(params, average), shift, emptied, nothing, state.guards)
+        mean_model = jax.tree.map(jnp.add, state.params, direction)
+        params = jax.tree.map(jnp.subtract, weights_of(mean_model), scaled(shift, 1.0 / rate))
+        no_deltas = jax.tree.map(jnp.zeros_like, state.deltas)
+        new = FedDynState(with_statistics(params, mean_model), shift, emptied, no_deltas, state.guards)
         return tree.where(weight > 0, new, state), memory
 
     def dispatch(state: FedDynState, memory: State, request: Request) -> tuple[Message, State]:
@@ -119,18 +120,18 @@ def feddyn_client(
 ) -> ClientAlgorithm:
     """Local training on ``F_i(w) - <h_i, w> + (alpha / 2) ||w - x||^2`` from x; uploads the model delta.
 
-    After K steps ``h_i <- h_i - alpha (w_K - x)``. State: h_i, at first zero.
-    Options as of ``local_training``; ``alpha`` > 0.
+    After K steps ``h_i <- h_i - alpha (w_K - x)``. State: h_i, zero at first. ``alpha`` > 0; the other options are
+    those of ``local_training``.
     """
     check.positive("alpha", alpha)
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
         start = trained(model, message.params)
 
-        def one(g: Array, w: Array, x: Array, h: Array) -> Array:
+        def corrected(g: Array, w: Array, x: Array, h: Array) -> Array:
             return g - h + jnp.asarray(alpha, w.dtype) * (w - x)
 
-        return jax.tree.map(one, gradient, weights, start, trained(model, message.extra))
+        return jax.tree.map(corrected, gradient, weights, start, trained(model, message.extra))
 
     base = local_training(
         model, optimizer=optimizer, batch_size=batch_size, proximal=proximal, scale=scale, correct=correct

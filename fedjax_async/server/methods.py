@@ -1,4 +1,4 @@
-"""Methods by name: one line here makes a method known everywhere."""
+"""Methods by name: one line in ``METHODS`` makes a method known everywhere."""
 
 from __future__ import annotations
 
@@ -6,29 +6,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async.local import local_training
-from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff
+from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff, fednova
 from fedjax_async.server.ca2fl import ca2fl
-from fedjax_async.server.fadas import fadas
 from fedjax_async.server.feddyn import feddyn, feddyn_client
-from fedjax_async.server.fednova import fednova
-from fedjax_async.server.fedopt import fedadagrad, fedadam, fedavgm, fedyogi
-from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise
-from fedjax_async.server.orthofl_released import orthofl_released
+from fedjax_async.server.fedopt import fadas, fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise, orthofl_released
 from fedjax_async.server.robust import fedmedian, krum, trimmed_mean
 from fedjax_async.server.scaffold import scaffold, scaffold_client
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 
 class Preset(NamedTuple):
-    """A method: a server rule with its usual timing, local training, proximal weight and treatment of uploads."""
+    """A method: a server rule with its usual timing, local training, proximal weight and compression of uploads."""
 
-    server: Callable[..., ServerAlgorithm]  # a factory of keyword-only options
+    server: Callable[..., ServerAlgorithm]  # a factory with keyword-only options
     timing: str  # a spec of ``clock.TIMINGS``
-    about: str
-    proximal: float = 0.0
-    compress: str | None = None
-    feedback: str | None = None
-    client: Callable[..., ClientAlgorithm] = local_training  # called as ``client(model, *, batch_size, ...)``
+    about: str  # one line for lists of methods
+    proximal: float = 0.0  # mu of ``local_training``
+    compress: str | None = None  # a spec of ``compress.COMPRESSORS``
+    feedback: str | None = None  # a name of ``local.FEEDBACKS``
+    client: Callable[..., ClientAlgorithm] = local_training  # called as ``client(model, batch_size=..., ...)``
     plain_sgd: bool = False  # whether its clients must take plain SGD steps
 
 
@@ -46,14 +43,14 @@ METHODS: dict[str, Preset] = {
     "scaffold": Preset(
         scaffold,
         "cohort",
-        "Control variates at both ends (Karimireddy et al. 2020).",
+        "Control variates at server and clients (Karimireddy et al. 2020).",
         client=scaffold_client,
         plain_sgd=True,
     ),
-    "fedasync": Preset(fedasync, "every", "Each arriving model is mixed in by its staleness (Xie et al. 2019)."),
+    "fedasync": Preset(fedasync, "every", "Mix each arriving model in, weighted by staleness (Xie et al. 2019)."),
     "asgd": Preset(asgd, "every", "Each arriving delta is added, however stale."),
     "fedbuff": Preset(fedbuff, "buffer:size=3", "Mean of K staleness-weighted deltas (Nguyen et al. 2022)."),
-    "asynfl": Preset(asynfl, "window:length=300", "Sum of who finished in a window, over all clients (AsynFL 2025)."),
+    "asynfl": Preset(asynfl, "window:length=300", "Sum of a window's deltas, over all clients (AsynFL 2025)."),
     "asynflc": Preset(
         asynfl, "window:length=300", "AsynFL with compressed uploads, by default signs.", 0.0, "sign", "off"
     ),
@@ -62,13 +59,13 @@ METHODS: dict[str, Preset] = {
     ),
     "ca2fl": Preset(ca2fl, "buffer:size=3", "FedBuff corrected by cached deltas of all clients (Wang et al. 2024)."),
     "fadas": Preset(fadas, "buffer:size=3", "FedBuff with delay-adaptive AMSGrad at the server (Wang et al. 2024)."),
-    "orthofl": Preset(orthofl, "every", "Clients keep their weights and take orthogonal shifts over (OrthoFL 2025)."),
+    "orthofl": Preset(orthofl, "every", "Clients keep their weights and add orthogonal shifts (OrthoFL 2025)."),
     "orthofl_released": Preset(orthofl_released, "every", "OrthoFL by its authors' released code."),
     "orthofl_no_average": Preset(orthofl_no_average, "every", "OrthoFL without its moving average."),
     "orthofl_pairwise": Preset(orthofl_pairwise, "every", "OrthoFL with changes projected pairwise."),
     "fedmedian": Preset(fedmedian, "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
     "trimmed_mean": Preset(trimmed_mean, "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
-    "krum": Preset(krum, "buffer:size=5", "The deltas with the nearest neighbours (Blanchard et al. 2017)."),
+    "krum": Preset(krum, "buffer:size=5", "The delta with the nearest neighbours (Blanchard et al. 2017)."),
 }
 
 # Every server rule by its own name.

@@ -1,4 +1,8 @@
-"""OrthoFL: clients keep weights of their own, and take over what is orthogonal to their change; with its ablations."""
+"""OrthoFL, its ablations, and the variant of its released code.
+
+Clients keep weights of their own. After each upload a client continues from its own weights plus the part of the
+others' change that is orthogonal to its own change. Read :func:`by_average` first: it is the paper's rule.
+"""
 
 from __future__ import annotations
 
@@ -11,123 +15,39 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
+from fedjax_async.models import STATISTICS
 from fedjax_async.registry import takes
-from fedjax_async.server.options import discount, guard_rails
-from fedjax_async.server.rule import closed, known, rule
-from fedjax_async.server.running_statistics import on_weights
-from fedjax_async.server.staleness import Weight
-from fedjax_async.server.transforms import Transform, scale_by_staleness, take, towards_client
-from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
+from fedjax_async.server.running_statistics import has_statistics, on_weights
+from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, towards_client, transformed
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    Facts,
+    Info,
+    Message,
+    Params,
+    Path,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
 
-# ``combine(change, now, before)``: how a client moves from its start, given its own change and the others', which
-# is the way from ``before`` to ``now``.
+# ``combine(change, now, before)``: how far a client moves from its start, given its own change and the change of the
+# others, which is ``now - before``.
 Combine = Callable[[Params, Params, Params], Params]
 
 
-class Sent(NamedTuple):
-    """The server's row about one client."""
-
-    weights: Params  # what it is sent next: its own weights, calibrated
-    seen: Params  # the global model right after its last upload
-
-
-class Averaged(NamedTuple):
-    """State of :func:`by_average`."""
-
-    average: State
-    accepted: Array  # bool[], whether the rule counted the last arrival
-
-
-class Shared(NamedTuple):
-    """State of :func:`by_last`."""
-
-    average: State
-    weights: Params  # what was sent last, to whichever client
-
-
-def marker() -> Array:
-    """A row that says nothing, but that messages change with every arrival, not only when a step closes."""
-    return jnp.zeros((), jnp.int32)
-
-
-def plus(one: Params, other: Params) -> Params:
+def plus(first: Params, second: Params) -> Params:
     """Leafwise sum."""
-    return jax.tree.map(jnp.add, one, other)
-
-
-def handed_on(last: Params, start: Params, change: Params, combine: Combine) -> Params:
-    """``start + combine(change, last, start)``."""
-    return plus(start, combine(change, last, start))
-
-
-def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
-    """``average``, a rule without memory, whose clients start from calibrated weights of their own.
-
-    A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W, W_seen)``: ``W`` is
-    the global model before this arrival is mixed in, ``W_seen`` the one right after its arrival before. A
-    client whose upload the rule rejects is sent what it was sent before.
-    """
-
-    def init(params: Params) -> tuple[Averaged, Sent]:
-        return Averaged(average.init(params)[0], jnp.bool_(False)), Sent(params, params)
-
-    def receive(state: Averaged, memory: Sent, arrival: Arrival) -> tuple[Averaged, Sent, Info]:
-        now = average.params(state.average)
-        weights = plus(arrival.start, combine(arrival.upload, now, memory.seen))
-        after, _, info = average.receive(state.average, (), arrival)
-        accepted = info.weight > 0
-        return Averaged(after, accepted), tree.where(accepted, Sent(weights, now), memory), info
-
-    def close(state: Averaged, memory: Sent) -> tuple[Averaged, Sent]:
-        after, seen = seen_after(average, state.average, state.accepted, memory.seen)
-        return state._replace(average=after), memory._replace(seen=seen)
-
-    def dispatch(state: Averaged, memory: Sent, request: Request) -> tuple[Message, Sent]:
-        return Message(memory.weights), memory
-
-    def given(facts: Facts) -> ServerAlgorithm:
-        return by_average(known(average, facts), combine)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
-
-
-def seen_after(average: ServerAlgorithm, state: State, accepted: Array, seen: Params) -> tuple[State, Params]:
-    """Close a step of ``average``: its state, and what the client whose arrival closed it has now seen."""
-    after, _ = closed(average, state, ())
-    return after, tree.where(accepted, average.params(after), seen)
-
-
-def by_last(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
-    """Like :func:`by_average`, but the shift is counted from the weights ``S`` that were calibrated last, for anyone.
-
-    ``S <- start + combine(Delta, S, start)``, and ``S`` is what the next client to leave is sent, while
-    the model of ``average`` is only evaluated.
-    """
-
-    def init(params: Params) -> tuple[Shared, Array]:
-        return Shared(average.init(params)[0], params), marker()
-
-    def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, Info]:
-        weights = handed_on(state.weights, arrival.start, arrival.upload, combine)
-        after, _, info = average.receive(state.average, (), arrival)
-        return Shared(after, tree.where(info.weight > 0, weights, state.weights)), memory, info
-
-    def close(state: Shared, memory: Array) -> tuple[Shared, Array]:
-        return state._replace(average=closed(average, state.average, ())[0]), memory
-
-    def dispatch(state: Shared, memory: Array, request: Request) -> tuple[Message, Array]:
-        return Message(state.weights), memory
-
-    def given(facts: Facts) -> ServerAlgorithm:
-        return by_last(known(average, facts), combine)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+    return jax.tree.map(jnp.add, first, second)
 
 
 def orthogonal(per: str) -> Combine:
-    """``Delta + shift_perp``: of the others' shift, what is orthogonal to the client's own change; statistics its own.
+    """``Delta + shift_perp``: the client's change plus the orthogonal part of the others' shift (eqs. 3-5).
 
-    Source: OrthoFL (2025), eqs. 3-5.
+    Running statistics are the client's own.
     """
     registry.find("per", GROUPINGS, per)
 
@@ -135,7 +55,7 @@ def orthogonal(per: str) -> Combine:
 
 
 def after_the_first(transform: Transform) -> Transform:
-    """``transform`` for all accepted arrivals but the first, which is left as it is."""
+    """``transform`` for all accepted arrivals except the first, which passes unchanged."""
 
     def init(params: Params) -> State:
         return jnp.zeros((), jnp.bool_), transform.init(params)
@@ -152,6 +72,118 @@ def after_the_first(transform: Transform) -> Transform:
 def moving_average(guards: Transform, mixed: Transform) -> ServerAlgorithm:
     """``W <- W + mixed(w_i - W)``."""
     return rule(towards_client(), guards, mixed, optimizer=optax.sgd(1.0))
+
+
+# --- rules that calibrate their clients -------------------------------------------------------
+
+
+class Sent(NamedTuple):
+    """The server's row about one client."""
+
+    weights: Params  # its own calibrated weights, its next message
+    seen: Params  # the global model right after its last upload
+
+
+class Averaged(NamedTuple):
+    """State of :func:`by_average`."""
+
+    average: State
+    calibration: State
+    accepted: Array  # bool[], whether the rule accepted the last arrival
+
+
+class Calibration(NamedTuple):
+    """How a client's next weights follow from its arrival.
+
+    ``init(params) -> state``; ``update(state, arrival, now, seen) -> (change, state)``: the client continues from
+    ``start + change``; ``now - seen`` is the shift of the global model since the client's last upload.
+    """
+
+    init: Callable[[Params], State]
+    update: Callable[[State, Arrival, Params, Params], tuple[Params, State]]
+
+
+def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
+    """``average``, a rule without memory, with clients that start from calibrated weights of their own.
+
+    A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W, W_seen)``: ``W`` is the
+    global model before this arrival is mixed in, ``W_seen`` the one right after the client's previous arrival. If the
+    rule rejects an upload, the client is sent the same weights again.
+    """
+
+    def update(state: State, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, State]:
+        return combine(arrival.upload, now, seen), state
+
+    return _calibrated(average, Calibration(lambda params: (), update))
+
+
+def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlgorithm:
+    def init(params: Params) -> tuple[Averaged, Sent]:
+        state = Averaged(average.init(params)[0], calibration.init(params), jnp.bool_(False))
+        return state, Sent(params, params)
+
+    def receive(state: Averaged, memory: Sent, arrival: Arrival) -> tuple[Averaged, Sent, Info]:
+        now = average.params(state.average)
+        change, calibrated = calibration.update(state.calibration, arrival, now, memory.seen)
+        weights = plus(arrival.start, change)
+        after, _, info = average.receive(state.average, (), arrival)
+        accepted = info.weight > 0
+        new = Averaged(after, tree.where(accepted, calibrated, state.calibration), accepted)
+        return new, tree.where(accepted, Sent(weights, now), memory), info
+
+    def close(state: Averaged, memory: Sent) -> tuple[Averaged, Sent]:
+        after, _ = closed(average, state.average, ())
+        seen = tree.where(state.accepted, average.params(after), memory.seen)
+        return state._replace(average=after), memory._replace(seen=seen)
+
+    def dispatch(state: Averaged, memory: Sent, request: Request) -> tuple[Message, Sent]:
+        return Message(memory.weights), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _calibrated(known(average, facts), calibration)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+
+
+class Shared(NamedTuple):
+    """State of :func:`by_last`."""
+
+    average: State
+    weights: Params  # S, calibrated last
+    accepted: Array  # int32[], accepted arrivals so far
+
+
+def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: bool = False) -> ServerAlgorithm:
+    """Like :func:`by_average`, but all clients share the weights ``S`` that were calibrated last.
+
+    ``S <- start + combine(Delta, S, start)`` at every accepted arrival. ``S`` is sent to the next client, whichever it
+    is; the model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
+    number of accepted updates of others since the client's last accepted one.
+    """
+
+    def init(params: Params) -> tuple[Shared, Array]:
+        return Shared(average.init(params)[0], params, jnp.int32(0)), jnp.int32(0)
+
+    def receive(state: Shared, memory: Array, arrival: Arrival) -> tuple[Shared, Array, Info]:
+        weights = plus(arrival.start, combine(arrival.upload, state.weights, arrival.start))
+        if staleness_of_others:  # memory: accepted arrivals after this client's last one
+            arrival = arrival._replace(staleness=state.accepted - memory)
+        after, _, info = average.receive(state.average, (), arrival)
+        counts = info.weight > 0
+        accepted = state.accepted + counts.astype(jnp.int32)
+        new = Shared(after, tree.where(counts, weights, state.weights), accepted)
+        return new, jnp.where(counts, accepted, memory), info
+
+    def close(state: Shared, memory: Array) -> tuple[Shared, Array]:
+        return state._replace(average=closed(average, state.average, ())[0]), memory
+
+    def dispatch(state: Shared, memory: Array, request: Request) -> tuple[Message, Array]:
+        return Message(state.weights), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return by_last(known(average, facts), combine, staleness_of_others=staleness_of_others)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
 
 
 def _by_average(guards: Transform, mixed: Transform, combine: Combine) -> ServerAlgorithm:
@@ -172,29 +204,32 @@ REFERENCES: dict[str, Callable[[Transform, Transform, Combine], ServerAlgorithm]
 def orthofl(
     *, mixing: Traced = 0.6, per: str = "layer", reference: str = "average", discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
-    """Clients keep their own weights and take over what is orthogonal to their own change (OrthoFL, 2025).
+    """Clients keep their own weights and add what is orthogonal to their own change (OrthoFL, 2025).
 
-    ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``; client m goes on from ``w_m + dW_perp``, where
-    ``dW`` is the shift of the global model since its last upload, before ``w_m`` is mixed in, and
-    ``dW_perp`` the part of it orthogonal to the client's change in each layer. A client that nobody
-    overtook keeps its own weights. Memory: two models a client.
+    ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``. Client m continues from ``w_m + dW_perp``: ``dW`` is the
+    shift of the global model since its last upload, before ``w_m`` is mixed in; ``dW_perp`` is the part of ``dW``
+    orthogonal to the client's change in each layer. If no other client uploaded in between, it keeps its own weights.
+    Memory: two models a client.
 
     Args:
       mixing: b in (0, 1].
       per: layers (``layer``), single tensors (``tensor``) or all parameters as one vector (``whole``).
-      reference: ``average``, the paper's shift, of the moving average ``W``; or ``shared``, that of the
-        released code: the shift of the weights last calibrated, for any client, while ``W``, whose first
-        update has weight 1, is only evaluated.
+      reference: ``average``: the shift of the moving average ``W``, as in the paper. ``shared``: the shift of the
+        weights calibrated last, for any client, as in the released code; then ``W`` is only evaluated, and its first
+        update has weight 1.
 
-    BatchNorm's running statistics stay those of the client. ``clip`` bounds what the average takes over, not
-    what the client goes on from; an upload that is rejected leaves its client where it was. The staleness
-    tau counts server steps since the client received its model; the paper's s, counted from its last
-    upload, is 1 + tau where clients leave as they return.
+    BatchNorm's running statistics stay those of the client. ``clip`` bounds what is mixed into W, not the weights
+    from which the client continues; a client with a rejected upload is sent the same weights again. The staleness tau
+    counts server steps since the client received its model. The paper counts s from its last upload: 1 + tau, if
+    clients start again as soon as they return.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)
     build = registry.find("reference", REFERENCES, reference)
     return build(guards, scale_by_staleness(discounted, mixing), orthogonal(per))
+
+
+# --- ablations --------------------------------------------------------------------------------
 
 
 class Latest(NamedTuple):
@@ -213,13 +248,15 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     combine = orthogonal(per)
 
     def init(params: Params) -> tuple[Latest, Array]:
-        return Latest(params, guards.init(params)), marker()
+        # The memory has no content. It declares that messages change with every arrival, not only when a step closes.
+        return Latest(params, guards.init(params)), jnp.zeros((), jnp.int32)
 
     def receive(state: Latest, memory: Array, arrival: Arrival) -> tuple[Latest, Array, Info]:
-        taken = take(guards, state.guards, state.params, arrival)
-        after = Latest(handed_on(state.params, taken.arrival.start, taken.direction, combine), taken.state)
-        weight = jnp.where(taken.accepted, taken.factor, 0.0).astype(taken.arrival.weight.dtype)
-        return tree.where(taken.accepted, after, state), memory, Info(weight)
+        result = transformed(guards, state.guards, state.params, arrival)
+        start = result.arrival.start
+        after = Latest(plus(start, combine(result.direction, state.params, start)), result.state)
+        weight = jnp.where(result.accepted, result.factor, 0.0).astype(result.arrival.weight.dtype)
+        return tree.where(result.accepted, after, state), memory, Info(weight)
 
     def dispatch(state: Latest, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.params), memory
@@ -227,24 +264,16 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     return ServerAlgorithm(init, receive, dispatch, lambda state: state.params)
 
 
-class Changes(NamedTuple):
-    """State of :func:`orthofl_pairwise`."""
-
-    average: State
-    latest: Params  # every client's latest change, [N, ...]
-    accepted: Array  # bool[], whether the rule counted the last arrival
-
-
 @takes(discounted=discount, guards=guard_rails)
 def orthofl_pairwise(
     *, mixing: Traced = 0.6, per: str = "layer", num_clients: int = 10, discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
-    """OrthoFL with the client's change, not the others' shift, projected (OrthoFL 2025, 5.4: pairwise projection).
+    """OrthoFL that projects the client's change instead of the others' shift (OrthoFL 2025, 5.4: pairwise projection).
 
-    The change of an arriving client is projected on the orthogonal complement of the latest changes of all
-    other clients, of which an orthonormal basis is made first; it goes on from its start plus that plus the
-    whole shift of the global model. The paper says no more than its first half; that clients keep the
-    shift is our reading. State: N changes.
+    The change of an arriving client is projected on the orthogonal complement of the latest changes of all other
+    clients (from an orthonormal basis of these). The client continues from its start plus the projected change plus
+    the whole shift of the global model. The paper specifies only the projection; that the client adds the shift is our
+    reading. State: N changes.
 
     Args:
       mixing, per: as in ``orthofl``.
@@ -254,34 +283,58 @@ def orthofl_pairwise(
     check.in_range("mixing", mixing, 0.0, 1.0)
     check.whole("num_clients", num_clients)
     registry.find("per", GROUPINGS, per)
-    return _pairwise(moving_average(guards, scale_by_staleness(discounted, mixing)), per, num_clients)
+
+    def init(params: Params) -> Params:
+        return tree.stack_zeros(params, num_clients)  # every client's latest change, [N, ...]
+
+    def update(latest: Params, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, Params]:
+        zero = jax.tree.map(jnp.zeros_like, arrival.upload)
+        others = tree.scatter(latest, arrival.client, zero)
+        shift = jax.tree.map(jnp.subtract, now, seen)
+        projected = on_weights(lambda change, rows: project_out_span(change, rows, per=per))(arrival.upload, others)
+        return on_weights(plus)(projected, shift), tree.scatter(latest, arrival.client, arrival.upload)
+
+    average = moving_average(guards, scale_by_staleness(discounted, mixing))
+    return _calibrated(average, Calibration(init, update))
 
 
-def _pairwise(average: ServerAlgorithm, per: str, num_clients: int) -> ServerAlgorithm:
-    def init(params: Params) -> tuple[Changes, Sent]:
-        latest = tree.stack_zeros(params, num_clients)
-        return Changes(average.init(params)[0], latest, jnp.bool_(False)), Sent(params, params)
+# --- the released code, which differs from the paper's text -----------------------------------
 
-    def receive(state: Changes, memory: Sent, arrival: Arrival) -> tuple[Changes, Sent, Info]:
-        nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
-        others = tree.scatter(state.latest, arrival.client, nothing)
-        now = average.params(state.average)
-        shift = jax.tree.map(jnp.subtract, now, memory.seen)
-        projected = on_weights(lambda own, rows: project_out_span(own, rows, per=per))(arrival.upload, others)
-        weights = plus(arrival.start, on_weights(plus)(projected, shift))
-        after, _, info = average.receive(state.average, (), arrival)
-        accepted = info.weight > 0
-        latest = tree.where(accepted, tree.scatter(state.latest, arrival.client, arrival.upload), state.latest)
-        return Changes(after, latest, accepted), tree.where(accepted, Sent(weights, now), memory), info
 
-    def close(state: Changes, memory: Sent) -> tuple[Changes, Sent]:
-        after, seen = seen_after(average, state.average, state.accepted, memory.seen)
-        return state._replace(average=after), memory._replace(seen=seen)
+@takes(discounted=discount, guards=guard_rails)
+def orthofl_released(*, mixing: Traced = 0.6, discounted: Weight, guards: Transform) -> ServerAlgorithm:
+    """OrthoFL by its released code: clients share one calibrated state, tensor by tensor (OrthoFL 2025).
 
-    def dispatch(state: Changes, memory: Sent, request: Request) -> tuple[Message, Sent]:
-        return Message(memory.weights), memory
+    ``S <- w_m + (S - start_m)_perp``: ``start_m`` is the model that client m was sent, and S is its next one. The part
+    orthogonal to ``w_m - start_m`` is computed in every tensor separately: a weight and its bias, LoRA's two factors.
+    BatchNorm's tensors, scale and bias too, stay those of the client. The moving average
+    ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``, is evaluated; its first weight is 1, and tau counts the
+    updates of others since the client's last one. ``orthofl`` follows the paper's text. Deviation: the code adds
+    ``1e-19`` to the denominator of the projection. In both, a tensor that did not change takes over the whole shift.
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _pairwise(known(average, facts), per, num_clients)
+    Args:
+      mixing: b in (0, 1].
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+    ``clip`` bounds what is mixed into W; a rejected upload leaves S unchanged. Memory: one number a client.
+    """
+    check.positive("mixing", mixing)
+    check.in_range("mixing", mixing, 0.0, 1.0)
+    average = moving_average(guards, after_the_first(scale_by_staleness(discounted, mixing)))
+    return by_last(average, orthogonal_released, staleness_of_others=True)
+
+
+def orthogonal_released(change: Params, now: Params, before: Params) -> Params:
+    """``Delta + (now - before)_perp``, tensor by tensor; for all tensors of a BatchNorm, ``Delta`` alone."""
+    normalises = _is_normalisation(change)
+    shifted = jax.tree.map(jnp.add, change, project_out(now, change, minus=before, per="tensor"))
+    unshifted, _ = tree.split(change, lambda path: not normalises(path))
+    return tree.join(unshifted, shifted)
+
+
+def _is_normalisation(params: Params) -> Callable[[Path], bool]:
+    """Whether a path leads to a tensor of a BatchNorm, which is a module with running statistics."""
+    if not has_statistics(params):
+        return lambda path: False
+    paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params[STATISTICS])]
+    modules = {path[:-1] for path in paths}
+    return lambda path: path[0] == STATISTICS or path[1:-1] in modules

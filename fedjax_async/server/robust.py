@@ -1,4 +1,4 @@
-"""Rules that withstand bad uploads: coordinate-wise median, trimmed mean, Krum."""
+"""Rules that tolerate bad uploads: coordinate-wise median, trimmed mean, Krum."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import optax
 from fedjax_async import check
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import along, buffered
-from fedjax_async.server.options import discount, guard_rails
-from fedjax_async.server.rule import rule
-from fedjax_async.server.staleness import Weight
-from fedjax_async.server.transforms import Transform, scale_by_staleness
+from fedjax_async.server.rule import discount, guard_rails, rule
+from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness
 from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
-    """Coordinate-wise mean of the ``count`` first rows without the ``cut`` smallest and ``cut`` largest values.
+    """Coordinate-wise mean of the first ``count`` rows without the ``cut`` smallest and ``cut`` largest values.
 
-    ``rows`` [K, ...], ``count`` and ``cut`` int32[] with ``2 cut < count``. Nothing is sorted: a value is kept
-    if the number of smaller ones says so. Counting is a loop over rows that vectorises over coordinates,
-    20 times faster on a CPU than sorting 10 rows.
+    ``rows`` [K, ...], ``count`` and ``cut`` int32[] with ``2 cut < count``. Instead of sorting, it counts for each
+    value how many are smaller. The count is a loop over rows, vectorised over coordinates: 20 times faster on a CPU
+    than sorting 10 rows.
     """
     real = jnp.result_type(float)
     left = jnp.maximum(count - 2 * cut, 1).astype(real)
@@ -34,11 +32,11 @@ def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
         filled = jnp.where(index < count, values, jnp.full_like(values, jnp.inf))
 
         def add(i: Array, total: Array) -> Array:
-            one = filled[i]
-            # of equal values, the first to arrive is the smaller
-            smaller = (filled < one[None]) | ((filled == one[None]) & (index < i))
-            rank = jnp.sum(smaller, axis=0, dtype=count.dtype)
-            return total + jnp.where((rank >= cut) & (rank < count - cut), one, jnp.zeros_like(one)).astype(real)
+            row = filled[i]
+            # of equal values, the first to arrive counts as smaller
+            smaller = (filled < row[None]) | ((filled == row[None]) & (index < i))
+            below = jnp.sum(smaller, axis=0, dtype=count.dtype)
+            return total + jnp.where((below >= cut) & (below < count - cut), row, jnp.zeros_like(row)).astype(real)
 
         total = jax.lax.fori_loop(0, count, add, jnp.zeros(values.shape[1:], real))
         return (total / left).astype(values.dtype)
@@ -54,7 +52,7 @@ def trimmed_mean(
 
     ``x <- x + eta_g trmean_trim(s(tau_i) Delta_i)``: of the n accepted deltas of a server step, the
     ``floor(trim n)`` smallest and as many largest values of each coordinate are dropped and the others
-    averaged (Definition 2 of the paper). Withstands bad uploads up to the share ``trim``. With ``trim = 0``
+    averaged (Definition 2 of the paper). Tolerates bad uploads up to the share ``trim``. With ``trim = 0``
     it is FedBuff; fewer than ``1 / trim`` uploads are not trimmed.
 
     Args:
@@ -67,7 +65,7 @@ def trimmed_mean(
 
     def combine(rows: Params, count: Array) -> Params:
         real = jnp.result_type(float)
-        # 1e-4, or 0.29 x 100 would be rounded down to 28
+        # without the 1e-4, 0.29 x 100 would be rounded down to 28
         cut = jnp.floor(jnp.asarray(trim, real) * count.astype(real) + 1e-4).astype(count.dtype)
         return middle_mean(rows, count, jnp.minimum(cut, jnp.maximum(count - 1, 0) // 2))
 
@@ -77,7 +75,7 @@ def trimmed_mean(
 
 
 def median(rows: Params, count: Array) -> Params:
-    """Coordinate-wise median of the ``count`` first rows [K, ...]; of an even number, the mean of the middle two."""
+    """Coordinate-wise median of the first ``count`` rows [K, ...]; for an even count, the mean of the middle two."""
     return middle_mean(rows, count, jnp.maximum(count - 1, 0) // 2)
 
 
@@ -86,7 +84,7 @@ def fedmedian(*, server_lr: Traced = 1.0, size: int = 10, discounted: Weight, gu
     """Coordinate-wise median of the deltas, against bad uploads (Yin et al. 2018).
 
     ``x <- x + eta_g median_i(s(tau_i) Delta_i)`` over the accepted deltas of a server step: Definition 1
-    of the paper, with FedBuff's discount of stale deltas. Withstands fewer than half of them being bad.
+    of the paper, with FedBuff's staleness weight. Tolerates bad deltas as long as they are fewer than half.
 
     Args:
       server_lr: ``eta_g > 0``.
@@ -99,10 +97,10 @@ def fedmedian(*, server_lr: Traced = 1.0, size: int = 10, discounted: Weight, gu
 
 
 def squared_distances(rows: Params, count: Array) -> Array:
-    """``||V_i - V_j||^2`` over all leaves of the ``count`` first rows [K, ...]; float[K, K], exactly symmetric.
+    """``||V_i - V_j||^2`` over all leaves of the first ``count`` rows [K, ...]; float[K, K], exactly symmetric.
 
-    From differences: the usual ``||a||^2 + ||b||^2 - 2 a b`` cancels where uploads are alike, which is
-    just where Krum compares them.
+    Computed from differences, because ``||a||^2 + ||b||^2 - 2 a b`` loses its digits to cancellation where uploads
+    are alike, and Krum compares such uploads.
     """
     real = jnp.result_type(float)
     leaves = [leaf.reshape(leaf.shape[0], -1).astype(real) for leaf in jax.tree.leaves(rows)]
@@ -117,7 +115,7 @@ def squared_distances(rows: Params, count: Array) -> Array:
 
 
 def krum_scores(distances: Array, count: Array, byzantine: Array) -> Array:
-    """Sum of the squared distances to the ``count - byzantine - 2`` nearest others; float[K], inf beyond ``count``."""
+    """Sum of the squared distances to the ``count - byzantine - 2`` nearest others; float[K], inf from ``count`` on."""
     index = jax.lax.iota(count.dtype, distances.shape[0])
     filled = index < count
     others = filled[:, None] & filled[None] & (index[:, None] != index[None])
@@ -144,14 +142,15 @@ def krum(
     discounted: Weight,
     guards: Transform,
 ) -> ServerAlgorithm:
-    """The delta with the nearest neighbours, or the mean of several such (Blanchard et al. 2017).
+    """The delta with the nearest neighbours, or the mean of several such deltas (Blanchard et al. 2017).
 
-    ``x <- x + eta_g V*``, ``V_i = s(tau_i) Delta_i``: of the n accepted deltas of a server step, V* is the one
-    whose ``n - f - 2`` nearest others are nearest, by the sum of squared distances (section 4 of the
-    paper; of equals the first to arrive). With ``select = m > 1``, multi-Krum: the mean of the m best.
+    ``x <- x + eta_g V*``, ``V_i = s(tau_i) Delta_i``. V* is the delta with the smallest score among the n accepted
+    deltas of a server step. The score is the sum of squared distances to the ``n - f - 2`` nearest others (section 4
+    of the paper). Of equal scores, the first to arrive wins. With ``select = m > 1``, multi-Krum: the mean of the m
+    best.
 
-    The guarantee against f bad uploads needs ``n >= 2 f + 3``. A step with fewer guards against as many as
-    it can, ``(n - 3) // 2``; of two uploads the first is taken. Never more than ``n - f`` are averaged.
+    The guarantee against f bad uploads needs ``n >= 2 f + 3``. A step with fewer uploads uses ``f = (n - 3) // 2``; of
+    two uploads the first is used. Never more than ``n - f`` are averaged.
 
     Args:
       byzantine: f, whole and >= 0.

@@ -1,4 +1,7 @@
-"""The one server rule: transform what arrives, aggregate it until the step closes, apply an optimiser."""
+"""The one server rule: transform each arrival, aggregate until the server step closes, apply an optimiser.
+
+The file ends with the options that many rules share: a rule gets them through ``registry.takes``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,17 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, chain, scaled, take
-from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
+from fedjax_async.server.transforms import (
+    Transform,
+    Weight,
+    chain,
+    clip_by_norm,
+    scale_overstale,
+    scaled,
+    staleness_weight,
+    transformed,
+)
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 WEIGHTING = ("uniform", "examples")
 
@@ -23,18 +35,18 @@ class RuleState(NamedTuple):
 
     params: Params
     transforms: State
-    gathered: State  # the aggregate's, of the arrivals since the last close; () where every arrival closes
+    accumulated: State  # of the aggregate, since the last close; () where every arrival closes its step
     optimizer: State
-    oldest: State = ()  # float[], the largest staleness of these arrivals, where the rate depends on it
+    oldest: State = ()  # float[], largest staleness of the accepted arrivals since then; () without ``rate``
 
 
 def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
-    """The rule for a run of which ``facts`` hold; the rule itself if it does not ask."""
+    """The same rule, given the facts of a run; unchanged if the rule has no ``given``."""
     return algorithm if algorithm.given is None else algorithm.given(facts)
 
 
 def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[State, State]:
-    """State and memory after the step is closed; unchanged by a rule that does everything in ``receive``."""
+    """State and memory after the server step is closed; unchanged if the rule has no ``close``."""
     return (state, memory) if algorithm.close is None else algorithm.close(state, memory)
 
 
@@ -48,54 +60,52 @@ def rule(
 ) -> ServerAlgorithm:
     """Chain ``transforms`` on each arriving delta, aggregate over the server step, apply ``optimizer``.
 
-    ``d_i = transforms(Delta_i)``; when the step closes, ``d = aggregate of (d_i, w_i)``, by default their
-    mean ``sum w_i d_i / sum w_i``, and ``x <- optimizer(x, gradient = -d)``. When a step closes is the
-    clock's affair.
+    ``d_i = transforms(Delta_i)``. When the step closes, ``d`` is the aggregate of all ``(d_i, w_i)``, by default
+    their mean ``sum w_i d_i / sum w_i``, and ``x <- optimizer(x, gradient = -d)``. The clock decides when it closes.
 
     Args:
       weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
-      facts: of the run, if they are known; the engine gives them through ``given``. Where every arrival closes its
-        step, nothing is carried from one to the next.
+      facts: of the run, if they are known; the engine passes them through ``given``. If every arrival closes its
+        step, the state carries no aggregate from one arrival to the next.
 
-    Running statistics among the params are no weights: they move by ``d`` itself, whatever the optimiser, and
-    their ``Delta_i`` is the way from the server's to the client's: averaged is where clients stand, however stale.
-    A rejected upload (arrival weight 0, or multiplied by 0 by the transforms) is not counted; a step with
-    none accepted changes nothing. ``info.weight`` is ``w_i`` times the scalar factors of the
-    transforms, before the aggregation.
+    A rejected upload does not count: its arrival weight is 0, or the transforms multiplied it by 0. A step without
+    accepted uploads changes nothing. ``info.weight`` is ``w_i`` times the weights of the transforms, before the
+    aggregation. Running statistics among the params move by ``d`` itself, without the optimiser, and their
+    ``Delta_i`` counts from the server's present statistics (see ``running_statistics.rebased``).
     """
     check.one_of("weighting", weighting, WEIGHTING)
     transform = chain(*transforms)
-    gathering = mean() if aggregate is None else aggregate
+    aggregate = mean() if aggregate is None else aggregate
     carries = facts is None or not facts.every_closes
 
     def init(params: Params) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
         inner = optimizer.init(weights_of(params))
-        gathered = gathering.init(params) if carries else ()
-        return RuleState(params, transform.init(params), gathered, inner, oldest), ()
+        accumulated = aggregate.init(params) if carries else ()
+        return RuleState(params, transform.init(params), accumulated, inner, oldest), ()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, Info]:
-        taken = take(transform, state.transforms, state.params, arrival)
-        arrival, counted = taken.arrival, taken.arrival.weight
-        share = jnp.where(taken.accepted, counted if weighting == "examples" else jnp.ones_like(counted), 0.0)
-        before = state.gathered if carries else gathering.init(state.params)
+        result = transformed(transform, state.transforms, state.params, arrival)
+        arrival, examples = result.arrival, result.arrival.weight
+        share = jnp.where(result.accepted, examples if weighting == "examples" else jnp.ones_like(examples), 0.0)
+        before = state.accumulated if carries else aggregate.init(state.params)
         new = state._replace(
-            transforms=tree.where(taken.accepted, taken.state, state.transforms),
-            gathered=gathering.add(before, taken.direction, share, arrival),
-            oldest=_oldest(state.oldest, arrival, taken.accepted),
+            transforms=tree.where(result.accepted, result.state, state.transforms),
+            accumulated=aggregate.add(before, result.direction, share, arrival),
+            oldest=_oldest(state.oldest, arrival, result.accepted),
         )
-        return new, memory, Info(share * taken.factor.astype(share.dtype))
+        return new, memory, Info(share * result.factor.astype(share.dtype))
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
-        direction, weight, emptied = gathering.close(state.gathered)
+        direction, weight, emptied = aggregate.close(state.accumulated)
         factor = None if rate is None else rate(state.oldest)
         params, optimizer_state = _moved(optimizer, state, direction, factor)
         new = RuleState(
             params=tree.where(weight > 0, params, state.params),
             transforms=state.transforms,
-            gathered=emptied if carries else (),
+            accumulated=emptied if carries else (),
             optimizer=tree.where(weight > 0, optimizer_state, state.optimizer),
             oldest=jax.tree.map(jnp.zeros_like, state.oldest),
         )
@@ -122,7 +132,48 @@ def _oldest(oldest: State, arrival: Arrival, accepted: Array) -> State:
 def _moved(
     optimizer: optax.GradientTransformation, state: RuleState, direction: Params, factor: Array | None
 ) -> tuple[Params, State]:
-    """The params after a server step along ``direction``, and the optimiser's state."""
+    """The params after a server step along ``direction``, and the state of the optimiser."""
     gradient = scaled(weights_of(direction), -1.0)
     weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(state.params), factor)
     return with_statistics(weights, jax.tree.map(jnp.add, state.params, direction)), inner
+
+
+# --- options that many rules share ------------------------------------------------------------
+
+
+def guard_rails(
+    *, clip: Traced | None = None, overstale_after: Traced | None = None, overstale: Traced | None = None
+) -> Transform:
+    """Limits on an arriving direction, applied before its staleness weight; none by default.
+
+    Args:
+      clip: scale the direction down to at most this Euclidean norm (:func:`clip_by_norm`).
+      overstale_after: reject an upload of a larger staleness (:func:`scale_overstale`). The setting
+        ``max_staleness`` of a run is different: there the server drops the upload before it counts.
+      overstale: multiply such an upload by this factor in [0, 1] instead.
+    """
+    limits = []
+    if clip is not None:
+        check.positive("clip", clip)
+        limits.append(clip_by_norm(clip))
+    needs = "left out: it needs overstale_after"
+    check.require(overstale_after is not None or overstale is None, "overstale", overstale, needs)
+    if overstale_after is not None:
+        limits.append(scale_overstale(overstale_after, 0.0 if overstale is None else overstale))
+    return chain(*limits)
+
+
+def discount(
+    *,
+    staleness: str = "polynomial",
+    exponent: Traced | None = None,
+    slope: Traced | None = None,
+    threshold: Traced | None = None,
+) -> Weight:
+    """The staleness weight of a rule; an option that is ``None`` keeps the default of the weight.
+
+    Args:
+      staleness: ``constant``, ``hinge`` (options ``slope`` a = 10, ``threshold`` b = 4) or
+        ``polynomial`` (option ``exponent`` = 0.5).
+    """
+    return staleness_weight(staleness, exponent=exponent, slope=slope, threshold=threshold)

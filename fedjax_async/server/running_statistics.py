@@ -1,4 +1,4 @@
-"""Running statistics among the params: no rule treats them as weights."""
+"""BatchNorm's running statistics are part of the params; these functions keep rules from treating them as weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_async.types import Arrival, Params
 
 
 def has_statistics(params: Params) -> bool:
-    """Whether the top level of the params has an entry of BatchNorm's running statistics."""
+    """Whether the params contain running statistics, an entry at their top level."""
     return isinstance(params, dict) and STATISTICS in params
 
 
@@ -23,33 +23,34 @@ def weights_of(params: Params) -> Params:
 
 
 def with_statistics(weights: Params, source: Params) -> Params:
-    """``weights``, with the running statistics of ``source`` where it has any."""
+    """``weights`` with the running statistics of ``source``, if it has any."""
     return {**weights, STATISTICS: source[STATISTICS]} if has_statistics(source) else weights
 
 
 def weights_in(upload: Any) -> Any:
-    """What counts in the norm of an upload, a pytree of any kind: all of its leaves but running statistics."""
+    """The weights in an upload, which may be any pytree; ``None`` in place of running statistics."""
     return tree.split(upload, lambda path: STATISTICS in path)[0]
 
 
 def statistics_in(upload: Any) -> Any:
-    """The rest of it."""
+    """The running statistics in an upload, which may be any pytree; ``None`` in place of weights."""
     return tree.split(upload, lambda path: STATISTICS in path)[1]
 
 
 def rebased(arrival: Arrival, params: Params) -> Arrival:
     """The arrival as if its client had started from the running statistics of ``params``.
 
-    A client's statistics say where it stands, ``start + upload``: a few steps take them most of the way whatever
-    they were before. Added as changes, those of several stale clients would overshoot, down to negative variances.
+    What counts in a client's statistics is their value, ``start + upload``, because a few local steps replace most of
+    what they were before. If the changes of several stale clients were added, the sum would overshoot: variances
+    could even become negative.
     """
     if not has_statistics(params):
         return arrival
     start, upload = arrival.start, arrival.upload
-    way = jax.tree.map(lambda w0, d, x: w0 + d - x, start, upload, params)
-    return arrival._replace(start=with_statistics(start, params), upload=with_statistics(upload, way))
+    change = jax.tree.map(lambda w0, d, x: w0 + d - x, start, upload, params)
+    return arrival._replace(start=with_statistics(start, params), upload=with_statistics(upload, change))
 
 
 def on_weights(function: Callable[..., Params]) -> Callable[..., Params]:
-    """``function(one, *others)`` of the weights alone; statistics are those of ``one``."""
-    return lambda one, *others: with_statistics(function(weights_of(one), *map(weights_of, others)), one)
+    """``function(first, *others)`` applied to the weights alone; the result has the running statistics of ``first``."""
+    return lambda first, *others: with_statistics(function(weights_of(first), *map(weights_of, others)), first)

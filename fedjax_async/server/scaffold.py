@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates at both ends correct the drift of local training.
+"""SCAFFOLD: control variates at server and clients correct the drift of local training.
 
 Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (2020), Algorithm 1.
 """
@@ -16,8 +16,7 @@ from fedjax_async import check, tree
 from fedjax_async.local import local_training
 from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
-from fedjax_async.server.options import guard_rails
-from fedjax_async.server.rule import closed, known, rule
+from fedjax_async.server.rule import closed, guard_rails, known, rule
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import (
@@ -39,7 +38,7 @@ from fedjax_async.types import (
 
 
 class Change(NamedTuple):
-    """What a client uploads."""
+    """The upload of a client."""
 
     params: Params  # Delta = w_K - w_0
     control: Params  # c_i+ - c_i, of the weights alone
@@ -50,16 +49,16 @@ class ScaffoldState(NamedTuple):
 
     inner: State  # of the rule that applies the deltas
     control: Params  # c
-    gathered: Params  # sum of the changes of the clients' c_i since the last server step
+    accumulated: Params  # sum of the changes of the clients' c_i since the last server step
 
 
 @takes(guards=guard_rails)
 def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
-    """Mean of the deltas, and a control variate that follows the clients' (Karimireddy et al. 2020).
+    """Mean of the deltas, with a control variate that follows the clients' mean (Karimireddy et al. 2020).
 
-    ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the set S of a server step.
-    The message carries x and c, the upload is a :class:`Change`: either is twice as long as FedAvg's. Asynchronously a
-    step is one arrival, ``|S| = 1``. The clients are :func:`scaffold_client`'s. ``clip`` bounds the deltas.
+    ``x <- x + eta_g mean_i Delta_i`` and ``c <- c + (|S| / N) mean_i (c_i+ - c_i)`` over the clients S of a server
+    step; if every arrival closes its step, ``|S| = 1``. The clients run :func:`scaffold_client`. A message holds x and
+    c, an upload is a :class:`Change`: both are twice as long as FedAvg's. ``clip`` bounds the deltas.
 
     Args:
       server_lr: ``eta_g > 0``.
@@ -69,7 +68,7 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
 
 
 def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
-    """``inner`` applies the deltas; N is in ``facts``."""
+    """SCAFFOLD on top of the rule ``inner``, which applies the deltas; N is in ``facts``."""
 
     def init(params: Params) -> tuple[ScaffoldState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
@@ -79,12 +78,13 @@ def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
     def receive(state: ScaffoldState, memory: State, arrival: Arrival) -> tuple[ScaffoldState, State, Info]:
         change: Change = arrival.upload
         after, memory, info = inner.receive(state.inner, memory, arrival._replace(upload=change.params))
-        added = jax.tree.map(jnp.add, state.gathered, change.control)
-        return state._replace(inner=after, gathered=tree.where(info.weight > 0, added, state.gathered)), memory, info
+        added = jax.tree.map(jnp.add, state.accumulated, change.control)
+        accumulated = tree.where(info.weight > 0, added, state.accumulated)
+        return state._replace(inner=after, accumulated=accumulated), memory, info
 
     def close(state: ScaffoldState, memory: State) -> tuple[ScaffoldState, State]:
         after, memory = closed(inner, state.inner, memory)
-        control = jax.tree.map(jnp.add, state.control, scaled(state.gathered, 1.0 / facts.num_clients))
+        control = jax.tree.map(jnp.add, state.control, scaled(state.accumulated, 1.0 / facts.num_clients))
         return ScaffoldState(after, control, jax.tree.map(jnp.zeros_like, control)), memory
 
     def dispatch(state: ScaffoldState, memory: State, request: Request) -> tuple[Message, State]:
@@ -102,7 +102,7 @@ class Work(NamedTuple):
 
     inner: State
     control: Params  # c_i
-    steps: Array  # int32[], taken so far
+    steps: Array  # int32[], local steps so far
 
 
 def scaffold_client(
@@ -116,16 +116,17 @@ def scaffold_client(
     """SGD along ``g - c_i + c``; uploads a :class:`Change`.
 
     ``w_{k+1} = w_k - eta (g(w_k) - c_i + c)``, and after K steps ``c_i+ = c_i - c + (w_0 - w_K) / (K eta)``: option II
-    of the paper, eq. 4. It holds for plain SGD alone, so there is no choice of an optimiser. State: c_i, at first zero.
+    of the paper, eq. 4. It holds for plain SGD alone, so the optimiser is fixed. State: c_i, zero at first.
 
     Args:
-      lr: ``eta > 0``; times ``scale(version)`` where that is given.
-      batch_size, proximal, scale: as of ``local_training``.
+      lr: ``eta > 0``; multiplied by ``scale(version)`` if ``scale`` is given.
+      batch_size, proximal, scale: as in ``local_training``.
     """
 
     def correct(gradient: Params, weights: Params, message: Message) -> Params:
-        server, own = message.extra
-        return jax.tree.map(lambda g, c, ci: g - ci + c, gradient, trained(model, server), trained(model, own))
+        control, client_control = message.extra  # c and c_i
+        controls = trained(model, control), trained(model, client_control)
+        return jax.tree.map(lambda g, c, ci: g - ci + c, gradient, *controls)
 
     base = local_training(
         model, optimizer=optax.sgd(lr), batch_size=batch_size, proximal=proximal, scale=scale, correct=correct
@@ -139,14 +140,14 @@ def scaffold_client(
         return Work(base.begin(key, message, inner, data), control, jnp.int32(0))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        both = message._replace(extra=(message.extra, work.control))
-        return Work(base.step(work.inner, k, both, data), work.control, work.steps + 1)
+        controlled = message._replace(extra=(message.extra, work.control))
+        return Work(base.step(work.inner, k, controlled, data), work.control, work.steps + 1)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Change, State]:
         delta, inner = base.finish(work.inner, message, client_state[0])
         rate = jnp.asarray(lr, jnp.result_type(float)) * (1.0 if scale is None else scale(jnp.asarray(message.version)))
-        towards = scaled(weights_of(delta), -1.0 / (work.steps.astype(rate.dtype) * rate))
-        change = jax.tree.map(jnp.subtract, towards, message.extra)
+        mean_gradient = scaled(weights_of(delta), -1.0 / (work.steps.astype(rate.dtype) * rate))
+        change = jax.tree.map(jnp.subtract, mean_gradient, message.extra)
         return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))
 
     def own(message: Message, client_state: State) -> Params:

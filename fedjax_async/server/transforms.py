@@ -1,9 +1,10 @@
-"""Small pieces from which server rules are chained, in the manner of optax.
+"""Transforms: small functions of one arriving direction, from which rules are chained as in optax.
 
-A transform sees one arriving direction (at first: the upload) and may change it:
-``update(direction, state, params, arrival) -> (direction, state, weight)``, where ``weight`` is the
-scalar by which it multiplied (1 if it did something else): the effective weights of a run are
-recorded from it, and an arrival whose weight is 0 counts as rejected.
+A transform is ``update(direction, state, params, arrival) -> (direction, state, weight)``. The first direction of a
+chain is the upload. ``weight`` is the scalar by which the transform multiplied the direction, or 1 if it did
+something else. The run records the product of these weights. An arrival of weight 0 counts as rejected.
+
+The file ends with the staleness weights ``s(tau)``: how much an update still counts that is tau server steps old.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check, tree
+from fedjax_async import check, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
-from fedjax_async.server.staleness import Weight
 from fedjax_async.types import Array, Arrival, Params, State, Traced
+
+Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 
 
 class Transform(NamedTuple):
@@ -27,35 +29,37 @@ class Transform(NamedTuple):
     update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
 
 
-class Taken(NamedTuple):
-    """What a transform makes of an arrival."""
+class Transformed(NamedTuple):
+    """The result of :func:`transformed`."""
 
     arrival: Arrival  # as the transform saw it
-    direction: Params  # what is left of the upload, shaped like it
-    state: State  # the transform's, after this arrival
-    factor: Array  # float[], the transform's weight
-    accepted: Array  # bool[], whether neither weight is 0
+    direction: Params  # the transformed upload
+    state: State  # of the transform, after this arrival
+    factor: Array  # float[], the weight of the transform
+    accepted: Array  # bool[], whether the arrival's weight and the factor are both nonzero
 
 
-def take(transform: Transform, state: State, params: Params, arrival: Arrival) -> Taken:
-    """Pass one arrival through ``transform``, as every rule does first.
+def transformed(transform: Transform, state: State, params: Params, arrival: Arrival) -> Transformed:
+    """Apply ``transform`` to one arrival: the first thing that every rule does.
 
-    The transform sees a float weight (by hand, numbers of examples come as integers, while weights of transforms are
-    fractions) and running statistics counted from the server's, see :func:`rebased`. The rule decides, by
-    ``accepted``, whether the new state is kept.
+    The arrival's weight may be an integer, a number of examples; the transform sees it as a float. It sees running
+    statistics as changes from the server's, see :func:`rebased`. The rule keeps the new state only if ``accepted``.
 
     Args:
-      state: the transform's, before this arrival.
-      params: the server's, shaped like the upload.
+      state: of the transform, before this arrival.
+      params: of the server, shaped like the upload.
     """
     weight = jnp.asarray(arrival.weight, jnp.result_type(float))
     arrival = rebased(arrival._replace(weight=weight), params)
     direction, after, factor = transform.update(arrival.upload, state, params, arrival)
-    return Taken(arrival, direction, after, factor, jnp.logical_and(weight > 0, factor != 0))
+    return Transformed(arrival, direction, after, factor, jnp.logical_and(weight > 0, factor != 0))
+
+
+# --- how to make a transform ------------------------------------------------------------------
 
 
 def stateless(function: Callable[[Params, Params, Arrival], Params]) -> Transform:
-    """A transform without state or weight from ``function(direction, params, arrival) -> direction``."""
+    """A transform without state, of weight 1: ``function(direction, params, arrival) -> direction``."""
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         return function(direction, params, arrival), state, jnp.ones_like(arrival.weight)
@@ -78,7 +82,7 @@ def _scale(weight: Callable[[Params, Arrival], Array]) -> Transform:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """One transform after the other; its state is the tuple of theirs, its weight the product."""
+    """Apply the transforms one after the other. The state is the tuple of their states, the weight their product."""
 
     def init(params: Params) -> State:
         return tuple(t.init(params) for t in transforms)
@@ -94,13 +98,16 @@ def chain(*transforms: Transform) -> Transform:
     return Transform(init, update)
 
 
-def scaled(tree: Params, factor: Any) -> Params:
-    """Every leaf times a scalar, in the leaf's own dtype."""
-    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
+def scaled(params: Params, factor: Any) -> Params:
+    """Every leaf times a scalar, in the dtype of the leaf."""
+    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), params)
+
+
+# --- the transforms ---------------------------------------------------------------------------
 
 
 def towards_client() -> Transform:
-    """Replace the delta by ``x_i - x``, the way from the server's params to the client's trained ones."""
+    """Replace the delta by ``x_i - x``: from the server's params to the client's trained params."""
 
     def function(delta: Params, params: Params, arrival: Arrival) -> Params:
         return jax.tree.map(lambda w0, d, x: w0 + d - x, arrival.start, delta, params)
@@ -121,8 +128,8 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
 def clip_by_norm(limit: Any) -> Transform:
     """Scale the direction down to a Euclidean norm (over all weights) of at most ``limit`` > 0.
 
-    ``d <- d min(1, limit / ||d||)``, which is also the recorded weight: the norm bounding of Sun et al.,
-    "Can you really backdoor federated learning?" (2019). Exact up to rounding in the dtype of params.
+    ``d <- d min(1, limit / ||d||)``; this factor is the recorded weight. Exact up to rounding in the dtype of params.
+    Source: norm bounding of Sun et al., "Can you really backdoor federated learning?" (2019).
     """
     check.positive("limit", limit)
 
@@ -137,8 +144,9 @@ def clip_by_norm(limit: Any) -> Transform:
 def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
     """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in [0, 1]; 0 rejects them.
 
-    The clock does not know what a rule rejects: such an arrival still fills its place in a buffer, and a step of such
-    arrivals closes without changing anything. The run's setting ``max_staleness`` drops uploads before they count.
+    The clock does not know what a rule rejects. So a rejected arrival still counts towards the size of a buffer, and
+    a server step changes nothing if all its arrivals are rejected. The setting ``max_staleness`` of a run is
+    different: it drops uploads before they count.
     """
     check.non_negative("overstale_after", after)
     check.in_range("overstale", factor, 0.0, 1.0)
@@ -149,3 +157,51 @@ def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
         return jnp.where(over, jnp.asarray(factor, real), jnp.ones((), real))
 
     return scale_by(weight)
+
+
+# --- staleness weights ------------------------------------------------------------------------
+
+# Source: Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019), section 5.2. The polynomial with exponent
+# 1/2 is also FedBuff's (Nguyen et al. 2022, section 3).
+
+
+def constant() -> Weight:
+    """``s = 1``."""
+    return lambda tau: jnp.ones_like(tau, dtype=jnp.result_type(float))
+
+
+def hinge(*, slope: Traced = 10.0, threshold: Traced = 4.0) -> Weight:
+    """``s = 1`` up to ``threshold`` b, then ``1 / (slope (tau - b) + 1)``."""
+    check.positive("slope", slope)
+    check.non_negative("threshold", threshold)
+
+    def weight(tau: Array) -> Array:
+        real = jnp.result_type(float)
+        late = jnp.maximum(tau.astype(real) - jnp.asarray(threshold, real), 0.0)
+        return 1.0 / (jnp.asarray(slope, real) * late + 1.0)
+
+    return weight
+
+
+def polynomial(*, exponent: Traced = 0.5) -> Weight:
+    """``s = (1 + tau)^(-exponent)``."""
+    check.non_negative("exponent", exponent)
+
+    def weight(tau: Array) -> Array:
+        real = jnp.result_type(float)
+        return (1.0 + tau.astype(real)) ** -jnp.asarray(exponent, real)
+
+    return weight
+
+
+STALENESS: dict[str, Callable[..., Weight]] = {"constant": constant, "hinge": hinge, "polynomial": polynomial}
+
+
+def staleness_weight(name: str, **options: Any) -> Weight:
+    """The staleness weight called ``name``. An option that is ``None`` keeps the default of the weight."""
+    given = {k: v for k, v in options.items() if v is not None}
+    factory = registry.find("staleness", STALENESS, name)
+    known = registry.options_of(factory)
+    for key, value in given.items():
+        check.require(key in known, key, value, f"left out: staleness weight {name!r} does not take it")
+    return factory(**given)

@@ -1,8 +1,8 @@
-"""What theory promises, beside what a run does.
+"""Theory: convergence bounds, to compare with what a run does.
 
-Start with :func:`compare` (``comparison.py``). ``rates.py`` has the convergence bounds as functions of a problem's
-constants, ``estimate.py`` measures these constants on a model and its data, ``orders.py`` has the terms inside the O
-of each corollary.
+Start with :func:`compare` (``comparison.py``): the rates of ten analyses. ``rates.py`` has the bounds of the AsynFLC
+paper as functions of a problem's constants, ``orders.py`` the terms inside the O of its corollaries. ``estimate.py``
+measures these constants on a model and its data.
 """
 
 from fedjax_async.theory.comparison import TABLE_2, Row, Setting, compare

@@ -1,4 +1,4 @@
-"""Table II of the AsynFLC paper: rates claimed by ten analyses, as functions, with what each assumes, as data.
+"""Table II of the AsynFLC paper: the rates that ten analyses claim, as functions, and their assumptions, as data.
 
 All hidden constants are 1, and the initial gap is left out, as in the table.
 """
@@ -12,7 +12,7 @@ from fedjax_async import check
 
 
 class Setting(NamedTuple):
-    """What the rates are functions of; numbers, or arrays that broadcast."""
+    """The arguments of the rates: numbers, or arrays that broadcast."""
 
     rounds: Any  # T, server steps
     local_steps: Any  # K
@@ -23,11 +23,11 @@ class Setting(NamedTuple):
     gradient_bound: Any  # G^2 >= ||grad||^2
     tau_max: Any
     tau_avgm: Any  # the larger of tau_avgm0 and tau_avgm1
-    tau_c: Any  # the largest delay that Li et al. (2024) let through
+    tau_c: Any  # the largest delay that Li et al. (2024) accept
 
 
 class Row(NamedTuple):
-    """One analysis: what it covers, what it can do without, and its rate."""
+    """One analysis: its rate, what it covers, and which assumptions it does not need."""
 
     source: str
     formula: str
@@ -83,10 +83,10 @@ def _asynflc_ef(s: Setting) -> Any:
 _CACHED = "(s2 + sqrt(K) sg2)/sqrt(TKm) + tau_max tau_avgm/T"
 _ALL = {"unbounded_gradient": True, "nonuniform_participation": True}
 
-# Of the paper's own three rows, as printed: AsynFL and AsynFLC-EF leave out the factors of their last terms in
-# Corollaries 1 and 4 (K n sg2, and the compression factor); AsynFLC is Corollary 2, whose theorem lacks a term
-# (see ``rates``). The running text gives the rows of 2024 with sqrt(K) sg2/sqrt(Tm) instead, sqrt(K) times more, and
-# calls tau_max tau_avgm/T better than tau_max/T, which it is not; it is better than tau_max^2/T.
+# The paper's own three rows are as printed. AsynFL and AsynFLC-EF leave out the factors that their last terms have in
+# Corollaries 1 and 4 (K n sg2, and the compression factor). AsynFLC is Corollary 2; its theorem lacks a term (see
+# ``rates``). The text of the paper gives the rows of 2024 with sqrt(K) sg2/sqrt(Tm) instead, sqrt(K) times more. It
+# also calls tau_max tau_avgm/T better than tau_max/T, but it is only better than tau_max^2/T.
 TABLE_2: dict[str, Row] = {
     "fedbuff": Row("Nguyen et al., AISTATS 2022", "s2/sqrt(TK) + tau_max^2 (s2 + sg2 + G2)/T", _fedbuff),
     "fedbuff_unbounded": Row(

@@ -1,8 +1,8 @@
 """The constants of the bounds, measured on a model and federated data at given parameters.
 
-All are local: L, sigma^2 and sigma_g^2 of the theorems are suprema over every x, these are their values at one. Take
-the largest over several points of a run. A network is measured as it is evaluated (no dropout, running statistics as
-they are). Work is vmapped over ``width`` clients at a time, and goes through a client's rows ``chunk`` at a time.
+All are local: L, sigma^2 and sigma_g^2 of the theorems are suprema over all x, these are their values at one x. Use the
+largest over several points of a run. A network is measured as in evaluation: no dropout, fixed running statistics. The
+functions vmap over ``width`` clients at a time and read the rows of a client ``chunk`` at a time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def estimate(
     width: int = 8,
     chunk: int = 32,
 ) -> Estimates:
-    """All constants at ``params``; see the functions below, whose arguments these are.
+    """All constants at ``params``. The functions below compute one constant each and explain the arguments.
 
-    ``model`` takes decoded inputs. ``clients``: whom to measure, by default all; the means are then over these.
+    ``model`` takes decoded inputs. ``clients``: the clients to measure, by default all; means are over these.
     Memory: C * D floats for the gradients, ``width * chunk * D`` for those of single examples.
     """
     check.whole("batch_size", batch_size)
@@ -70,25 +70,25 @@ def client_gradients(
 ) -> tuple[Array, Params]:
     """Loss and gradient of each client's whole shard, ``f_i`` and ``grad f_i``: float[C] and leaves [C, ...].
 
-    The gradient is in the weights only: of a model with running statistics, ``params["params"]``.
+    The gradient is with respect to the weights only: ``params["params"]`` of a model with running statistics.
     """
 
-    def one(rows: _Rows) -> tuple[Array, Params]:
+    def of_client(rows: _Rows) -> tuple[Array, Params]:
         def part(x: Array, y: Array, mask: Array) -> tuple[Array, Params]:
             return jax.value_and_grad(rows.loss)(rows.weights, x, y, mask)
 
         return rows.mean(part)
 
-    return _over_clients(one, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, clients, width, chunk)
 
 
 def heterogeneity(gradients: Params) -> Array:
     """sigma_g^2 = ``(1/C) sum_i ||grad f_i - grad f||^2`` of gradients with leaves [C, ...]; float[]."""
 
-    def one(leaf: Array) -> Array:
+    def spread(leaf: Array) -> Array:
         return jnp.square(leaf - leaf.mean(axis=0, keepdims=True)).sum() / leaf.shape[0]
 
-    return jnp.asarray(sum(one(leaf) for leaf in jax.tree.leaves(gradients)))
+    return jnp.asarray(sum(spread(leaf) for leaf in jax.tree.leaves(gradients)))
 
 
 def smoothness(
@@ -104,12 +104,13 @@ def smoothness(
 ) -> Array:
     """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
 
-    ``v <- H v / ||H v||``, ``iterations`` times from a random v (the same for all clients); the last ``||H v||`` never
-    exceeds the largest |eigenvalue|, and approaches it as the ratio of the two largest to the power ``iterations``.
+    ``v <- H v / ||H v||``, ``iterations`` times from a random v (the same for all clients). The last ``||H v||`` never
+    exceeds the largest |eigenvalue|. Its error falls like the ratio of the second largest to the largest |eigenvalue|,
+    to the power of ``iterations``.
     """
     check.whole("iterations", iterations)
 
-    def one(rows: _Rows) -> Array:
+    def of_client(rows: _Rows) -> Array:
         def product(v: Params) -> Params:
             def part(x: Array, y: Array, mask: Array) -> Params:
                 return jax.jvp(lambda w: jax.grad(rows.loss)(w, x, y, mask), (rows.weights,), (v,))[1]
@@ -125,7 +126,7 @@ def smoothness(
         v = _normal(key, rows.weights)
         return jax.lax.fori_loop(0, iterations, step, (v, tree.norm(v)))[1]
 
-    return _over_clients(one, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, clients, width, chunk)
 
 
 def smoothness_between(
@@ -140,7 +141,7 @@ def smoothness_between(
 ) -> Array:
     """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
 
-    Cheaper than :func:`smoothness`, and between two distant points of a run often closer to what training meets.
+    Cheaper than :func:`smoothness`. Between two distant points of a run it is often closer to what training meets.
     """
     distance = tree.norm(jax.tree.map(jnp.subtract, _weights(model, params), _weights(model, other)))
     check.require(float(distance) > 0, "other", "params", "different from params")
@@ -162,13 +163,14 @@ def gradient_variance(
 ) -> Array:
     """sigma_i^2 = ``E ||grad F_i(x; batch) - grad f_i(x)||^2`` for minibatches of ``local.local_training``; float[C].
 
-    Exact, from the variance v of single examples' gradients: a batch of b of a client's m rows, drawn without
-    replacement, has ``v (m - b) / (b (m - 1))``. An epoch ends in a batch of what is left, so this is the mean over an
-    epoch's steps; 0 where one batch holds the whole shard. Memory: ``width * chunk * D`` floats.
+    Exact, from the variance v of the gradients of single examples: a batch of b of a client's m rows, drawn without
+    replacement, has ``v (m - b) / (b (m - 1))``. The last batch of an epoch holds the remaining rows, so the result is
+    the mean over the steps of an epoch. It is 0 if one batch holds the whole shard. Memory: ``width * chunk * D``
+    floats.
     """
     check.whole("batch_size", batch_size)
 
-    def one(rows: _Rows) -> Array:
+    def of_client(rows: _Rows) -> Array:
         def gradient(x: Array, y: Array, mask: Array) -> Params:
             return jax.grad(rows.loss)(rows.weights, x, y, mask)
 
@@ -184,11 +186,11 @@ def gradient_variance(
 
         return rows.mean(part) * _batch_factor(rows.size, batch_size)
 
-    return _over_clients(one, model, params, data, clients, width, chunk)
+    return _over_clients(of_client, model, params, data, clients, width, chunk)
 
 
 class _Rows(NamedTuple):
-    """One client's rows, as a kernel sees them."""
+    """The rows of one client, for a kernel."""
 
     weights: Params
     loss: Callable[..., Array]  # (weights, x, y, mask) -> sum of the masked losses
@@ -208,13 +210,13 @@ class _Rows(NamedTuple):
             return jax.tree.map(jnp.add, total, at(number))
 
         chunks = (self.size + self.chunk - 1) // self.chunk
-        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(at, 0))
-        total = jax.lax.fori_loop(0, chunks, add, nothing)
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(at, 0))
+        total = jax.lax.fori_loop(0, chunks, add, zero)
         return jax.tree.map(lambda leaf: leaf / self.size.astype(leaf.dtype), total)
 
 
 def _over_clients(
-    one: Callable[[_Rows], Any],
+    of_client: Callable[[_Rows], Any],
     model: Model,
     params: Params,
     data: FederatedData,
@@ -222,7 +224,7 @@ def _over_clients(
     width: int,
     chunk: int,
 ) -> Any:
-    """``one`` of every client's rows, ``width`` clients at a time; leaves [C, ...]."""
+    """``of_client(rows)`` of every client, ``width`` clients at a time; leaves [C, ...]."""
     chosen = _chosen(data, clients)
     check.whole("width", width)
     check.whole("chunk", chunk)
@@ -234,20 +236,20 @@ def _over_clients(
             losses = model.loss(model.apply(full, data.decode(inputs)), labels)
             return jnp.where(mask, losses, jnp.zeros_like(losses)).sum()
 
-        def client(where: tuple[Array, Array]) -> Any:
-            first, count = where
+        def client(span: tuple[Array, Array]) -> Any:
+            first, count = span
 
             def fetch(position: Array) -> tuple[Array, Array]:
                 index = order[first + position]
                 return x[index], y[index]
 
-            return one(_Rows(_weights(model, params), loss, fetch, count, chunk))
+            return of_client(_Rows(_weights(model, params), loss, fetch, count, chunk))
 
         rows = jax.lax.map(jax.vmap(client), (offset, size))
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: len(chosen)], rows)
 
     groups = -(-len(chosen) // width)
-    filled = np.resize(chosen, (groups, -(-len(chosen) // groups)))  # a last group that is short starts over
+    filled = np.resize(chosen, (groups, -(-len(chosen) // groups)))  # repeats clients to fill the last group
     pool = jax.device_put((data.x, data.y, data.order))
     offset, size = (jnp.asarray(column[filled], jnp.int32) for column in (data.offset, data.size))
     return jax.jit(all_of)(params, *pool, offset, size)
@@ -291,6 +293,6 @@ def _normal(key: Key, like: Params) -> Params:
 
 
 def _unit(v: Params, norm: Array) -> Params:
-    """``v / norm``, or v itself where the norm is 0 (a linear loss)."""
+    """``v / norm``, or v itself if the norm is 0 (a linear loss)."""
     factor = 1 / jnp.where(norm > 0, norm, jnp.ones_like(norm))
     return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), v)

@@ -1,15 +1,15 @@
 """Corollaries 1 to 4 and Lemma 1: the terms inside the O of each, every hidden constant 1, L = 1.
 
-They hold for the learning rates of ``slow_lrs`` (Corollaries 1 and 4, Lemma 1) and ``fast_lrs`` (2 and 3) and T large
-enough for these to meet the theorems' conditions. Of ``Constants`` they read gap, variance, heterogeneity, clients,
-local_steps, delays and gamma. Arrays broadcast. See ``rates`` for the source and for what is wrong in print.
+They hold for the learning rates ``slow_lrs`` (Corollaries 1 and 4, Lemma 1) and ``fast_lrs`` (2 and 3), if T is so
+large that these meet the conditions of the theorems. They use the gap, variance, heterogeneity, clients, local_steps,
+delays and gamma of ``Constants``. Arrays broadcast. ``rates`` gives the source and the errors in print.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fedjax_async.theory.rates import Bound, Constants, _larger, checked, compression_factor
+from fedjax_async.theory.rates import Bound, Constants, checked, compression_factor, larger
 
 
 class LearningRates(NamedTuple):
@@ -39,7 +39,7 @@ def corollary_1(constants: Constants) -> Bound:
     c = checked(constants)
     d, rounds, steps = c.delays, c.delays.steps, c.local_steps
     leading = 1 / (rounds * steps * c.clients) ** 0.5
-    mean, highest = _larger(d.tau_avg0, d.tau_avg1), _larger(d.tau_avgm0, d.tau_avgm1)
+    mean, highest = larger(d.tau_avg0, d.tau_avg1), larger(d.tau_avgm0, d.tau_avgm1)
     variance = leading + 1 / (rounds * steps) + mean / rounds
     spread = (1 + steps * c.clients * d.tau_max * highest) / rounds
     return Bound(leading * c.gap, variance * c.variance, spread * c.heterogeneity)
@@ -57,7 +57,7 @@ def corollary_2(constants: Constants) -> Bound:
 
 
 def corollary_3(constants: Constants) -> Bound:
-    """AsynFLC, eq. 15: Corollary 2 and ``tau_max^2 sigma_g^2 (T^(-2/3) + 1)``, which no T makes small."""
+    """AsynFLC, eq. 15: Corollary 2 and ``tau_max^2 sigma_g^2 (T^(-2/3) + 1)``, which does not vanish for large T."""
     c = checked(constants)
     top, fast = c.delays.tau_max, c.delays.steps ** (-2 / 3)
     common = top * fast / c.local_steps
@@ -67,7 +67,7 @@ def corollary_3(constants: Constants) -> Bound:
 def corollary_4(constants: Constants) -> Bound:
     """AsynFLC-EF, eq. 18: ``(Delta + sigma^2) / sqrt(T K n)``, drift over T, and delays times the compression factor.
 
-    As printed: without compression no delay is left, although eq. 17 keeps Corollary 1's.
+    As printed: without compression it has no term with delays, although eq. 17 keeps those of Corollary 1.
     """
     c = checked(constants)
     rounds, steps, n, top = c.delays.steps, c.local_steps, c.clients, c.delays.tau_max

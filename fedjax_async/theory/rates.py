@@ -1,25 +1,25 @@
 """Convergence bounds of AsynFL, AsynFLC and AsynFLC-EF as functions of a problem's constants.
 
-Each bound is on ``(1/T) sum_t E ||grad f(x_t)||^2`` over T server steps. Fields of ``Constants`` may be NumPy arrays
-that broadcast (for curves), except ``clients`` and ``local_steps``. A bound is claimed only where the learning rate
-is at most ``largest_lr_...``; the functions compute it anywhere.
+Each function bounds ``(1/T) sum_t E ||grad f(x_t)||^2`` over T server steps. Fields of ``Constants`` may be NumPy
+arrays that broadcast (for curves), except ``clients`` and ``local_steps``. A theorem claims its bound only for learning
+rates up to ``largest_lr_...``; the functions compute it for any.
 
-What the printed theorems do not say, each shown by a test:
+What the printed theorems do not say, each point shown by a test:
 
-- All divide by delays or need them positive: synchronous training has delay 1, so take
+- All divide by delays or need them positive. Synchronous training has delay 1 here, so use
   ``clock.delay_statistics(schedule, fresh=1)``.
-- Theorem 1 (and 3) is about Algorithm 1 as written, where a client that misses a step keeps training, so that an
-  upload of delay tau holds tau K steps: timing ``participation``. Where every upload holds K steps (timing ``window``)
-  and faster clients take part more often, the model settles where another weighting of the clients is stationary, and
-  eq. 11 fails for heterogeneous clients once T is large and eta small.
+- Theorem 1 (and 3) is about Algorithm 1 as written: a client that misses a step continues training, so an upload of
+  delay tau contains tau K local steps (timing ``participation``). If every upload contains K steps (timing ``window``)
+  and faster clients take part more often, the model converges to a stationary point of another weighting of the
+  clients. Then eq. 11 fails for heterogeneous clients if T is large and eta small.
 - Eq. 13 does not depend on gamma, keeps a floor of ``2 (tau_max + 1)^2 sigma_g^2`` for gamma = 1, and lacks any term
-  in ``eta eta_g L sigma^2``: it fails for plain SGD on a quadratic (one client, K = 1, nothing compressed). With that
+  in ``eta eta_g L sigma^2``. It fails for plain SGD on a quadratic (one client, K = 1, no compression). With that
   term the rates of Corollaries 2 and 3 would be ``T^(-1/3)``, not ``T^(-2/3)``.
-- Eq. 17 at gamma = 1 is not eq. 11: other coefficients, and where eq. 11 has
-  ``(33 tau_avg0 + 72 tau_avg1) eta_g^2 sigma^2 / n`` it prints sigma_g^2, so that for sigma_g = 0 and
-  eta_g = sqrt(K n) it claims less than eq. 11 for the same algorithm (probably a misprint of sigma^2). Its rate
-  condition at gamma = 1 is Theorem 1's divided by sqrt(2).
-- Corollary 4 omits the delays that eq. 17 has without compression: at gamma = 1 it would promise more than Corollary 1.
+- Eq. 17 at gamma = 1 differs from eq. 11. Its coefficients are others, and instead of eq. 11's
+  ``(33 tau_avg0 + 72 tau_avg1) eta_g^2 sigma^2 / n`` it prints sigma_g^2 (probably a misprint of sigma^2). So for
+  sigma_g = 0 and eta_g = sqrt(K n) it bounds the same algorithm by less than eq. 11. Its condition on the learning
+  rate at gamma = 1 is Theorem 1's divided by sqrt(2).
+- Corollary 4 omits the delays that eq. 17 has without compression: at gamma = 1 it would be stronger than Corollary 1.
 
 Source: Yang, Hou, Wu, "Convergence Analysis of Asynchronous Federated Learning with Gradient Compression for
 Non-Convex Optimization" (2025), eqs. 11 to 18.
@@ -34,7 +34,7 @@ from fedjax_async.clock import DelayStatistics
 
 
 class Constants(NamedTuple):
-    """What the bounds are functions of. Losses are in units [l], parameters in [w], gradients in [l/w].
+    """The arguments of the bounds. Losses have the unit [l], parameters [w], gradients [l/w].
 
     T is ``delays.steps``. ``heterogeneity`` is a mean of squares over all n clients, equally weighted.
     """
@@ -48,11 +48,11 @@ class Constants(NamedTuple):
     lr: Any  # eta, local [w^2/l]
     server_lr: Any  # eta_g [1]
     delays: DelayStatistics  # with fresh=1
-    gamma: Any = 1.0  # E||C(x) - x||^2 <= (1 - gamma) ||x||^2; 1: nothing is lost
+    gamma: Any = 1.0  # E||C(x) - x||^2 <= (1 - gamma) ||x||^2; 1: no compression error
 
 
 class Bound(NamedTuple):
-    """A right-hand side by what its terms are proportional to [l^2/w^2]."""
+    """The terms of a bound, by the constant to which they are proportional [l^2/w^2]."""
 
     optimisation: Any  # Delta
     variance: Any  # sigma^2
@@ -72,7 +72,7 @@ def constant_delays(steps: int, delay: float = 1.0) -> DelayStatistics:
 
 
 def checked(c: Constants) -> Constants:
-    """``c`` itself; ``ValueError`` naming the first field that is out of range."""
+    """``c`` itself. Raises ``ValueError`` naming the first field that is out of range."""
     for field in ("gap", "variance", "heterogeneity"):
         check.non_negative(field, getattr(c, field))
     for field in ("smoothness", "lr", "server_lr", "gamma"):
@@ -86,14 +86,14 @@ def checked(c: Constants) -> Constants:
 
 
 def compression_factor(gamma: Any) -> Any:
-    """``c = (1 - gamma)(2 - gamma) / gamma^2``, by which error feedback pays for compression; 0 at gamma = 1."""
+    """``c = (1 - gamma)(2 - gamma) / gamma^2``, the cost of compression with error feedback; 0 at gamma = 1."""
     check.positive("gamma", gamma)
     check.in_range("gamma", gamma, 0, 1)
     return (1 - gamma) * (2 - gamma) / gamma**2
 
 
 def asynfl_bound(constants: Constants) -> Bound:
-    """Theorem 1, eq. 11: AsynFL, nothing compressed."""
+    """Theorem 1, eq. 11: AsynFL, without compression."""
     c = checked(constants)
     lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
@@ -106,10 +106,10 @@ def asynfl_bound(constants: Constants) -> Bound:
 def asynflc_bound(constants: Constants) -> Bound:
     """Theorem 2, eq. 13: AsynFLC, compressed without error feedback; tau_avg is the larger of tau_avg0, tau_avg1.
 
-    As printed, which is too small for sigma > 0: see the module.
+    As printed, which is too small for sigma > 0 (see the docstring of this file).
     """
     c = checked(constants)
-    steps, top, mean = c.local_steps, c.delays.tau_max, _larger(c.delays.tau_avg0, c.delays.tau_avg1)
+    steps, top, mean = c.local_steps, c.delays.tau_max, larger(c.delays.tau_avg0, c.delays.tau_avg1)
     move = c.lr**2 * steps * c.smoothness**2
     square = move * steps  # (eta K L)^2
     variance = 4 * (top + 1) * (mean + 1) * move + 16 * (top + 1) * mean * top * move * (1 + 2 * top * square)
@@ -118,7 +118,7 @@ def asynflc_bound(constants: Constants) -> Bound:
 
 
 def asynflc_ef_bound(constants: Constants) -> Bound:
-    """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the module)."""
+    """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the docstring of this file)."""
     c = checked(constants)
     lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
@@ -133,7 +133,7 @@ def asynflc_ef_bound(constants: Constants) -> Bound:
 
 
 def largest_lr_asynfl(constants: Constants) -> Any:
-    """Largest eta of Theorem 1: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; ``lr`` itself is not read."""
+    """Largest eta of Theorem 1: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; the field ``lr`` is not used."""
     c = checked(constants)
     return 1 / (36 * 2**0.5 * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
 
@@ -141,7 +141,7 @@ def largest_lr_asynfl(constants: Constants) -> Any:
 def largest_lr_asynflc(constants: Constants) -> Any:
     """Largest eta of Theorem 2: ``1 / (4 sqrt(2 - gamma) (tau_max + 1)^1.5 tau_max eta_g K L)``.
 
-    The theorem also asks for ``gamma >= smallest_gamma_asynflc(tau_max)``.
+    The theorem also requires ``gamma >= smallest_gamma_asynflc(tau_max)``.
     """
     c = checked(constants)
     delay = (c.delays.tau_max + 1) ** 1.5 * c.delays.tau_max
@@ -161,8 +161,8 @@ def smallest_gamma_asynflc(tau_max: Any) -> Any:
 def largest_lr_asynflc_ef(constants: Constants) -> Any:
     """Largest eta of Theorem 3: ``gamma / (72 sqrt(3 (gamma - 1)^2 + 1) tau_max^1.5 eta_g K L)``.
 
-    The radical is broken in print (root of 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5``). Read literally it would
-    allow over 50 times Theorem 1's rate at gamma = 1, where the two algorithms are one.
+    The radical is broken in print: root of 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5``. Read literally, it would
+    allow over 50 times Theorem 1's learning rate at gamma = 1, where the two algorithms are the same.
     """
     c = checked(constants)
     root = (3 * (c.gamma - 1) ** 2 + 1) ** 0.5
@@ -186,6 +186,6 @@ def _factors(c: Constants) -> tuple[Any, ...]:
     return lambda_1, lambda_2, phi_1, phi_2, phi_3
 
 
-def _larger(a: Any, b: Any) -> Any:
+def larger(a: Any, b: Any) -> Any:
     """The larger of two numbers, or of two arrays element by element."""
     return (a + b + abs(a - b)) / 2

@@ -74,7 +74,7 @@ def test_topk_keeps_the_largest_and_of_equals_the_first(kind, seed, size, ratio)
 @pytest.mark.parametrize("kind", ["gaussian", "ties", "zeros"])
 @pytest.mark.parametrize("ratio", [0.00001, 0.03, 0.6])
 def test_topk_of_long_vectors(kind, ratio):
-    """Long enough for wide digits, and for numbers of equals that fill many words."""
+    """Long enough for wide digits, and for so many equal numbers that they fill many words."""
     x = textbook.vector(kind, 70_001)
     payload, _ = passed("topk", ratio=ratio)(KEY, x)
     np.testing.assert_array_equal(payload.index, textbook.largest(x, len(payload.index)))
@@ -278,10 +278,10 @@ def test_batched_compiled_and_one_at_a_time_are_the_same(name):
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 3, 40])
-def test_what_is_not_finite_can_be_refused(name, bad, place):
+@pytest.mark.parametrize("index", [0, 3, 40])
+def test_what_is_not_finite_can_be_refused(name, bad, index):
     x = powers(1, 41)[0]
-    x[place] = bad
+    x[index] = bad
     payload, x_hat = passed(name)(KEY, x)
     assert not np.isfinite(x_hat).all()
     with pytest.raises(ValueError, match="must be finite"):
@@ -307,7 +307,7 @@ def test_levels_may_be_traced():
 
 
 def test_values_only_accounting_is_the_papers():
-    """Erratum C2: top-10 % is 10 times fewer, a sign 32, and b bits 32/b; places and scales are not counted."""
+    """As the AsynFLC paper counts: top-10 % is 10 times fewer, a sign 32, b bits 32/b; no indices, no scales."""
     x = jnp.asarray(textbook.vector("gaussian", 1000))
 
     def share(compressor):

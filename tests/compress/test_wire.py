@@ -78,8 +78,8 @@ def payloads(draw, size=None, depth=0, lengths=ANY_LENGTH):
         steps = draw(st.integers(1, 32767) | st.sampled_from([1, 7, 127]))
         within = st.integers(-min(steps, draw(st.sampled_from([1, 9, 32767]))), steps)
         return Levels(draw(st_numpy.arrays(np.int16, size, elements=within)), draw(reals(())), np.int32(steps))
-    places = sorted(draw(st.sets(st.integers(0, size - 1), max_size=size))) if size else []
-    return Sparse(np.array(places, np.int32), draw(payloads(len(places), depth + 1)), size)
+    index = sorted(draw(st.sets(st.integers(0, size - 1), max_size=size))) if size else []
+    return Sparse(np.array(index, np.int32), draw(payloads(len(index), depth + 1)), size)
 
 
 @settings(max_examples=300)
@@ -157,8 +157,8 @@ def test_what_trees_send_arrives():
 def test_the_shortest_code_is_chosen():
     rng = np.random.default_rng(0)
 
-    def spent(k, size, places=None):
-        index = np.sort(rng.choice(size, k, replace=False)) if places is None else places
+    def spent(k, size, given=None):
+        index = np.sort(rng.choice(size, k, replace=False)) if given is None else given
         payload = Sparse(index.astype(np.int32), Signs(np.zeros(k, bool), np.float32(1), False), size)
         data = encode(payload)
         frame = len(encode(Signs(np.zeros(k, bool), np.float32(1), False)))
@@ -167,7 +167,7 @@ def test_the_shortest_code_is_chosen():
 
     assert spent(500, 1000) == (0, 125)  # a bitmap
     assert spent(1, 2**20, np.array([5])) == (1, 3)  # 20 bits
-    code, rice = spent(1000, 100_000)  # gaps: an entropy of 8.08 bits a place
+    code, rice = spent(1000, 100_000)  # gaps: an entropy of 8.08 bits an index
     assert code == 2 and 1010 < rice < 1060 and rice < 1000 * 17 / 8
     assert spent(0, 1000) == (1, 0)
 
@@ -208,8 +208,8 @@ def test_damaged_messages_are_refused(payload, data):
     refused(whole[: data.draw(st.integers(0, len(whole) - 1))])
     refused(whole + data.draw(st.binary(min_size=1, max_size=5)))
     flipped = bytearray(whole)
-    for place in data.draw(st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=3)):
-        flipped[place // 8] ^= 1 << place % 8
+    for bit in data.draw(st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=3)):
+        flipped[bit // 8] ^= 1 << bit % 8
     refused(bytes(flipped))
 
 
@@ -225,7 +225,7 @@ def signed(body):
 
 
 def refused_or_sound(data):
-    """Whoever forges the checksum too gets an error or a payload that can be sent on, never a crash."""
+    """A message with a forged checksum gives an error or a payload that can be encoded again, never a crash."""
     try:
         payload = decode(data)
     except ValueError as error:
@@ -240,8 +240,8 @@ def refused_or_sound(data):
 def test_forged_messages_do_no_harm(payload, data):
     body = bytearray(encode(payload)[:-4])
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(3, len(body) - 1))
-        body[place] = data.draw(st.integers(0, 255))
+        byte = data.draw(st.integers(3, len(body) - 1))
+        body[byte] = data.draw(st.integers(0, 255))
     refused_or_sound(signed(bytes(body[: data.draw(st.integers(4, len(body)))])))
 
 
@@ -272,8 +272,8 @@ HUGE = codes.varint(2**31 - 1)
         bytes([3 + 16 * 3, 1, 0b01000000]),  # padding
         bytes([3 + 16 * 9, 0]),  # no such float type
         bytes([6 + 16 * 3, 1, 0]) + bytes([3 + 16 * 3, 0]),  # no such code
-        bytes([6 + 16, 4, 2, 0b01010000]) + bytes([3 + 16 * 3, 2, 0]),  # the same place twice
-        bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 1, 0]),  # one value at two places
+        bytes([6 + 16, 4, 2, 0b01010000]) + bytes([3 + 16 * 3, 2, 0]),  # the same index twice
+        bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 1, 0]),  # one value for two indices
         bytes([6, 0, 0]) * 5000 + bytes([3 + 16 * 3, 0]),  # deeper than any stack
         bytes([0, 1, 0, 1]) + bytes([3 + 16 * 3, 0]),  # tuples in tuples
         b"",
@@ -367,12 +367,12 @@ def test_sizes_that_make_no_sense_are_refused(size):
 
 LONG = 1_000_000
 FEW_BYTES = {
-    "no places": encode(Sparse(np.int32([]), unscaled(0), 2**31 - 1)),
-    "one place": encode(Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1)),
+    "no indices": encode(Sparse(np.int32([]), unscaled(0), 2**31 - 1)),
+    "one index": encode(Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1)),
     "no values": signed(b"FA\x01" + bytes([1 + 16 * 3]) + HUGE),
     "sparse values": encode(Sparse(np.int32([3]), Sparse(np.int32([]), unscaled(0), 1), 2**31 - 1)),
     "zeros": encode(Levels(np.zeros(LONG, np.int16), np.float32(1), np.int32(1))),
-    "many places": encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
+    "many indices": encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
     "signs": encode(unscaled(LONG)),
     "floats": encode(Dense(np.zeros(LONG // 10, np.float64))),
 }
@@ -391,8 +391,8 @@ def levels_of_few(steps, *values):
     return Levels(np.resize(np.int16(values), LONG), np.float32(1), np.int32(steps))
 
 
-def first_places(k, size):
-    """All of the first k places; of the values, which are zeros, only their number is sent."""
+def first_indices(k, size):
+    """All of the first k indices; of the values, which are zeros, only their number is sent."""
     return Sparse(np.arange(k, dtype=np.int32), Sparse(np.int32([]), unscaled(0), k), size)
 
 
@@ -402,13 +402,13 @@ COSTLY = {
     "gamma large": lambda: levels_of_few(32767, *[0] * 20, 32767),
     "fixed two bits": lambda: levels_of_few(1, 1, -1),
     "fixed sixteen bits": lambda: levels_of_few(32767, 32767, -32767),
-    "bitmap": lambda: first_places(LONG, LONG),
-    "rice": lambda: first_places(LONG, 4 * LONG),
-    "rice of a bit": lambda: first_places(LONG, LONG + LONG // 4),
-    "fixed places": lambda: Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1),
+    "bitmap": lambda: first_indices(LONG, LONG),
+    "rice": lambda: first_indices(LONG, 4 * LONG),
+    "rice of a bit": lambda: first_indices(LONG, LONG + LONG // 4),
+    "fixed indices": lambda: Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1),
     "signs": lambda: unscaled(LONG),
     "floats": lambda: Dense(np.ones(LONG, jnp.bfloat16)),
-    "nested": lambda: Sparse(np.arange(LONG, dtype=np.int32), first_places(LONG, LONG), LONG),
+    "nested": lambda: Sparse(np.arange(LONG, dtype=np.int32), first_indices(LONG, LONG), LONG),
 }
 
 
@@ -447,9 +447,12 @@ def test_other_versions_and_types_are_refused():
         (Levels(np.int16([0]), np.float32(1), np.int32(0)), "steps = 0"),
         (Dense(np.zeros((2, 3), np.float32)), "values = 'float32.2, 3.': must be floats of one payload"),
         (Dense(np.zeros(2, np.int32)), "values = 'int32"),
-        (Sparse(np.int32([2, 1]), Dense(np.float32([1, 1])), 3), "index = 'places': must be ascending"),
-        (Sparse(np.int32([1, 3]), Dense(np.float32([1, 1])), 3), "index = 'places': must be ascending, from 0 to 2"),
-        (Sparse(np.int32([1]), Dense(np.float32([1, 1])), 3), "values = 2: must be 1, one a place"),
+        (Sparse(np.int32([2, 1]), Dense(np.float32([1, 1])), 3), "index = '2 integers': must be ascending"),
+        (
+            Sparse(np.int32([1, 3]), Dense(np.float32([1, 1])), 3),
+            "index = '2 integers': must be ascending, from 0 to 2",
+        ),
+        (Sparse(np.int32([1]), Dense(np.float32([1, 1])), 3), "values = 2: must be 1, one for each index"),
         (np.zeros(3), "payload = ndarray: must be one of"),
     ],
 )

@@ -19,14 +19,14 @@ def vector(kind, size, seed=0):
 
 
 def largest(x, k):
-    """Ascending places of the k largest |x|, of equals the first."""
+    """Ascending indices of the k largest |x|, of equals the first."""
     return np.sort(np.argsort(-np.abs(np.asarray(x, np.float64)), kind="stable")[:k])
 
 
 def topk(x, k):
     out = np.zeros(len(x))
-    places = largest(x, k)
-    out[places] = x[places]
+    index = largest(x, k)
+    out[index] = x[index]
     return out
 
 
@@ -44,5 +44,5 @@ def square(x):
 
 
 def beta(size, steps):
-    """Relative variance of QSGD at most."""
+    """Bound on the relative variance of QSGD."""
     return min(size / steps**2, size**0.5 / steps)

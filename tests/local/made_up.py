@@ -22,7 +22,7 @@ def pool(seed=0):
 
 
 def client_data(client=0, *, size=None, seed=0):
-    """What client 0, 1 or 2 sees, in JAX's default float type."""
+    """The data of client 0, 1 or 2, in JAX's default float type."""
     x, y, order = pool(seed)
     return ClientData(
         jnp.asarray(x, float),

@@ -1,4 +1,4 @@
-"""The minibatch shuffle: exact permutations, the right law, and epochs that miss nothing."""
+"""The minibatch shuffle: exact permutations, the right distribution, and complete epochs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_permutations_are_uniform(size, epochs):
 
 @pytest.mark.parametrize("epochs", [False, True], ids=["seeds", "epochs"])
 def test_the_first_batch_is_a_fair_sample_of_a_large_shard(epochs):
-    """Neighbours land anywhere, independently: twelfths of a shard of 60,000."""
+    """Neighbouring positions map to independent values: twelfths of a shard of 60,000."""
     first, second = (many(60_000, epochs, positions=2) // 5_000).T
     for cells, size in ((first, 12), (second, 12), (12 * first + second, 144)):
         assert chi_square(np.bincount(cells, minlength=size)) < 4

@@ -1,4 +1,4 @@
-"""Compressed uploads: what is lost is kept, frozen while a client is away, and adds up."""
+"""Compressed uploads: residuals are kept, do not change while a client is away, and telescope."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_DATA = ClientData(*(jnp.zeros(()) for _ in range(5)))
 
 
 def drawing(drift=0.0) -> ClientAlgorithm:
-    """A client whose upload is random, around ``drift``, and which counts its jobs."""
+    """A client that uploads random numbers around ``drift`` and counts its jobs."""
 
     def finish(work, message, state):
         key, params = work
@@ -56,7 +56,7 @@ def zeros(dtype=jnp.float32):
 @pytest.mark.parametrize("per", ["whole", "layer"])
 @pytest.mark.parametrize("compressor", [topk(ratio=0.1), scaled_sign(), topk_qsgd(ratio=0.2, levels=1)])
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
-    """Decoded + residual = true, client by client, whoever takes part in a round; exact but for rounding."""
+    """Decoded + residual = true, client by client, for any participants of a round; exact up to rounding."""
     with jax.enable_x64(True):
         params = zeros(jnp.float64)
         plain, wrapped = drawing(0.3), feedback(drawing(0.3), compressor, per=per)
@@ -116,7 +116,7 @@ def test_the_bits_of_an_upload_are_its_bytes(name):
 
 
 def test_uploads_that_are_not_finite_can_be_refused():
-    """Signs of NaN are finite; the upload is not, and the engine keeps the state of before."""
+    """Signs of NaN are finite, but the upload is not, and the engine keeps the previous state."""
     params = zeros()
     for wrap in (feedback, ef21):
         wrapped = wrap(drawing(np.nan), sign())
@@ -176,7 +176,7 @@ def test_with_the_identity_nothing_changes_and_nothing_is_left(wrap):
 
 @pytest.mark.parametrize(("wrap", "batching"), [(feedback, "vmap"), (ef21, "loop")])
 def test_the_engine_equals_the_oracle(wrap, batching):
-    """Residuals are frozen while clients are away: the oracle, one event at a time, leaves them alone."""
+    """Residuals do not change while clients are away: compared with the oracle, one event at a time."""
     with jax.enable_x64(True):
         given = in_engine(lambda c: wrap(c, topk(ratio=0.1)))
         close(run_waves(*given, batching=batching).params, run_reference(*given).params, 1e-9)

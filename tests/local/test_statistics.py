@@ -1,4 +1,4 @@
-"""Training with running statistics in the params, and params that stay with their client."""
+"""Training with running statistics in the params, and with private params."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_statistics_move_and_the_optimiser_never_touches_them():
 
 
 def test_private_statistics_stay_with_the_client():
-    """The second job goes on from the first's statistics, whatever the message holds; zeros are uploaded."""
+    """The second job continues from the first's statistics, not from the message's; zeros are uploaded."""
     with jax.enable_x64(True):
         client, mean = algorithm(is_statistic), np.full(FEATURES, 0.25)
         state = client.init(sent().params)

@@ -40,7 +40,7 @@ def test_steps_by_hand(options, expected):
 @example(size=[100, 3200], batch_size=1, hundredths=7)
 @example(size=[10, 20, 100], batch_size=1, hundredths=110)
 def test_steps_are_exact_for_decimal_epochs(size, batch_size, hundredths):
-    """Also where binary floats are not: 0.07 of 100 batches are 7 steps."""
+    """Also where binary floats are inexact: 0.07 of 100 batches are 7 steps."""
     found = local_steps(np.array(size), batch_size=batch_size, epochs=hundredths / 100)
     whole, part = divmod(Fraction(hundredths, 100), 1)
     for n, steps in zip(size, found):

@@ -1,4 +1,4 @@
-"""The local trainer against float64 NumPy, and what a job keeps, forgets and promises."""
+"""The local trainer against float64 NumPy, and the state and contract of a job."""
 
 from __future__ import annotations
 

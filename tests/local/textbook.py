@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 WORD = 2**32
-ROUNDS = 24
+PASSES = 24
 
 
 def lowbias32(x: int) -> int:
@@ -19,11 +19,11 @@ def lowbias32(x: int) -> int:
 def swap_or_not(seed: tuple[int, int], epoch: int, size: int) -> list[int]:
     """The whole permutation: in round r, x and its mirror image ``pivot - x`` swap places or do not."""
     base = lowbias32(seed[0] ^ lowbias32((seed[1] + epoch * 0x9E3779B9) % WORD))
-    word = [lowbias32((base + i * 0x9E3779B9) % WORD) for i in range(3 * ROUNDS)]
+    word = [lowbias32((base + i * 0x9E3779B9) % WORD) for i in range(3 * PASSES)]
     result = []
     for position in range(size):
         x = position
-        for a, b, pivot in zip(word[:ROUNDS], word[ROUNDS:], word[2 * ROUNDS :]):
+        for a, b, pivot in zip(word[:PASSES], word[PASSES:], word[2 * PASSES :]):
             mirror = (pivot - x) % size
             if (a * max(x, mirror) + b) % WORD >= WORD // 2:
                 x = mirror

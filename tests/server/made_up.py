@@ -43,7 +43,7 @@ def unflat(vectors, dtype=None):
 
 
 def random_uploads(seed, count=LENGTH, *, closes=0.4, rejected=0.15, most_stale=12):
-    """Arrivals whose deltas, starts, staleness, example counts, closings and rejections are drawn."""
+    """Arrivals with random deltas, starts, staleness, example counts, closings and rejections."""
     chance = np.random.default_rng(seed)
     uploads = []
     for _ in range(count):
@@ -61,7 +61,7 @@ def random_uploads(seed, count=LENGTH, *, closes=0.4, rejected=0.15, most_stale=
 
 
 def closing(uploads, at=None):
-    """The same uploads, each closing its step, or only those ``at`` these places."""
+    """The same uploads, each closing its step, or only those with the numbers ``at``."""
     return [u._replace(closes=at is None or i in at) for i, u in enumerate(uploads)]
 
 

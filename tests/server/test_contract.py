@@ -1,4 +1,4 @@
-"""What every entry of ``SERVERS`` promises, whatever its rule."""
+"""The contract of every entry of ``SERVERS``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
-    """The types include weakness: equal types in and out are why the second call is not traced again."""
+    """The types include weakness. Types in and out are equal, so the second call is not traced again."""
     server, params = MADE[name], mixed(start_params())
     arrivals = arrivals_for(name, closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
     state, memory = server.init(params)
@@ -125,7 +125,7 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_sweep_over_any_option_equals_separate_runs(name):
-    """A stack of runs, in each of which another option is changed; ``exponent`` has no place beside the hinge's."""
+    """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge."""
     factory = SERVERS[name]
     fixed = {"staleness": "hinge"} if "slope" in traced_options(factory) else {}
     neutral = {option: TRACED[option][0] for option in traced_options(factory) if option != "exponent"}

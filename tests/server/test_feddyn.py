@@ -61,7 +61,7 @@ def test_alpha_makes_a_difference():
 
 @pytest.mark.parametrize("name", UNREJECTED)
 def test_the_servers_h_is_the_mean_of_the_clients(name):
-    """Each Delta adds -alpha Delta to its h_i and -alpha Delta / N to h: same sign, whoever takes part."""
+    """Each Delta adds -alpha Delta to its h_i and -alpha Delta / N to h: same sign, for any set of clients."""
     run = played(name)
     np.testing.assert_allclose(run.server, run.own.mean(axis=1), rtol=0, atol=1e-12)
     assert np.abs(run.server).max() > 1e-2
@@ -74,7 +74,7 @@ def test_a_client_keeps_what_the_server_rejected():
 
 @pytest.mark.parametrize("every_closes", [True, False])
 def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
-    """Weight 0 decides, not the zeros that come with it."""
+    """The rule must look at weight 0, not at the zeros of the upload."""
     with jax.enable_x64(True):
         rule = known(feddyn(alpha=ALPHA), Facts(N, every_closes))
         state, memory = rule.init(unflat(START))
@@ -99,7 +99,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
 
 
 def test_a_job_minimises_the_shifted_objective():
-    """Its first step is against the gradient minus h_i, since w = x; alpha counts from the second on."""
+    """Its first step follows the gradient minus h_i, because w = x; alpha matters from the second step on."""
     own = np.random.default_rng(12).normal(size=D)
     ends = []
     for alpha in (ALPHA, 0.05):
@@ -117,7 +117,7 @@ def test_a_job_minimises_the_shifted_objective():
 
 
 def test_alpha_of_the_method_reaches_the_clients():
-    """At the server it cancels: what differs was trained differently."""
+    """Alpha cancels at the server, so the difference comes from local training."""
     given = {"model": "logistic", "clients": 6, "steps": 8, "updates": 12, "lr": 0.2}
     one, other = (simulate(**given, method=f"feddyn:alpha={alpha}").params for alpha in (0.1, 0.01))
     assert np.abs(one["output"]["kernel"] - other["output"]["kernel"]).max() > 1e-2

@@ -22,7 +22,7 @@ def test_params_equal_numpy(name, weighting):
 
 @pytest.mark.parametrize("name", ["some", "rejected"])
 def test_of_equal_steps_it_is_fedavg_and_of_unequal_ones_it_is_not(name):
-    """To the rounding of one product and sum. Rejected arrivals are included, which count for neither mean."""
+    """Equal to the rounding of one product and sum. Rejected arrivals are included; they count in neither mean."""
     timetable = TIMETABLES[name]
     for steps, same in ((EQUAL, True), (STEPS, False)):
         nova, average = (play(rule(), plain_client(), timetable, steps=steps) for rule in (fednova, fedavg))
@@ -40,6 +40,6 @@ def test_one_client_alone_is_fedavg():
 
 
 def test_arrivals_alone_are_those_of_fedavg_however_many_steps_they_took():
-    """Asynchronously each arrival closes its step, so that there is nobody to be compared with."""
+    """If each arrival closes its step, there is no second client to normalise against."""
     nova, average = (play(rule(), plain_client(), TIMETABLES["one at a time"]) for rule in (fednova, fedavg))
     np.testing.assert_allclose(nova.params, average.params, rtol=0, atol=1e-13)

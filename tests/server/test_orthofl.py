@@ -24,7 +24,7 @@ def trained(start, client):
 
 
 def order(seed=0):
-    """Who arrives, with staleness = arrivals since the client was sent its start."""
+    """The arriving clients, with staleness = arrivals since the client was sent its start."""
     who = np.random.default_rng(seed).integers(0, CLIENTS, STEPS)
     last = np.zeros(CLIENTS, int)
     stale = []
@@ -79,7 +79,7 @@ def paper(groups, mixing=0.6, pairwise=False):
 
 
 def code(groups, mixing=0.6, averaged=True):
-    """The released code: the shift of the weights sent last; the average, whose first update counts whole."""
+    """The released code: the shift of the weights sent last; the first update of the average has weight 1."""
     w = shared = flat(start_params())
     starts = np.tile(w, (CLIENTS, 1))
     path, sent = [], []
@@ -113,7 +113,7 @@ def test_fifty_steps_equal_numpy(version, per):
 
 
 def test_a_client_that_nobody_overtook_keeps_its_own_weights():
-    """Only rounding apart: ``W - W_seen`` is exactly zero then."""
+    """Equal up to rounding, because ``W - W_seen`` is exactly zero."""
     with jax.enable_x64(True):
         server = SERVERS["orthofl"]()
         state, row = server.init(start_params())

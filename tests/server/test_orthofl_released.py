@@ -37,7 +37,7 @@ def random_tree(chance, scale=1.0):
 
 
 def perpendicular(shift, change):
-    """What of a tensor's shift is orthogonal to its change; the released code adds 1e-19 below."""
+    """The part of a tensor's shift orthogonal to its change; the released code adds 1e-19 to the denominator."""
     return shift - (shift * change).sum() / ((change**2).sum() + 1e-19) * change
 
 
@@ -108,7 +108,7 @@ def test_fifty_arrivals_equal_the_numpy_loop():
 
 
 def test_tensors_are_projected_apart_and_batch_norm_comes_back():
-    """One client moved S; the next one's tensors keep what is orthogonal to each tensor's own change."""
+    """One client moved S; the next client's tensors add only what is orthogonal to each tensor's own change."""
     chance = np.random.default_rng(4)
     with jax.enable_x64(True):
         rule = orthofl_released()

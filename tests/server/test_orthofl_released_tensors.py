@@ -54,7 +54,7 @@ def flattened(tree):
 
 
 def handed_back(shared, start, change, group):
-    """``w_m + (S - start_m)_perp``, projected in every ``group`` of tensors; BatchNorm's as the client has them."""
+    """``w_m + (S - start_m)_perp``, projected in every ``group`` of tensors; BatchNorm's tensors are the client's."""
     shift = {p: shared[p] - start[p] for p in SHAPES}
     below = dict.fromkeys(map(group, SHAPES), 1e-19)
     along = dict.fromkeys(below, 0.0)
@@ -75,7 +75,7 @@ def by_layer(path):
 
 @cache
 def textbook(group):
-    """Of each arrival: what the client is sent next (S), W, and the weight with which it counted."""
+    """For each arrival: the next message of the client (S), W, and the recorded weight."""
     shared = average = START
     sent = [START] * N
     others: dict[int, int] = dict.fromkeys(range(N), 0)  # accepted arrivals of others since each client's last
@@ -95,7 +95,7 @@ def textbook(group):
 
 @cache
 def played():
-    """The same by the rule, and what each client had started from."""
+    """The same by the rule, and the start of each client."""
     with jax.enable_x64(True):
         rule = known(orthofl_released(mixing=MIXING), Facts(N, every_closes=True))
         receive, close = jax.jit(rule.receive), jax.jit(lambda state, memory: closed(rule, state, memory))
@@ -121,7 +121,7 @@ def largest(one, other, paths=tuple(SHAPES)):
 
 
 def test_what_is_sent_evaluated_and_recorded_equals_numpy():
-    """A rejected client goes on from S, as everyone does."""
+    """A rejected client continues from S, like all clients."""
     for (shared, average, weight), (sent, evaluated, recorded, _) in zip(textbook(by_tensor), played(), strict=True):
         assert largest(shared, sent) < 1e-12
         assert largest(average, evaluated) < 1e-12

@@ -37,14 +37,14 @@ seeds = st.integers(0, 2**31)
 
 
 def once(factory, deltas, **options):
-    """How far params of 0 move in one server step of these fresh deltas [n, D]."""
+    """The params after one server step of these fresh deltas [n, D], from zeros."""
     uploads = [Upload(d, np.zeros(D), 0, 1.0, False) for d in deltas]
     zero = unflat(np.zeros(D), jnp.result_type(float))
     return play(factory, zero, closing(uploads, at=[len(uploads) - 1]), **options)[1][-1]
 
 
 def play(factory, params, uploads, **options):
-    """Final state, params after each arrival, weights; nothing is discounted, all fits."""
+    """Final state, params after each arrival, weights; no staleness weight, and a buffer that is large enough."""
     return run(factory, params, uploads, **{"size": 16, "exponent": 0.0} | OPTIONS.get(factory, {}) | options)
 
 
@@ -135,7 +135,7 @@ def test_the_ends_of_the_ranges_are_the_mean_and_the_median(seed, n):
 
 
 def plain_mean(*, size, exponent):
-    """FedBuff, which has no use for a size."""
+    """FedBuff, which has no option ``size``."""
     del size
     return fedbuff(exponent=exponent)
 
@@ -154,7 +154,7 @@ def test_a_step_knows_no_order(seed, data):
 @settings(max_examples=25)
 @given(seed=seeds, f=st.integers(0, 6), extra=st.integers(0, 3), data=st.data())
 def test_bad_uploads_do_not_get_through(seed, f, extra, data):
-    """f of n >= 2 f + 3 uploads at 1e6, all in one place or scattered, wherever they come in the step."""
+    """f of n >= 2 f + 3 uploads at 1e6, all equal or scattered, at any position in the step."""
     chance = np.random.default_rng(seed)
     n = min(2 * f + 3 + extra, 16)
     spread = data.draw(st.sampled_from([0.0, 1.0]))
@@ -175,7 +175,7 @@ def test_bad_uploads_do_not_get_through(seed, f, extra, data):
 
 
 def test_krum_with_too_few_uploads_guards_against_as_many_as_it_can():
-    """With n = 5 and f = 3 asked for, f = 1 holds; with n = 2 the first upload is taken, with n = 1 the only one."""
+    """With n = 5 and f = 3 requested, f = 1 is used; with n = 2 the first upload is used, with n = 1 the only one."""
     honest = np.random.default_rng(0).normal(size=(4, D))
     with jax.enable_x64(True):
         five = np.concatenate([np.full((1, D), 1e6), honest])

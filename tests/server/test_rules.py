@@ -224,15 +224,15 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
         always, always_path, always_weights = run(SERVERS[name], start_params(), uploads, always_closes=True)
         np.testing.assert_allclose(always_path, path, rtol=1e-12, atol=1e-14)
         np.testing.assert_array_equal(always_weights, weights)
-        states = (without_gathered(always), without_gathered(state))
+        states = (without_accumulated(always), without_accumulated(state))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), *states)
 
 
-def without_gathered(state):
-    """The state without what is gathered: nothing after a close, and not there at all where every arrival closes."""
+def without_accumulated(state):
+    """The state without what is accumulated: empty after a close, and () if every arrival closes."""
 
     def emptied(part):
-        return part._replace(gathered=()) if isinstance(part, RuleState) else part
+        return part._replace(accumulated=()) if isinstance(part, RuleState) else part
 
     return jax.tree.map(emptied, state, is_leaf=lambda part: isinstance(part, RuleState))
 
@@ -277,9 +277,9 @@ def test_a_step_of_too_stale_uploads_changes_nothing(name, always_closes):
 
 
 def counted(state):
-    """The state without the buffer rows beyond its count, which mean nothing."""
-    inner = getattr(state, "gathered", None)
-    return state._replace(gathered=inner[1]) if isinstance(inner, Buffer) else state
+    """The state without the buffer rows beyond its count, which are undefined."""
+    inner = getattr(state, "accumulated", None)
+    return state._replace(accumulated=inner[1]) if isinstance(inner, Buffer) else state
 
 
 @pytest.mark.parametrize("always_closes", [False, True])
@@ -295,7 +295,7 @@ def test_a_step_with_none_accepted_changes_nothing(name, always_closes):
         assert np.abs(path[-1] - path[0]).min() > 0
 
 
-@pytest.mark.parametrize("name", [name for name in SERVERS if name != "orthofl_no_average"])  # never gathers
+@pytest.mark.parametrize("name", [name for name in SERVERS if name != "orthofl_no_average"])  # never accumulates
 def test_a_rejected_arrival_adds_nothing_but_still_closes(name):
     first, second, third = closing(random_uploads(5, 3, rejected=0.0), at=[])
     lost = random_uploads(6, 1, rejected=1.0)[0]

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics among the params: rules average where clients stand, none takes them for weights."""
+"""BatchNorm's running statistics among the params: rules average their values, and none treats them as weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def after_steps(name, start, change, staleness=None, **options):
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_statistics_become_the_mean_of_the_clients_own(name):
-    """However stale they are: a client of the second step started where those of the first did, another further off."""
+    """For any staleness: one client of the second step started where those of the first did, another further away."""
     with jax.enable_x64(True):
         statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
         np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)
@@ -67,7 +67,7 @@ LATE = st.tuples(*[st.tuples(*[st.integers(0, 30)] * 2)] * 2)
 @pytest.mark.parametrize("name", sorted(SERVERS))
 @given(start=PAIRS, end=PAIRS, staleness=LATE)
 def test_no_rule_leaves_the_range_of_what_clients_hold(name, start, end, staleness):
-    """So that no running variance turns negative, however stale the arrivals."""
+    """So no running variance becomes negative, for any staleness."""
     with jax.enable_x64(True):
         statistics, _ = after_steps(name, start, np.subtract(end, start), staleness)
         held = [1.0, *np.ravel(end)]

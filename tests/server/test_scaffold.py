@@ -67,7 +67,7 @@ def test_the_timetables_are_what_they_are_for():
 
 @pytest.mark.parametrize("name", ["everyone", "some", "one at a time"])
 def test_the_server_keeps_the_mean_of_the_clients_control_variates(name):
-    """Both sum the same changes, whoever takes part; ``rejected`` below is what breaks it."""
+    """Both sum the same changes for any set of clients; the test with ``rejected`` below shows the exception."""
     run = played(name)
     np.testing.assert_allclose(run.server, run.own.mean(axis=1), rtol=0, atol=1e-12)
 
@@ -83,7 +83,7 @@ def test_a_client_keeps_what_the_server_rejected():
 
 @pytest.mark.parametrize("every_closes", [True, False])
 def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
-    """Weight 0 decides, not the zeros that come with it."""
+    """The rule must look at weight 0, not at the zeros of the upload."""
     with jax.enable_x64(True):
         rule = known(scaffold(), Facts(N, every_closes))
         state, memory = rule.init(unflat(START))
@@ -108,7 +108,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
 
 
 def test_a_first_job_is_plain_sgd():
-    """Of minibatches, to the last bit: nothing is corrected while c and c_i are zero."""
+    """Minibatches too, to the last bit: there is no correction while c and c_i are zero."""
     with jax.enable_x64(True):
         start = unflat(START)
         one = scaffold_client(MODEL, lr=LR, batch_size=2)
@@ -142,7 +142,7 @@ def test_option_two_is_the_formula_of_the_paper():
 
 @pytest.mark.parametrize("decay", [None, lambda version: 1.0 / (1.0 + version.astype(float))])
 def test_after_one_step_a_control_variate_is_the_gradient(decay):
-    """Option II is then option I, whatever c and c_i were and however the learning rate has decayed."""
+    """Option II then equals option I, for any c and c_i and any decay of the learning rate."""
     *_, new = controls(1, decay)
     np.testing.assert_allclose(new, gradient(START, 2), rtol=0, atol=1e-12)
 
@@ -211,6 +211,6 @@ def test_what_is_made_for_plain_sgd_refuses_other_optimisers_before_it_compiles(
 
 
 def test_the_listener_hears_of_programs(compiled):
-    """Or the test above could not fail."""
+    """Without this, the test above could not fail."""
     jax.jit(lambda x: x * 1.2345 + len(compiled))(jnp.ones(7))
     assert compiled

@@ -19,7 +19,7 @@ class Upload(NamedTuple):
 
 
 class Guards(NamedTuple):
-    """Clip to a norm, then weigh what is staler than ``overstale_after`` by ``overstale``."""
+    """Clip to a norm, then multiply uploads staler than ``overstale_after`` by ``overstale``."""
 
     clip: float = np.inf
     overstale_after: float = np.inf
@@ -54,22 +54,22 @@ Loop = Callable[[np.ndarray, list[Upload], Guards], Path]  # a rule that remembe
 
 
 def play(x: np.ndarray, uploads: list[Upload], rule: Rule | Loop, guards: Guards = NO_GUARDS) -> Path:
-    """Params after every arrival [E, D] and effective weights [E]: gather until ``closes``, then step."""
+    """Params after every arrival [E, D] and effective weights [E]: accumulate until ``closes``, then step."""
     if callable(rule):
         return rule(x, uploads, guards)
-    gathered: list[tuple[np.ndarray, float]] = []
+    accumulated: list[tuple[np.ndarray, float]] = []
     path, weights, state = [], [], rule.state
     for u in uploads:
         direction = rule.direction(x, u)
         factor = guards.factor(direction, u) * rule.scale(u) if u.examples > 0 else 0.0
         weights.append(rule.share(u) * factor)
         if factor > 0:
-            gathered.append((factor * direction, rule.share(u)))
+            accumulated.append((factor * direction, rule.share(u)))
         if u.closes:
-            if gathered:
-                directions, shares = (np.array(column) for column in zip(*gathered))
+            if accumulated:
+                directions, shares = (np.array(column) for column in zip(*accumulated))
                 x, state = rule.step(x, rule.combine(directions, shares), state)
-            gathered = []
+            accumulated = []
         path.append(x)
     return np.array(path), np.array(weights)
 
@@ -96,7 +96,7 @@ def averaging(step: Any, state: Any = None, *, by_examples: bool = False, s: Any
 
 
 def over_all(n: int, lr: float = 1.0) -> Rule:
-    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` of whoever takes part."""
+    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` over the clients of the step."""
     return averaging(add(lr))._replace(combine=lambda directions, shares: directions.sum(axis=0) / n)
 
 

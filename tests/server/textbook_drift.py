@@ -45,7 +45,7 @@ class Job(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What is left after each of T server steps."""
+    """State after each of T server steps."""
 
     params: np.ndarray  # [T, D]
     server: np.ndarray  # [T, D] what corrects the drift at the server, c or h; [T, 0] where nothing does

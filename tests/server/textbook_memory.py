@@ -20,17 +20,17 @@ def ca2fl(lr: float = 1.0, clients: int = 10) -> Loop:
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         cache = np.zeros((clients, len(x)))
-        at_step, gathered, path, weights = cache.copy(), [], [], []
+        at_step, accumulated, path, weights = cache.copy(), [], [], []
         for e, u in enumerate(uploads):
             factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
             weights.append(factor)
             if factor > 0:
-                gathered.append(factor * u.delta - at_step[e % CLIENTS])
+                accumulated.append(factor * u.delta - at_step[e % CLIENTS])
                 cache[e % CLIENTS] = factor * u.delta
             if u.closes:
-                if gathered:
-                    x = x + lr * (at_step.mean(axis=0) + np.mean(gathered, axis=0))
-                at_step, gathered = cache.copy(), []
+                if accumulated:
+                    x = x + lr * (at_step.mean(axis=0) + np.mean(accumulated, axis=0))
+                at_step, accumulated = cache.copy(), []
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -42,23 +42,23 @@ def fadas(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, adaptation="inverse", tolerated=1.
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         m = v = largest = np.zeros(len(x))
-        gathered, oldest, path, weights = [], 0, [], []
+        accumulated, oldest, path, weights = [], 0, [], []
         for u in uploads:
             factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
             weights.append(factor)
             if factor > 0:
-                gathered.append(factor * u.delta)
+                accumulated.append(factor * u.delta)
                 oldest = max(oldest, u.staleness)
             if u.closes:
-                if gathered:
-                    mean = np.mean(gathered, axis=0)
+                if accumulated:
+                    mean = np.mean(accumulated, axis=0)
                     m, v = b1 * m + (1 - b1) * mean, b2 * v + (1 - b2) * mean**2
                     largest = np.maximum(largest, v)
                     late = max(oldest, 1)
                     rates = {"inverse": min(lr, 1 / late), "scaled": lr / late, "off": lr}
                     rate = rates[adaptation] if oldest > tolerated else lr
                     x = x + rate * m / (np.sqrt(largest) + eps)
-                gathered, oldest = [], 0
+                accumulated, oldest = [], 0
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -86,18 +86,18 @@ def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Loop:
     """OrthoFL's moving average when every start is given; what clients are sent is tested with the rule itself."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        begun, gathered, path, weights = False, [], [], []
+        begun, accumulated, path, weights = False, [], [], []
         for u in uploads:
             way = u.start + u.delta - x
             factor = guards.factor(way, u) if u.examples > 0 else 0.0
             factor *= 1.0 if first_counts_whole and not begun else a * s(u.staleness)
             weights.append(factor)
             if factor > 0:
-                gathered.append(factor * way)
+                accumulated.append(factor * way)
                 begun = True
             if u.closes:
-                x = x + np.mean(gathered, axis=0) if gathered else x
-                gathered = []
+                x = x + np.mean(accumulated, axis=0) if accumulated else x
+                accumulated = []
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -109,7 +109,7 @@ def orthofl_released(a=0.6, s=polynomial) -> Loop:
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         own_last = dict.fromkeys(range(CLIENTS), 0)
-        accepted, gathered, path, weights = 0, [], [], []
+        accepted, accumulated, path, weights = 0, [], [], []
         for e, upload in enumerate(uploads):
             u = upload._replace(staleness=accepted - own_last[e % CLIENTS])
             way = u.start + u.delta - x
@@ -117,12 +117,12 @@ def orthofl_released(a=0.6, s=polynomial) -> Loop:
             factor *= a * s(u.staleness) if accepted else 1.0
             weights.append(factor)
             if factor > 0:
-                gathered.append(factor * way)
+                accumulated.append(factor * way)
                 accepted += 1
                 own_last[e % CLIENTS] = accepted
             if u.closes:
-                x = x + np.mean(gathered, axis=0) if gathered else x
-                gathered = []
+                x = x + np.mean(accumulated, axis=0) if accumulated else x
+                accumulated = []
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -133,18 +133,18 @@ def fednova(lr: float = 1.0, by_examples: bool = True) -> Loop:
     """Wang et al. (2020), eq. 6; an upload of n examples took ``1 + n mod 3`` local steps."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        gathered, path, weights = [], [], []
+        accumulated, path, weights = [], [], []
         for u in uploads:
             factor = guards.factor(u.delta, u) if u.examples > 0 else 0.0
             share = u.examples if by_examples else 1.0
             weights.append(share * factor)
             if factor > 0:
-                gathered.append((factor * u.delta, share, 1 + int(u.examples) % 3))
-            if u.closes and gathered:
-                total = sum(n for _, n, _ in gathered)
-                steps = sum(n / total * tau for _, n, tau in gathered)
-                x = x + lr * steps * sum(n / total * d / tau for d, n, tau in gathered)
-                gathered = []
+                accumulated.append((factor * u.delta, share, 1 + int(u.examples) % 3))
+            if u.closes and accumulated:
+                total = sum(n for _, n, _ in accumulated)
+                steps = sum(n / total * tau for _, n, tau in accumulated)
+                x = x + lr * steps * sum(n / total * d / tau for d, n, tau in accumulated)
+                accumulated = []
             path.append(x)
         return np.array(path), np.array(weights)
 
@@ -155,17 +155,17 @@ def feddyn(alpha: float) -> Loop:
     """Acar et al. (2021), Algorithm 1, the server's side; guard rails bound the way to the client's model."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
-        h, gathered, path, weights = np.zeros(len(x)), [], [], []
+        h, accumulated, path, weights = np.zeros(len(x)), [], [], []
         for u in uploads:
             way = u.start + u.delta - x
             factor = guards.factor(way, u) if u.examples > 0 else 0.0
             weights.append(factor)
             if factor > 0:
-                gathered.append((factor * way, u.delta))
-            if u.closes and gathered:
-                h = h - alpha / CLIENTS * sum(delta for _, delta in gathered)
-                x = x + np.mean([way for way, _ in gathered], axis=0) - h / alpha
-                gathered = []
+                accumulated.append((factor * way, u.delta))
+            if u.closes and accumulated:
+                h = h - alpha / CLIENTS * sum(delta for _, delta in accumulated)
+                x = x + np.mean([way for way, _ in accumulated], axis=0) - h / alpha
+                accumulated = []
             path.append(x)
         return np.array(path), np.array(weights)
 

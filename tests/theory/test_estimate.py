@@ -1,4 +1,4 @@
-"""Estimators against problems whose constants are known, and eq. 11 with them against measured runs."""
+"""Estimators against problems with known constants, and eq. 11 with these against measured runs."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ constants = st.builds(
 @pytest.mark.parametrize("name", BOUNDS)
 @given(c=constants, factor=st.floats(1.01, 4))
 def test_harder_problems_have_larger_bounds(name, c, factor):
-    """Term by term: what a term is proportional to, and whatever else may only make it larger."""
+    """Each term is proportional to its constant, and does not fall with smoothness or delays."""
     bound = BOUNDS[name]
     before = np.array(bound(c))
     for place, field in enumerate(("gap", "variance", "heterogeneity")):
@@ -277,7 +277,7 @@ def grid(rates, largest, growth):
 
 
 def test_corollaries_1_and_3_follow_from_the_bounds():
-    """Bound over order stays below one constant, term by term, whatever the problem."""
+    """Bound over order stays below one constant, term by term, for all problems."""
     for c in grid(slow_lrs, largest_lr_asynfl, 2):
         assert (np.array(asynfl_bound(c)) <= 1000 * np.array(corollary_1(c))).all()
     for c in grid(fast_lrs, largest_lr_asynflc, 3):
