@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
@@ -54,6 +54,32 @@ def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
     allowed = f"a whole number >= {low}" if high == math.inf else f"a whole number from {low} to {high}"
     require(is_whole and low <= value <= high, field, value, allowed)
+
+
+def is_real(value: Any) -> bool:
+    """Whether ``value`` is a finite real number; truth values are not."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def real_positive(field: str, value: Any) -> None:
+    """A finite real number > 0; tracers, arrays and schedules are refused too."""
+    require(is_real(value) and value > 0, field, value, "a finite number > 0")
+
+
+def real_non_negative(field: str, value: Any) -> None:
+    """A finite real number >= 0; tracers, arrays and schedules are refused too."""
+    require(is_real(value) and value >= 0, field, value, "a finite number >= 0")
+
+
+def share(field: str, value: Any) -> None:
+    """A finite real number in [0, 1]; tracers, arrays and schedules are refused too."""
+    require(is_real(value) and 0 <= value <= 1, field, value, "between 0 and 1")
+
+
+def optional(checked: Callable[..., None], field: str, value: Any, **bounds: Any) -> None:
+    """``None`` passes, any other value is checked: ``optional(whole, "updates", value, low=1)``."""
+    if value is not None:
+        checked(field, value, **bounds)
 
 
 def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:

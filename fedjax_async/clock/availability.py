@@ -1,14 +1,13 @@
-"""When clients are there: they join late, leave, come and go.
+"""Availability: when clients are online. They join late, leave, or come and go.
 
-A model is ``model(num_clients, seed, part) -> Availability``, whose ``window(client, time)`` is the
-half-open stretch ``[start, end)`` in which the client is there and that holds ``time``, or else the next
-one to begin (``inf, inf`` if there is none). ``part`` counts models of one name that are joined in one
-spec, so that each draws its own.
+A model is ``model(num_clients, seed, part) -> Availability``. Its ``window(client, time)`` is the half-open
+stretch ``[start, end)`` in which the client is online and that contains ``time``, or else the next stretch
+(``inf, inf`` if there is none). ``part`` numbers the models of one name in a spec, so that each has its own draws.
 
-``leaving`` says what happens to a job whose client goes off before its upload has reached the server:
-``finish`` (it is finished and uploaded all the same; the client only takes no new one), ``pause``
-(it is continued when the client is back) or ``lose`` (it is lost). Models joined with ``+`` keep each
-its own rule; clients are there when all agree.
+``leaving`` says what happens to a job if its client goes offline before its upload has reached the server:
+``finish`` (the job is finished and uploaded; the client only gets no new one), ``pause`` (it continues when the
+client is back) or ``lose`` (it is lost). Models joined with ``+`` each keep their own rule; a client is online when
+all of them say so.
 """
 
 from __future__ import annotations
@@ -17,22 +16,23 @@ import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import availability_traces, chance, inputs
-from fedjax_async.clock.distributions import DISTRIBUTIONS, Distribution
+from fedjax_async.clock import chance, csv_tables
+from fedjax_async.clock.chance import DISTRIBUTIONS, Distribution
 
 Window = Callable[[int, float], tuple[float, float]]
 
 
 class Availability(NamedTuple):
-    """One source of absence: the stretches in which a client is there, and what its going off does to a job.
+    """One source of absence: the stretches in which a client is online, and what its leaving does to a job.
 
-    ``prepare(clients, time)`` says that the windows of these clients will probably be asked for soon, as many
-    at once are cheaper. It changes no answer, and is true if there was anything to do.
+    ``prepare(clients, time)`` announces that the windows of these clients will probably be needed soon: drawing
+    many at once is cheaper. It changes no window, and returns whether there was anything to draw.
     """
 
     window: Window
@@ -45,30 +45,30 @@ AvailabilityModel = Callable[[int, int, int], Availability]
 LEAVING = ("finish", "pause", "lose")
 NEVER = (math.inf, math.inf)
 
-# Where two comings and goings never coincide, the search for a moment at which they do has to end.
+# Sources that are never online together: the search for a common moment has to end.
 _MOST_CHANGES = 10_000
 
-_CHANGES = 8  # comings and goings that are drawn at once, at the least
-_KEPT = 1 << 17  # clients whose comings and goings are kept; those of others are drawn again if need be
+_CHANGES = 8  # the fewest changes (online, offline) of a client drawn at once
+_KEPT = 1 << 17  # clients with changes kept in memory; beyond that they are drawn again when needed
 
 
 def always() -> AvailabilityModel:
-    """Every client is there from the beginning to the end."""
+    """Every client is online from the beginning to the end."""
     return lambda num_clients, seed, part: Availability(lambda client, time: (0.0, math.inf))
 
 
 def _moments(stream: str, share: float, by: float, at: float | None) -> Callable[[int, int], Callable[[int], float]]:
     """A moment for a ``share`` of the clients, uniform in (0, by] or given; infinity for the others."""
-    inputs.share("share", share)
-    inputs.positive("by", by)
+    check.share("share", share)
+    check.real_positive("by", by)
     if at is not None:
-        inputs.non_negative("at", at)
+        check.real_non_negative("at", at)
 
     def bound(seed: int, part: int) -> Callable[[int], float]:
         def draw(clients: np.ndarray) -> np.ndarray:
             draws = chance.Draws(seed, stream, part, clients)
-            chosen, place = draws.random() < share, draws.random()
-            return np.where(chosen, by * (1 - place) if at is None else float(at), math.inf)
+            chosen, uniform = draws.random() < share, draws.random()
+            return np.where(chosen, by * (1 - uniform) if at is None else float(at), math.inf)
 
         return chance.once_a_client(draw)
 
@@ -113,26 +113,26 @@ def leaves(
 def periodic(
     *, on: float = 60.0, off: float = 60.0, phase: float | None = None, leaving: str = "finish"
 ) -> AvailabilityModel:
-    """Clients are there for `on` seconds, away for `off`, and so on; each at its own random phase, or all at `phase`.
+    """Clients are online for `on` seconds, then offline for `off`; each at its own random phase, or all at `phase`.
 
-    ``phase`` is how many seconds of the cycle on-off lie behind at time 0.
+    ``phase`` is how many seconds of the cycle on-off have passed at time 0.
     """
-    inputs.positive("on", on)
-    inputs.non_negative("off", off)
+    check.real_positive("on", on)
+    check.real_non_negative("off", off)
     check.one_of("leaving", leaving, LEAVING)
     period = on + off
     if phase is not None:
-        check.require(inputs.is_real(phase) and 0 <= phase < period, "phase", phase, f"at least 0 and below {period}")
+        check.require(check.is_real(phase) and 0 <= phase < period, "phase", phase, f"at least 0 and below {period}")
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         shift = chance.once_a_client(lambda clients: chance.Draws(seed, "periodic", part, clients).random() * period)
 
         def window(client: int, time: float) -> tuple[float, float]:
-            behind = shift(client) if phase is None else phase
-            cycle = math.floor((time + behind) / period)
-            start = cycle * period - behind
+            passed = shift(client) if phase is None else phase
+            cycle = math.floor((time + passed) / period)
+            start = cycle * period - passed
             if time >= start + on:
-                start = (cycle + 1) * period - behind
+                start = (cycle + 1) * period - passed
             return start, start + on
 
         return Availability((lambda client, time: (0.0, math.inf)) if off == 0 else window, leaving)
@@ -148,14 +148,14 @@ def sessions(
     spread: float = 1.0,
     leaving: str = "finish",
 ) -> AvailabilityModel:
-    """Random stretches there and away, of means `on` and `off` seconds, from a `family` of durations.
+    """Random stretches online and offline, of means `on` and `off` seconds, from a `family` of durations.
 
     ``family`` is any of the delay families (``exponential``, ``lognormal``, ...); ``spread`` is the
-    standard deviation over the mean. A client begins there with probability ``on / (on + off)``.
+    standard deviation over the mean. A client begins online with probability ``on / (on + off)``.
     """
-    inputs.positive("on", on)
-    inputs.positive("off", off)
-    inputs.positive("spread", spread)
+    check.real_positive("on", on)
+    check.real_positive("off", off)
+    check.real_positive("spread", spread)
     check.one_of("leaving", leaving, LEAVING)
     sample = registry.find("family", DISTRIBUTIONS, family)
 
@@ -168,26 +168,28 @@ def sessions(
 def alternation(
     stream: str, on: float, off: float, sample: Distribution, spread: float, seed: int, part: int
 ) -> Availability:
-    """Random stretches there and away, drawn for each client from ``stream`` when first asked for."""
-    # The times at which a client comes (even places) and goes (odd ones). All come at 0; who is away then goes at once.
+    """Random stretches online and offline, drawn for each client from ``stream`` when first needed."""
+    # By client, the times at which it comes online (even positions) and goes offline (odd ones). All come online
+    # at 0; a client that begins offline goes offline at 0 too.
     changes: dict[int, array] = {}
     begin = array("d", [0.0])
 
     def extend(clients: list[int], time: float) -> None:
         known = [changes.get(client, begin) for client in clients]
-        who = np.array(clients)[:, None]
-        counts = [len(one) for one in known]
-        missing = 2 * (time - min(one[-1] for one in known)) / (on + off)  # of who lags most, on average
+        column = np.array(clients)[:, None]
+        counts = [len(times) for times in known]
+        missing = 2 * (time - min(times[-1] for times in known)) / (on + off)  # expected, of the client furthest behind
         width = max(_CHANGES, min(counts) // 2, int(min(missing, _MOST_CHANGES)))
-        places = np.array(counts)[:, None] + np.arange(width)
-        means = np.where(places % 2, on, off)
-        lengths = np.maximum(sample(chance.Draws(seed, stream, part, who, places), means, spread * means), 1e-6 * means)
-        away = chance.Draws(seed, stream, part, who, 0).random() >= on / (on + off)
-        lengths[away & (places == 1)] = 0
-        lengths[:, 0] += [one[-1] for one in known]
+        positions = np.array(counts)[:, None] + np.arange(width)
+        means = np.where(positions % 2, on, off)
+        draws = chance.Draws(seed, stream, part, column, positions)
+        lengths = np.maximum(sample(draws, means, spread * means), 1e-6 * means)
+        offline_first = chance.Draws(seed, stream, part, column, 0).random() >= on / (on + off)
+        lengths[offline_first & (positions == 1)] = 0
+        lengths[:, 0] += [times[-1] for times in known]
         more, size = np.cumsum(lengths, axis=1).tobytes(), 8 * width
-        for k, (client, one) in enumerate(zip(clients, known)):
-            changes[client] = one + array("d", more[k * size : (k + 1) * size])
+        for k, (client, times) in enumerate(zip(clients, known)):
+            changes[client] = times + array("d", more[k * size : (k + 1) * size])
 
     def prepare(clients: Iterable[int], time: float) -> bool:
         lacking = missing = [client for client in clients if client not in changes or changes[client][-2] <= time]
@@ -203,13 +205,13 @@ def alternation(
         if known is None or known[-2] <= time:
             prepare((client,), time)
             known = changes[client]
-        return within(known, time)
+        return stretch_at(known, time)
 
     return Availability(window, prepare=prepare)
 
 
-def within(changes: Sequence[float], time: float) -> tuple[float, float]:
-    """The stretch that holds ``time``, or the next; a client comes at even places of ``changes``, goes at odd ones."""
+def stretch_at(changes: Sequence[float], time: float) -> tuple[float, float]:
+    """The stretch that contains ``time``, or the next; online from even positions of ``changes`` to odd ones."""
     k = bisect_right(changes, time) - 1
     if k < 0 or k % 2:
         k += 1
@@ -220,25 +222,28 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
     """Recorded stretches from a CSV file: columns client or device, start, end (seconds), one stretch a line.
 
     With a ``client`` column every client 0..N-1 needs a line; with a ``device`` column clients draw
-    devices without replacement from a deck that is reshuffled when it runs out. After its last line a
-    client is gone, unless the trace repeats every ``repeat`` seconds. Stretches may be listed in any
-    order and may touch, but not overlap.
+    devices without replacement from a deck that is reshuffled when it runs out. After its last stretch a
+    client stays offline, unless the recording repeats every ``repeat`` seconds. Stretches satisfy
+    0 <= start < end; they may be listed in any order and may touch, but not overlap.
     """
     check.one_of("leaving", leaving, LEAVING)
-    inputs.optional_positive("repeat", repeat)
-    traces = availability_traces.read(str(path), repeat)
+    check.optional(check.real_positive, "repeat", repeat)
+    recorded, owners = read_stretches(str(path), repeat)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
-        rows = availability_traces.assign(traces, num_clients, seed, part)
+        if owners is None:
+            rows = chance.deck(seed, "traces", len(recorded), num_clients, part).tolist()
+        else:
+            rows = csv_tables.rows_of(owners, num_clients, path).tolist()
 
         def window(client: int, time: float) -> tuple[float, float]:
-            changes = traces.changes[rows[client]]
+            changes = recorded[rows[client]]
             if repeat is None:
-                return within(changes, time)
+                return stretch_at(changes, time)
             cycle = math.floor(time / repeat)
-            for k in (cycle - 1, cycle, cycle + 1):  # division rounds, so a neighbour may hold it
-                start, end = within(changes, time - k * repeat)
-                if end == repeat and changes[0] == 0:  # goes on beyond midnight
+            for k in (cycle - 1, cycle, cycle + 1):  # division rounds, so the time may lie in a neighbouring cycle
+                start, end = stretch_at(changes, time - k * repeat)
+                if end == repeat and changes[0] == 0:  # continues in the next cycle
                     end += changes[1] if len(changes) > 2 else math.inf
                 if start < math.inf and end + k * repeat > time:
                     return start + k * repeat, end + k * repeat
@@ -247,6 +252,41 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
         return Availability(window, leaving)
 
     return model
+
+
+def read_stretches(path: str | Path, repeat: float | None = None) -> tuple[list[list[float]], np.ndarray | None]:
+    """Recorded stretches: per row, the times at which it comes online and goes offline; the client of each row.
+
+    The clients, int64[rows], are ``None`` when clients draw devices. ``ValueError`` naming file, line and column for
+    a bad value.
+    """
+    rows = csv_tables.read(path, ("client", "device", "start", "end"), required=("start", "end"))
+    by_client = "client" in rows[0][1]
+    stretches: dict[int | str, list[tuple[float, float, str]]] = {}
+    for row in rows:
+        place, cells = row
+        start, end = csv_tables.number(row, "start"), csv_tables.number(row, "end")
+        if not start < end:
+            raise ValueError(f"{place}, column 'end': {cells['end']} must be after the start, {cells['start']}")
+        if repeat is not None and end > repeat:
+            raise ValueError(f"{place}, column 'end': {cells['end']} must be at most repeat = {repeat}")
+        owner = csv_tables.client(row) if by_client else csv_tables.label(row, "device")
+        stretches.setdefault(owner, []).append((start, end, place))
+    changes = [_merge_touching(recorded) for recorded in stretches.values()]
+    return changes, np.array(list(stretches), np.int64) if by_client else None
+
+
+def _merge_touching(stretches: list[tuple[float, float, str]]) -> list[float]:
+    """The times of changes in order; stretches that touch become one."""
+    changes: list[float] = []
+    for start, end, place in sorted(stretches, key=lambda stretch: stretch[:2]):
+        if changes and start < changes[-1]:
+            raise ValueError(f"{place}, column 'start': {start} overlaps a stretch until {changes[-1]}")
+        if changes and start == changes[-1]:
+            changes[-1] = end
+        else:
+            changes += [start, end]
+    return changes
 
 
 AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
@@ -260,15 +300,15 @@ AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
 
 
 def together(windows: Sequence[Window]) -> Window | None:
-    """The stretches in which all ``windows`` agree that a client is there; ``None`` for no windows at all."""
+    """The stretches in which a client is online by all ``windows``; ``None`` if there are no windows."""
     if len(windows) < 2:
         return windows[0] if windows else None
 
     def window(client: int, time: float) -> tuple[float, float]:
         for _ in range(_MOST_CHANGES):
             start, end = -math.inf, math.inf
-            for one in windows:
-                begins, ends = one(client, time)
+            for source in windows:
+                begins, ends = source(client, time)
                 start, end = max(start, begins), min(end, ends)
             if start <= time or start < end or math.isinf(start):
                 return start, end

@@ -1,13 +1,19 @@
-"""The clock's chance: every draw is a function of the seed, a named stream and a place, never of the order of asking.
+"""Random draws of the clock: each is a function of the seed, a named stream and a place, never of the order of draws.
 
-What belongs to a client or a job is *hashed*: its number is a scrambling of (seed, stream, client, job), so any
-batch of them costs a few array operations and no memory. NumPy's generators serve what is one sequence for
-the whole plan: permutations, cohorts, decks.
+Draws that belong to a client or a job are *hashed*: the number is a scrambling of (seed, stream, client, job). Any
+batch of them costs a few array operations and no memory. NumPy's generators serve what is one sequence for the
+whole schedule: permutations, cohorts, decks.
 
 Draws are exact on one machine: the same NumPy version on the same kind of processor gives the same bits,
-whatever the size of a batch. Elsewhere they may differ in the last bit, because NumPy's logarithms and
-cosines of arrays follow the instructions that a processor has. Uniform draws are the same everywhere.
+whatever the size of a batch. On another machine they may differ in the last bit, because NumPy's logarithms and
+cosines of arrays depend on the instructions of the processor. Uniform draws are the same everywhere.
 ``save_schedule`` carries a schedule from one machine to another exactly.
+
+The second half of the file holds the *families* of positive random durations, registry ``DISTRIBUTIONS``. A family is
+``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
+deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
+Every family keeps the mean, except ``normal``: its truncation raises the mean. What a family does with ``std``
+is said in its docstring.
 
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
 constants of Stafford's variant 13, as in SplitMix64.
@@ -22,7 +28,7 @@ from types import EllipsisType
 
 import numpy as np
 
-# One constant for the clock as a whole keeps its generators apart from those of other rooms: NumPy pads
+# One constant for the whole clock keeps its generators apart from those of other rooms: NumPy pads
 # short seeds with zeros, so [5] and [5, 0] are the same stream.
 _CLOCK = 0xC10C
 _STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3}
@@ -53,10 +59,10 @@ def _scramble(words: np.ndarray) -> np.ndarray:
 class Draws:
     """Random numbers at many places, with the methods of a NumPy generator.
 
-    ``place`` are integers >= 0 or arrays of them that broadcast. Every call gives one number a place,
-    float64 of their ``shape`` (at least 1-d), and independent of the calls before; with ``where``, a mask of
-    that shape, only the numbers of these places. A number depends on nothing but the seed, the stream,
-    its place and how many calls came before.
+    ``place`` are integers >= 0 or arrays of them that broadcast. Every call gives one number for each place:
+    float64 of the common ``shape`` (at least 1-d), independent of the calls before. With ``where``, a mask of
+    that shape, a call gives only the numbers of the marked places. A number depends only on the seed, the stream,
+    its place and the count of calls before.
     """
 
     def __init__(self, seed: int, stream: str, *place: np.ndarray | int):
@@ -76,7 +82,10 @@ class Draws:
         return _scramble(self._keys[where] + np.uint64(self._turn * _TURN & _WORD))
 
     def apart(self) -> Draws:
-        """Draws at the same places for who makes more calls where neighbours need them; counts as one call."""
+        """Draws at the same places for a caller that makes more calls at some places than at others.
+
+        Counts as one call of these draws, however many calls the new ones get.
+        """
         draws = Draws.__new__(Draws)
         draws._keys, draws._turn = self._words(), 0
         return draws
@@ -98,14 +107,14 @@ class Draws:
         shape = np.broadcast_to(shape, self.shape)
         small, draws = 1 - self.random(), self.apart()
         d = np.where(shape < 1, shape + 1, shape) - 1 / 3
-        out, rest = np.empty(self.shape), np.ones(self.shape, np.bool_)
-        while rest.any():
-            x, share, mode = draws.standard_normal(rest), 1 - draws.random(rest), d[rest]
+        out, rejected = np.empty(self.shape), np.ones(self.shape, np.bool_)
+        while rejected.any():
+            x, share, mode = draws.standard_normal(rejected), 1 - draws.random(rejected), d[rejected]
             v = (1 + x / np.sqrt(9 * mode)) ** 3
             with np.errstate(divide="ignore", invalid="ignore"):
-                bad = ~((v > 0) & (np.log(share) < x**2 / 2 + mode * (1 - v + np.log(v))))
-            out[rest] = mode * v
-            rest[rest] = bad
+                again = ~((v > 0) & (np.log(share) < x**2 / 2 + mode * (1 - v + np.log(v))))
+            out[rejected] = mode * v
+            rejected[rejected] = again
         return np.where(shape < 1, out * small ** (1 / np.minimum(shape, 1)), out)
 
     def geometric(self, p: np.ndarray) -> np.ndarray:
@@ -115,14 +124,14 @@ class Draws:
 
 
 def once_a_client(draw: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], float]:
-    """``value(client)``, where ``draw(clients) -> float64``: a block of neighbours at a time, when first needed."""
+    """``value(client)`` of what ``draw(clients) -> float64`` gives, drawn for blocks of clients and kept."""
     blocks: dict[int, array] = {}
 
     def value(client: int) -> float:
-        k, place = divmod(client, _BLOCK)
+        k, offset = divmod(client, _BLOCK)
         if k not in blocks:
             blocks[k] = array("d", draw(np.arange(k * _BLOCK, (k + 1) * _BLOCK)).tobytes())
-        return blocks[k][place]
+        return blocks[k][offset]
 
     return value
 
@@ -134,3 +143,104 @@ def deck(seed: int, stream: str, cards: int, count: int, *place: int) -> np.ndar
     """
     shuffles = -(-count // cards)
     return np.argsort(generator(seed, stream, *place).random((shuffles, cards)), axis=1).reshape(-1)[:count]
+
+
+# --- families of durations ----------------------------------------------------------------------
+
+Distribution = Callable[[Draws, np.ndarray, np.ndarray], np.ndarray]
+
+_HALF_NORMAL_MEAN = np.sqrt(2 / np.pi)
+_HALF_NORMAL_STD = np.sqrt(1 - 2 / np.pi)
+
+
+def constant(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Always the mean; ``std`` is ignored."""
+    return mean * np.ones(draws.shape)
+
+
+def normal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Gaussian with this mean and std, redrawn while <= 0.
+
+    The law is the Gaussian conditioned on being positive, so its mean is above ``mean`` and its
+    deviation below ``std`` (noticeably so from ``std > mean / 2``).
+    """
+    draws = draws.apart()
+    out = mean + std * draws.standard_normal()
+    mean, std = np.broadcast_to(mean, out.shape), np.broadcast_to(std, out.shape)
+    while (bad := out <= 0).any():
+        out[bad] = mean[bad] + std[bad] * draws.standard_normal(bad)
+    return out
+
+
+def lognormal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Lognormal with this mean and std: ``s = sqrt(ln(std^2/mean^2 + 1))``, ``m = ln(mean) - s^2/2``."""
+    variance = np.log1p(np.square(np.divide(std, mean)))
+    return np.exp(np.log(mean) - variance / 2 + np.sqrt(variance) * draws.standard_normal())
+
+
+def half_normal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Shifted half-normal ``a + s|Z|`` with this mean and std.
+
+    Matching both moments needs ``s = std / sqrt(1 - 2/pi)`` and ``a = mean - s sqrt(2/pi)``. Where that
+    would make ``a`` negative (``std > 0.7555 mean``), ``a`` is 0 and only the mean is matched: the plain
+    half-normal, with a std of 0.7555 of its mean.
+    """
+    scale = np.minimum(np.divide(std, _HALF_NORMAL_STD), np.divide(mean, _HALF_NORMAL_MEAN))
+    return mean - scale * _HALF_NORMAL_MEAN + scale * np.abs(draws.standard_normal())
+
+
+def uniform(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Uniform on ``mean -+ sqrt(3) std``, which matches both moments.
+
+    (The 5th to 95th percentile of a Gaussian would be ``mean -+ 1.645 std``: nearly the same range.)
+    Where the lower end would be negative (``std > 0.577 mean``) the range is ``(0, 2 mean)`` and only
+    the mean is matched.
+    """
+    half = np.minimum(np.sqrt(3) * std, mean)
+    return mean + half * (1 - 2 * draws.random())
+
+
+def exponential(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Exponential with this mean (its std is the mean too); ``std`` is ignored."""
+    return mean * draws.standard_exponential()
+
+
+def gamma(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Gamma with this mean and std: shape ``(mean/std)^2``, scale ``std^2/mean``."""
+    spread = np.where(np.greater(std, 0), std, 1.0)
+    drawn = draws.standard_gamma(np.square(np.divide(mean, spread))) * np.square(spread) / mean
+    return np.where(np.greater(std, 0), drawn, mean)
+
+
+def pareto(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Pareto type I with this mean and std: tail index ``1 + sqrt(1 + (mean/std)^2)``, always above 2."""
+    spread = np.where(np.greater(std, 0), std, 1.0)
+    index = 1 + np.sqrt(1 + np.square(np.divide(mean, spread)))
+    return np.where(np.greater(std, 0), _pareto(draws, mean, index), mean)
+
+
+def pareto_tail(index: float) -> Distribution:
+    """Pareto type I of a fixed tail index > 1; its ``std`` argument is ignored (infinite if index <= 2)."""
+
+    def sample(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+        return _pareto(draws, mean, index)
+
+    return sample
+
+
+def _pareto(draws: Draws, mean: np.ndarray, index: np.ndarray | float) -> np.ndarray:
+    # P(X > x) = (smallest / x)^index and E X = smallest index / (index - 1)
+    smallest = mean * (1 - 1 / np.asarray(index))
+    return smallest * np.exp(draws.standard_exponential() / index)
+
+
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "constant": constant,
+    "normal": normal,
+    "lognormal": lognormal,
+    "half_normal": half_normal,
+    "uniform": uniform,
+    "exponential": exponential,
+    "gamma": gamma,
+    "pareto": pareto,
+}

@@ -1,4 +1,4 @@
-"""Schedules made by hand: what is left out is derived, and what cannot be is refused."""
+"""Schedules made by hand or read from files: missing columns are derived, contradictions are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock.event_queue import SLACK, client_order, turns
-from fedjax_async.clock.outcomes import APPLIED, Outcome, with_derived_columns
+from fedjax_async.clock.record import APPLIED, SLACK, Outcome, job_numbers, order_by_client, with_derived_columns
 from fedjax_async.types import Schedule
 
 JOBS = {
@@ -27,7 +26,7 @@ JOBS = {
 ARRIVALS = {"job": np.int64, "time": np.float64, "closes": np.bool_, "step": np.int64}
 OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 
-_FATE = np.isin(np.arange(len(Outcome)), APPLIED)  # by code, whether the upload was applied
+_IS_APPLIED = np.isin(np.arange(len(Outcome)), APPLIED)  # by code, whether the upload was applied
 LARGEST = np.finfo(np.float64).max  # virtual seconds
 
 
@@ -50,12 +49,12 @@ def make_schedule(
     corrupt: Any = None,
     copies: Any = None,
 ) -> Schedule:
-    """A ``Schedule`` from its columns, sequences or arrays, in the shapes that ``Schedule`` says.
+    """Make a ``Schedule`` from its columns: sequences or arrays of the shapes given at ``Schedule``.
 
-    ``local_steps`` and ``closes`` may be one value for all. Derived where not given: ``number``, ``version`` and
-    ``step`` are counts of what came before; an arrival's ``outcome`` is APPLIED, that of another job UNDER_WAY, or
-    CALLED_OFF if its upload never comes; ``freed_time`` is the upload's time, or, if that is infinite, when the
-    client gets its next job; no upload is corrupt or comes twice.
+    ``local_steps`` and ``closes`` may be one value for all. Columns not given are derived: ``number``, ``version`` and
+    ``step`` are counts of what came before. The ``outcome`` of an arrival is APPLIED; that of another job is
+    UNDER_WAY, or CALLED_OFF if its upload never comes. ``freed_time`` is the upload's time, or, if that is infinite,
+    the time of the client's next job. No upload is corrupt or comes twice.
 
     Raises ``ValueError`` where ``check_schedule`` does.
 
@@ -79,7 +78,7 @@ def make_schedule(
         Schedule(
             num_clients=num_clients,
             **columns,
-            number=turns(columns["client"]) if number is None else number,
+            number=job_numbers(columns["client"]) if number is None else number,
             local_steps=_spread(local_steps, jobs),
             dispatch_time=dispatch_time,
             upload_time=upload_time,
@@ -99,9 +98,9 @@ def make_schedule(
 def check_schedule(schedule: Schedule) -> Schedule:
     """The same schedule with the types of ``Schedule`` and all optional columns filled, see ``make_schedule``.
 
-    Raises ``ValueError`` naming the column and the value if columns differ in length or type, contradict each
-    other, or if a client gets a job before it is through with the one before: before an arrival was applied, the
-    server turned from the job, or its upload came. Times may differ by rounding, see ``at_or_before``.
+    Raises ``ValueError`` naming the column and the value if columns differ in length or type or contradict each
+    other, or if a client gets a job while it still has one. A client has a job until it is applied; if it never is,
+    until the server stops waiting for it and its upload has come. Times may differ by rounding, see ``at_or_before``.
     """
     check.whole("schedule.num_clients", schedule.num_clients)
     columns: dict[str, Any] = {}
@@ -126,7 +125,7 @@ def _spread(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _cast(name: str, value: Any, kind: type[np.generic]) -> np.ndarray:
-    """A column as an array of one dimension and its type; ``ValueError`` if that changed a value."""
+    """A column as a 1-d array of its type; ``ValueError`` if the conversion changes a value."""
     found = np.asarray(value)
     if found.ndim != 1 or found.dtype.kind not in "biuf":
         raise ValueError(f"schedule.{name}: must be a sequence of numbers, not {found.dtype} of shape {found.shape}")
@@ -141,8 +140,8 @@ def _cast(name: str, value: Any, kind: type[np.generic]) -> np.ndarray:
 def _require(name: str, values: np.ndarray, sound: np.ndarray, allowed: str) -> None:
     """``ValueError`` for the first value that is not sound."""
     if not sound.all():
-        place = int(np.argmin(sound))
-        raise ValueError(f"schedule.{name}[{place}] = {values[place].item()}: must be {allowed}")
+        index = int(np.argmin(sound))
+        raise ValueError(f"schedule.{name}[{index}] = {values[index].item()}: must be {allowed}")
 
 
 def _within(name: str, values: np.ndarray, low: float, high: float) -> None:
@@ -168,13 +167,14 @@ def _check_columns(s: Schedule) -> None:
     for name in ("dispatch_time", "dispatched_after", "time"):
         _ordered(name, getattr(s, name))
     _require("upload_time", s.upload_time, s.upload_time >= s.dispatch_time, "at or after its dispatch")
-    own = turns(s.client)
-    _require("number", s.number, s.number == own, "the count of jobs that the client had been given before")
+    _require(
+        "number", s.number, s.number == job_numbers(s.client), "the count of jobs that the client had been given before"
+    )
     _require("job", s.job, np.bincount(s.job, minlength=jobs)[s.job] == 1, "among the arrivals once")
     sent = s.dispatched_after[s.job]
     _require("job", s.job, sent <= np.arange(arrivals), "a job that was sent before it arrives")
-    came = s.upload_time[s.job] <= s.time * SLACK
-    _require("time", s.time, came, "at or after the upload's")
+    arrived = s.upload_time[s.job] <= s.time * SLACK
+    _require("time", s.time, arrived, "at or after the upload's")
     closed = np.concatenate([[0], np.cumsum(s.closes, dtype=np.int64)])
     steps = "the count of steps closed before"
     _require("version", s.version, s.version == closed[s.dispatched_after], steps)
@@ -187,27 +187,29 @@ def _check_outcomes(s: Schedule) -> None:
     _within("copies", s.copies, 0, np.iinfo(np.int8).max)
     arrived = np.zeros(len(s.client), np.bool_)
     arrived[s.job] = True
-    _require("outcome", s.outcome, _FATE[s.outcome] == arrived, "APPLIED or LATE for arrivals, and for them alone")
+    _require(
+        "outcome", s.outcome, _IS_APPLIED[s.outcome] == arrived, "APPLIED or LATE for arrivals, and for them alone"
+    )
     _require("freed_time", s.freed_time, s.freed_time >= s.dispatch_time, "at or after its dispatch")
 
 
 def _check_overlaps(s: Schedule) -> None:
     """A client has one job at a time."""
-    order = client_order(s.client)
+    order = order_by_client(s.client)
     same = s.client[order[1:]] == s.client[order[:-1]]
     job, following = order[:-1][same], order[1:][same]
-    place = np.full(len(s.client), -1, np.int64)
-    place[s.job] = np.arange(len(s.job))
-    through = np.maximum(_finite(s.freed_time), _finite(s.upload_time))
-    through[s.job] = s.time
-    sound = (s.dispatched_after[following] > place[job]) & (through[job] <= s.dispatch_time[following] * SLACK)
+    arrival = np.full(len(s.client), -1, np.int64)
+    arrival[s.job] = np.arange(len(s.job))
+    end = np.maximum(_finite(s.freed_time), _finite(s.upload_time))
+    end[s.job] = s.time
+    sound = (s.dispatched_after[following] > arrival[job]) & (end[job] <= s.dispatch_time[following] * SLACK)
     if not sound.all():
         k = int(np.argmin(sound))
-        one, other = int(job[k]), int(following[k])
-        arrival = f", arrival {place[one]}," if place[one] >= 0 else ""
+        before, after = int(job[k]), int(following[k])
+        which = f", arrival {arrival[before]}," if arrival[before] >= 0 else ""
         raise ValueError(
-            f"schedule.dispatch_time[{other}] = {s.dispatch_time[other]} after {s.dispatched_after[other]} arrivals: "
-            f"must not be before client {s.client[one]} is through with its job {one}{arrival} at {through[one]}"
+            f"schedule.dispatch_time[{after}] = {s.dispatch_time[after]} after {s.dispatched_after[after]} arrivals: "
+            f"must not be before client {s.client[before]} is through with its job {before}{which} at {end[before]}"
         )
 
 

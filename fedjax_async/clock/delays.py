@@ -1,20 +1,29 @@
-"""The named delay models: factories whose keyword-only arguments are the options of a spec.
+"""The named delay models, registry ``DELAYS``: the keyword-only arguments of a factory are the options of its spec.
 
 ``lognormal:mean=60,sigma=0.5`` is a minute a job on average, noisy, all clients alike;
 ``constant:mean=60,heterogeneity=0.5`` is clients of lognormal speeds without noise. The formula that all
 models share is in ``durations.py``; ``mean`` is the time of one whole job unless ``reference_steps`` is given.
+
+Measured delays are the packaged table ``rpi`` and tables in CSV files. Their columns, in any order:
+
+* ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
+* ``mean``, ``std``: mean (> 0) and standard deviation (>= 0) of a whole round, seconds;
+* ``compute``, optional: the part of ``mean`` spent on training, seconds; the rest is communication;
+* ``group``, optional: a label, by which ``rpi`` selects.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import inputs, tables
-from fedjax_async.clock.distributions import DISTRIBUTIONS, pareto_tail
+from fedjax_async.clock import chance, csv_tables
+from fedjax_async.clock.chance import DISTRIBUTIONS, pareto_tail
 from fedjax_async.clock.durations import (
     DelayModel,
     Delays,
@@ -22,15 +31,16 @@ from fedjax_async.clock.durations import (
     Scaling,
     Speeds,
     from_profiles,
+    measured_scaling_of,
     scaling_of,
     speeds_of,
 )
 from fedjax_async.registry import takes
 
 
-def _alike(mean: float, std: float) -> Callable[[int, int], Profiles]:
-    inputs.positive("mean", mean)
-    inputs.non_negative("std", std)
+def _same_profiles(mean: float, std: float) -> Callable[[int, int], Profiles]:
+    check.real_positive("mean", mean)
+    check.real_non_negative("std", std)
 
     def draw_profiles(count: int, seed: int) -> Profiles:
         return Profiles(*(np.broadcast_to(float(value), count) for value in (mean, std, 1.0)))
@@ -38,8 +48,8 @@ def _alike(mean: float, std: float) -> Callable[[int, int], Profiles]:
     return draw_profiles
 
 
-def _quarter(mean: float, std: float | None) -> float:
-    inputs.positive("mean", mean)
+def _default_std(mean: float, std: float | None) -> float:
+    check.real_positive("mean", mean)
     return mean / 4 if std is None else std
 
 
@@ -51,7 +61,7 @@ def constant(
     scaling: Scaling,
 ) -> DelayModel:
     """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
-    return from_profiles(_alike(mean, 0.0), DISTRIBUTIONS["constant"], scaling, clients)
+    return from_profiles(_same_profiles(mean, 0.0), DISTRIBUTIONS["constant"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -63,7 +73,7 @@ def normal(
     scaling: Scaling,
 ) -> DelayModel:
     """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
-    profiles = _alike(mean, _quarter(mean, std))
+    profiles = _same_profiles(mean, _default_std(mean, std))
     return from_profiles(profiles, DISTRIBUTIONS["normal"], scaling, clients)
 
 
@@ -76,10 +86,10 @@ def lognormal(
     scaling: Scaling,
 ) -> DelayModel:
     """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
-    inputs.positive("mean", mean)
-    inputs.non_negative("sigma", sigma)
+    check.real_positive("mean", mean)
+    check.real_non_negative("sigma", sigma)
     check.in_range("sigma", sigma, 0, 10)
-    profiles = _alike(mean, mean * math.sqrt(math.expm1(sigma**2)))
+    profiles = _same_profiles(mean, mean * math.sqrt(math.expm1(sigma**2)))
     return from_profiles(profiles, DISTRIBUTIONS["lognormal"], scaling, clients)
 
 
@@ -92,8 +102,8 @@ def half_normal(
     scaling: Scaling,
 ) -> DelayModel:
     """Half-normal job times, shifted to match `mean` and `std` (no shift, std 0.76 mean, unless given)."""
-    inputs.positive("mean", mean)
-    profiles = _alike(mean, mean if std is None else std)
+    check.real_positive("mean", mean)
+    profiles = _same_profiles(mean, mean if std is None else std)
     return from_profiles(profiles, DISTRIBUTIONS["half_normal"], scaling, clients)
 
 
@@ -106,7 +116,7 @@ def uniform(
     scaling: Scaling,
 ) -> DelayModel:
     """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    profiles = _alike(mean, _quarter(mean, std))
+    profiles = _same_profiles(mean, _default_std(mean, std))
     return from_profiles(profiles, DISTRIBUTIONS["uniform"], scaling, clients)
 
 
@@ -118,7 +128,7 @@ def exponential(
     scaling: Scaling,
 ) -> DelayModel:
     """Exponential job times of mean `mean`: the memoryless case."""
-    return from_profiles(_alike(mean, mean), DISTRIBUTIONS["exponential"], scaling, clients)
+    return from_profiles(_same_profiles(mean, mean), DISTRIBUTIONS["exponential"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -130,7 +140,7 @@ def gamma(
     scaling: Scaling,
 ) -> DelayModel:
     """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
-    profiles = _alike(mean, _quarter(mean, std))
+    profiles = _same_profiles(mean, _default_std(mean, std))
     return from_profiles(profiles, DISTRIBUTIONS["gamma"], scaling, clients)
 
 
@@ -143,10 +153,107 @@ def pareto(
     scaling: Scaling,
 ) -> DelayModel:
     """Pareto job times, the heavy tail: tail index `shape` > 1 (infinite variance from 2 down)."""
-    inputs.positive("mean", mean)
-    inputs.positive("shape", shape)
+    check.real_positive("mean", mean)
+    check.real_positive("shape", shape)
     check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
-    return from_profiles(_alike(mean, mean), pareto_tail(shape), scaling, clients)
+    return from_profiles(_same_profiles(mean, mean), pareto_tail(shape), scaling, clients)
+
+
+# --- measured delays ----------------------------------------------------------------------------
+
+
+class Table(NamedTuple):
+    """Profiles as read: float64[rows] columns; ``client`` is None when clients draw devices."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    compute: np.ndarray | None
+    client: np.ndarray | None  # int64[rows]
+    group: np.ndarray | None  # labels
+
+
+def read_table(path: str | Path) -> Table:
+    """Read a table of delays; ``ValueError`` naming file, line and column for a bad value."""
+    known = ("client", "device", "mean", "std", "compute", "group")
+    rows = csv_tables.read(path, known, required=("mean", "std"))
+    columns = rows[0][1]
+    for name in {"device", "group"} & columns.keys():
+        for row in rows:
+            csv_tables.label(row, name)
+    return Table(
+        mean=np.array([csv_tables.number(row, "mean", above_zero=True) for row in rows]),
+        std=np.array([csv_tables.number(row, "std") for row in rows]),
+        compute=np.array([csv_tables.number(row, "compute") for row in rows]) if "compute" in columns else None,
+        client=csv_tables.distinct_clients(rows) if "client" in columns else None,
+        group=np.array([cells["group"] for _, cells in rows]) if "group" in columns else None,
+    )
+
+
+def rpi_table(profiles: str = "slow") -> Table:
+    """The packaged table: ``slow`` (9 profiles), ``fast`` (5) or ``all``."""
+    check.one_of("profiles", profiles, ("all", "slow", "fast"))
+    table = read_table(Path(__file__).with_name("rpi.csv"))
+    if profiles == "all":
+        return table
+    keep = np.flatnonzero(table.group == profiles)
+    compute = None if table.compute is None else table.compute[keep]
+    return table._replace(mean=table.mean[keep], std=table.std[keep], compute=compute, group=None)
+
+
+def _from_table(table: Table, family: str, scaling: Scaling, clients: Speeds, source: str) -> DelayModel:
+    if scaling.reference_bytes is not None and table.compute is None:
+        raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
+    sample = registry.find("family", DISTRIBUTIONS, family)
+    # Where a measured compute part exceeds the measured total, there is no communication left.
+    share = np.ones(len(table.mean)) if table.compute is None else np.minimum(table.compute / table.mean, 1.0)
+
+    def draw_profiles(count: int, seed: int) -> Profiles:
+        if table.client is None:
+            rows = chance.deck(seed, "devices", len(table.mean), count)
+        else:
+            rows = csv_tables.rows_of(table.client, count, source)
+        return Profiles(table.mean[rows], table.std[rows], share[rows])
+
+    return from_profiles(draw_profiles, sample, scaling, clients)
+
+
+@takes(clients=speeds_of, scaling=measured_scaling_of)
+def rpi(
+    *,
+    profiles: str = "slow",
+    family: str = "normal",
+    clients: Speeds,
+    scaling: Scaling,
+) -> DelayModel:
+    """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
+
+    Clients draw profiles without replacement from a deck that is reshuffled when it runs out, and each
+    job draws a Gaussian, redrawn while <= 0 (any other ``family`` keeps the profiles' mean and std). By
+    default a round takes its measured time whatever the model and the work; ``reference_steps`` and
+    ``reference_bytes`` (down + up, of one round as measured) rescale the compute and the communication
+    part of it. The communication part is total - compute. No split is known for the five fast
+    profiles: they count as all compute.
+
+    Source: the latency table released with OrthoFL (the released code replaces draws <= 0 by the
+    mean instead).
+    """
+    return _from_table(rpi_table(profiles), family, scaling, clients, "rpi")
+
+
+@takes(clients=speeds_of, scaling=measured_scaling_of)
+def csv(
+    *,
+    path: str,
+    family: str = "normal",
+    clients: Speeds,
+    scaling: Scaling,
+) -> DelayModel:
+    """Means and deviations from a CSV file: columns client or device, mean, std and, if known, compute.
+
+    With a ``client`` column row ``i`` belongs to client ``i`` and every client needs a row; with a
+    ``device`` column clients draw devices like ``rpi``'s profiles. Other options as for ``rpi``.
+    """
+    return _from_table(read_table(str(path)), family, scaling, clients, str(path))
 
 
 DELAYS: dict[str, Callable[..., DelayModel]] = {
@@ -158,13 +265,13 @@ DELAYS: dict[str, Callable[..., DelayModel]] = {
     "exponential": exponential,
     "gamma": gamma,
     "pareto": pareto,
-    "rpi": tables.rpi,
-    "csv": tables.csv,
+    "rpi": rpi,
+    "csv": csv,
 }
 
 
 def bind(model: DelayModel | str, num_clients: int, seed: int) -> Delays:
-    """The delays of ``num_clients`` clients in the world of ``seed``; a spec string is looked up first."""
+    """Bind a delay model, or the one named by a spec, to ``num_clients`` clients and a seed."""
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
     bound: DelayModel = registry.bind("delays", DELAYS, model)() if isinstance(model, str) else model

@@ -1,4 +1,4 @@
-"""Delay models: how many virtual seconds client ``i`` needs for its ``n``-th job.
+"""How many virtual seconds client ``i`` needs for its ``n``-th job: the formula of all delay models, and the cache.
 
 Every model is the same formula with other ingredients:
 
@@ -10,19 +10,22 @@ measured time: 1 for the parametric families, ``compute / mean`` for tables that
 is not given means "does not matter": its ratio is 1. So by default ``mean`` is the time of one whole
 job, whatever its length; ``reference_steps=1`` makes it the time of one local step, and
 ``reference_steps=K`` that of K. Without ``bandwidth`` messages take no time of their own.
+
+``DurationCache``: the event loop needs one duration at a time, NumPy is fast only in bulk. So durations are drawn
+for many jobs at once and kept until their clients need them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
-from fedjax_async.clock import chance, inputs
-from fedjax_async.clock.distributions import DISTRIBUTIONS, Distribution
+from fedjax_async import check, registry
+from fedjax_async.clock import chance
+from fedjax_async.clock.chance import DISTRIBUTIONS, Distribution
 
 # Durations below this share of the client's mean are raised to it: the clock must advance.
 SMALLEST = 1e-6
@@ -31,11 +34,11 @@ Sizes = int | float | np.ndarray
 
 
 class Delays(NamedTuple):
-    """A delay model that knows its clients and its seed.
+    """A delay model bound to its clients and its seed.
 
-    ``durations(clients, numbers, local_steps, bytes_down, bytes_up) -> float64``, all arguments
-    integer arrays or scalars that broadcast: the time of job ``numbers[k]`` (0, 1, ...) of client
-    ``clients[k]``. The answer depends on nothing else: not on the order of asking, the timing policy,
+    ``durations(clients, numbers, local_steps, bytes_down, bytes_up) -> float64``: the seconds of job
+    ``numbers[k]`` (0, 1, ...) of client ``clients[k]``. All arguments are integer arrays or scalars that
+    broadcast. The result depends on nothing else: not on the order of calls, the timing policy,
     the number of clients or the algorithm.
     """
 
@@ -66,8 +69,8 @@ class Scaling(NamedTuple):
 class Speeds(NamedTuple):
     """How the speeds of clients differ.
 
-    ``heterogeneity = h`` multiplies mean and std of each client by a factor of mean 1 from the ``family``, of
-    coefficient of variation ``sqrt(exp(h^2) - 1)``: for the lognormal, ``h`` is its sigma.
+    ``heterogeneity = h`` multiplies mean and std of each client by a factor from the ``family``. The factor has
+    mean 1 and coefficient of variation ``sqrt(exp(h^2) - 1)``: for the lognormal, ``h`` is its sigma.
     """
 
     heterogeneity: float = 0.0
@@ -105,9 +108,9 @@ def from_profiles(
 ) -> DelayModel:
     """The delay model of per-client profiles, ``draw_profiles(count, seed)``, and a family of noise."""
     heterogeneity = clients.heterogeneity
-    inputs.non_negative("heterogeneity", heterogeneity)
+    check.real_non_negative("heterogeneity", heterogeneity)
     for field, value in scaling._asdict().items():
-        inputs.optional_positive(field, value)
+        check.optional(check.real_positive, field, value)
     speed_family = registry.find("speeds", DISTRIBUTIONS, clients.family)
 
     def model(num_clients: int, seed: int) -> Delays:
@@ -136,16 +139,20 @@ def _durations(
     def durations(
         clients: Sizes, numbers: Sizes, local_steps: Sizes = 1, bytes_down: Sizes = 0, bytes_up: Sizes = 0
     ) -> np.ndarray:
-        who, which = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
-        shape = np.broadcast_shapes(who.shape, which.shape)
-        if who.size and which.size and not (np.min(who) >= 0 and np.max(who) < num_clients and np.min(which) >= 0):
+        clients, numbers = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
+        shape = np.broadcast_shapes(clients.shape, numbers.shape)
+        inside = not (clients.size and numbers.size) or (
+            np.min(clients) >= 0 and np.max(clients) < num_clients and np.min(numbers) >= 0
+        )
+        if not inside:
             raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
-        factor = speed(who)
-        mean, std = (column[who] * factor for column in (profiles.mean, profiles.std))
-        time = np.maximum(sample(chance.Draws(seed, "noise", who, which), mean, std), SMALLEST * mean).reshape(shape)
+        factor = speed(clients)
+        mean, std = (column[clients] * factor for column in (profiles.mean, profiles.std))
+        drawn = sample(chance.Draws(seed, "noise", clients, numbers), mean, std)
+        time = np.maximum(drawn, SMALLEST * mean).reshape(shape)
         if scaling == Scaling():
             return time
-        share = profiles.compute_share[who]
+        share = profiles.compute_share[clients]
         return _scale(time, share, scaling, np.asarray(local_steps), np.asarray(bytes_down), np.asarray(bytes_up))
 
     return durations
@@ -164,3 +171,86 @@ def _scale(
     if upward is not None:
         time = time + up / upward
     return time
+
+
+# --- the cache ----------------------------------------------------------------------------------
+
+_ITEMS, _DEEPEST = 1 << 16, 64  # the most that is drawn at once, in all and for one client
+_DEEP = 4  # from so many jobs a client on, every refill is for all clients
+
+AHEAD = 1024  # clients predicted at once
+
+Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Predict = Callable[[int], Iterable[int]]
+
+
+def nobody(client: int) -> Iterable[int]:
+    """Predict nothing."""
+    return ()
+
+
+class DurationCache:
+    """Hands out the durations of each client's jobs one by one: of its job 0, its job 1, and so on.
+
+    ``draw(clients, numbers)``, of arrays that broadcast, gives what is cached of these jobs: a number, or any object.
+    ``predict(client)`` are the clients that will probably need a duration soon after ``client``. A refill draws for
+    these too; where clients are few it draws several jobs of each, and where they are very few for all of them.
+    A wrong prediction costs time and changes no result: a duration depends on client and number alone.
+    """
+
+    def __init__(self, draw: Draw, num_clients: int, predict: Predict = nobody):
+        depth = max(1, min(_DEEPEST, _ITEMS // num_clients))
+        self._draw, self._predict = draw, predict
+        self._everyone = range(num_clients) if depth >= _DEEP else None
+        self._numbers = np.arange(depth)[::-1]
+        self._drawn = np.zeros(num_clients, np.int32)  # jobs drawn of each client
+        # What is drawn and not yet handed out, by client: a list with the next job last. At depth 1 it is the
+        # item itself, because making so many lists would cost more than drawing their content.
+        self._ready: dict[int, Any] = {}
+        self._single = depth == 1
+
+    def pop(self, client: int) -> Any:
+        """What is drawn for the client's next job."""
+        if client not in self._ready:
+            self.prepare(self._everyone or (client, *self._predict(client)))
+        if self._single:
+            return self._ready.pop(client)
+        items = self._ready[client]
+        item = items.pop()
+        if not items:
+            del self._ready[client]
+        return item
+
+    def pop_each(self, clients: np.ndarray) -> np.ndarray:
+        """What ``pop`` would give each of these clients, all different, as an array; empties the cache."""
+        self._forget()
+        drawn = self._draw(clients[:, None], self._drawn[clients][:, None]).reshape(-1)
+        self._drawn[clients] += 1
+        return drawn
+
+    def _forget(self) -> None:
+        if self._single:
+            self._drawn[np.fromiter(self._ready, np.int64, len(self._ready))] -= 1
+        else:
+            for client, items in self._ready.items():
+                self._drawn[client] -= len(items)
+        self._ready.clear()
+
+    def prepare(self, clients: Collection[int]) -> None:
+        """If one of these clients has nothing cached, draw for all of them that have little."""
+        ready, depth = self._ready, len(self._numbers)
+        if all(client in ready for client in clients):
+            return
+        if len(ready) > 2 * _ITEMS:
+            self._forget()
+        if self._single:
+            lacking = list(set(clients).difference(ready))
+        else:
+            lacking = [client for client in self._everyone or set(clients) if len(ready.get(client, ())) <= depth // 2]
+        column = np.array(lacking)
+        drawn = self._draw(column[:, None], self._drawn[column][:, None] + self._numbers)
+        self._drawn[column] += depth
+        if self._single:
+            ready.update(zip(lacking, drawn.reshape(-1).tolist()))
+        else:
+            ready.update((client, items + ready.get(client, [])) for client, items in zip(lacking, drawn.tolist()))

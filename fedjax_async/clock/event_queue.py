@@ -1,211 +1,288 @@
-"""The event queue of a world without absences and faults, and the record that every timing policy writes.
+"""The event queue: jobs under way, what will become of each, and the record of what happened.
 
-``Record``: what was dispatched and applied so far, in growing columns, and the ``Schedule`` they become.
-``EventQueue``: who is under way, and when each job arrives. Order of events: time, then kind (uploads before anything
-the server does at the same moment), then client, then the job's sequence number. A client is never in flight twice,
-so uploads are ordered by (time, client) already; the sequence number makes the order total by construction.
+Dispatch. A client gets a job only while it is online and has no other. When the server may send a job (it has
+*capacity*), the sampling rule chooses among the clients that are online. If none is, the capacity waits for the first
+client that comes online, which then gets the current model.
+
+Loss. The outcome of a job follows from its own random draws and from the availability of its client. A job that will
+never arrive frees its capacity when the server notices: at the job's timeout, or without a timeout at the
+moment at which the upload would have arrived.
+
+Timeout. At its timeout a job frees its capacity, unless the upload comes at that very moment. The client is not told:
+it continues and gets no other job before it has finished. If its upload comes, it is applied or dropped as the
+limits say. A crashed client gets no job before it has restarted.
+
+Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
+dispatches), then client, then job.
+
+Corrupt uploads. The server recognises a corrupt upload when it comes, and rejects it. It is listed among the arrivals,
+because it was trained and came, but it counts for no buffer, cohort or step.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.conditions import NO_CONDITIONS
-from fedjax_async.clock.faults import mishaps
-from fedjax_async.clock.outcomes import RECEIVED, Outcome
-from fedjax_async.clock.stock import AHEAD, Ahead, Stock
-from fedjax_async.clock.world import World, checked_durations, too_short
-from fedjax_async.types import Schedule
+from fedjax_async.clock.availability import Window, together
+from fedjax_async.clock.durations import AHEAD, DurationCache, Predict
+from fedjax_async.clock.faults import job_faults
+from fedjax_async.clock.record import APPLIED, Outcome, Record
+from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
-# A budget of 0.3 s admits the third window of 0.1 s, though 3 * 0.1 > 0.3 in floating point.
-SLACK = 1 + 1e-12
+# After so many jobs in a row without a sound upload applied, none ever will be.
+_FRUITLESS = 100_000
 
+# Members of the enumeration by themselves: the look-up in the class would take much of the time of an event.
+_APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
+_LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
 
-def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
-    """How many of ``times``, which are sorted, are at or before each moment, up to rounding; int64, as ``moments``.
+UPLOAD, FREED = 0, 1
+Event = tuple[float, int, int, int]  # time, kind, client, job
 
-    A time counts as at a moment if it is later by at most 1e-12 of it.
-
-    >>> at_or_before(np.array([0.1, 3 * 0.1, 0.4]), np.array([0.3, 0.4]))
-    array([2, 3])
-    """
-    return np.searchsorted(times, np.asarray(moments) * SLACK, side="right")
-
-
-def client_order(clients: np.ndarray) -> np.ndarray:
-    """The places of a column of clients, by client, those of a client in order; int64."""
-    # Sorting numbers takes half the time of sorting places by them.
-    return np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients))) & 0xFFFFFFFF
+# A job, its client, whether its event frees capacity, and whether it frees the client.
+Release = tuple[int, int, bool, bool]
+# What is drawn for a job: its seconds; for a job with a fault: seconds, seconds until the client crashes, seconds of
+# the restart, whether the upload is lost, and whether it is corrupt.
+JobDraw = float | tuple[float, float, float, bool, bool]
 
 
-def turns(clients: np.ndarray) -> np.ndarray:
-    """How many entries before each have the same client; int64."""
-    order = client_order(clients)
-    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
-    found = np.empty(len(clients), np.int64)
-    found[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
-    return found
+class JobOutcome(NamedTuple):
+    """What will become of a job if the server does not interfere; times are infinite for what never happens."""
+
+    outcome: Outcome
+    upload: float  # when the upload reaches the server
+    noticed: float  # when a server without timeout notices that no upload will come
+    crash: float  # when the client crashes
+    client_free: float  # when the client can get another job, if it is online
 
 
-class Record:
-    """The job and arrival columns of a plan in the making, and its budget."""
+def draw_jobs(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """What is drawn for these jobs (arrays that broadcast), an array of ``JobDraw``."""
+    seconds, sources = checked_durations(scenario, clients, numbers), scenario.conditions.faults
+    if not sources:
+        return seconds
+    faults = job_faults((source.draw for source in sources), clients, numbers)
+    seconds = seconds * faults.factor + faults.extra
+    until_crash = np.minimum(faults.crash_share * seconds, faults.crash_after)
+    hit = np.flatnonzero((until_crash < seconds) | faults.lost | faults.corrupt)
+    if not len(hit):
+        return seconds
+    columns = np.broadcast_arrays(seconds, until_crash, faults.restart, faults.lost, faults.corrupt)
+    drawn = seconds.astype(object)
+    flat = drawn.reshape(-1)
+    for index, *values in zip(hit.tolist(), *(column.reshape(-1)[hit].tolist() for column in columns)):
+        flat[index] = tuple(values)
+    return drawn
 
-    def __init__(self, world: World):
-        self.client, self._applied_before = array("q"), array("q")
-        self.dispatch_time, self.upload_time = array("d"), array("d")
-        self._job, self._time = array("q"), array("d")
-        self._closed = array("q", [0])  # steps before each position, the next one included
-        # what only some jobs have, by job: a outcome other than applied or under way, and a place freed before
-        # the upload came (or because none will)
-        self.outcomes: dict[int, Outcome] = {}
-        self.freed: dict[int, float] = {}
-        self.corrupt = set[int]()  # jobs whose uploads are or would be NaN
-        self.applied = self.closed = 0
-        until = world.until
-        self.horizon = math.inf if until.time is None else until.time * SLACK
-        self._last_update = math.inf if until.updates is None else until.updates
-        self._last_step = math.inf if until.steps is None else until.steps
 
-    def dispatch(self, client: int, time: float, upload: float) -> int:
-        """Note a job sent now, whose upload will reach the server at ``upload``; returns the job."""
-        job = len(self.client)
-        self.client.append(client)
-        self.dispatch_time.append(time)
-        self.upload_time.append(upload)
-        self._applied_before.append(self.applied)
-        return job
+def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobOutcome]:
+    """``job_outcome(client, time, drawn)`` of a job that is sent at ``time`` to a client that is online."""
+    pausing = together([source.window for source in conditions.availability if source.leaving == "pause"])
+    losing = together([source.window for source in conditions.availability if source.leaving == "lose"])
 
-    def staleness(self, job: int) -> int:
-        """How many steps were closed since ``job`` was sent."""
-        return self.closed - self._closed[self._applied_before[job]]
+    def job_outcome(client: int, time: float, drawn: JobDraw) -> JobOutcome:
+        seconds, until_crash, restart, lost = drawn[:4] if isinstance(drawn, tuple) else (drawn, math.inf, 0.0, False)
+        end, crash = time + seconds, time + until_crash
+        if pausing is not None:
+            end = _end_with_pauses(pausing, client, time, seconds)
+            crash = _end_with_pauses(pausing, client, time, until_crash) if until_crash < math.inf else math.inf
+        noticed = end if end < math.inf else time + seconds
+        offline = math.inf if losing is None else losing(client, time)[1]
+        if crash < end and crash <= offline:
+            return JobOutcome(_CRASHED, math.inf, noticed, crash, crash + restart)
+        if offline < end or end == math.inf:
+            return JobOutcome(_INTERRUPTED, math.inf, noticed, math.inf, min(offline, end))
+        if lost:
+            return JobOutcome(_LOST, math.inf, noticed, math.inf, end)
+        return JobOutcome(_APPLIED, end, math.inf, math.inf, end)
 
-    def call_off(self, job: int, time: float) -> None:
-        """The server calls ``job`` back: its upload will never come (``upload_time`` infinite).
+    return job_outcome
 
-        A job that the server has given up before stays given up, from its timeout on.
-        """
-        self.upload_time[job] = math.inf
-        self.freed[job] = min(self.freed.get(job, math.inf), time)
-        self.outcomes.setdefault(job, Outcome.CALLED_OFF)
 
-    def no_later(self, job: int, time: float) -> None:
-        """What happens to ``job`` within rounding error of ``time`` happens at ``time`` at the latest."""
-        if self.upload_time[job] <= time * SLACK:
-            self.upload_time[job] = min(self.upload_time[job], time)
-        if job in self.freed:
-            self.freed[job] = min(self.freed[job], time)
-
-    def apply(self, job: int, time: float, closes: bool) -> bool:
-        """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
-        self._job.append(job)
-        self._time.append(time)
-        self.applied += 1
-        self.closed += closes
-        self._closed.append(self.closed)
-        return self.applied < self._last_update and self.closed < self._last_step
-
-    def sound(self, job: int) -> bool:
-        """Whether the upload of ``job`` counts: a corrupt one fills no buffer and closes no step by itself."""
-        return job not in self.corrupt
-
-    def apply_step(self, jobs: Iterable[int], time: float) -> bool:
-        """Apply ``jobs``, at least one, as one server step at ``time``; false once the budget is spent."""
-        if time > self.horizon:
-            return False
-        *others, last = jobs
-        return all(self.apply(job, time, False) for job in others) and self.apply(last, time, True)
-
-    @property
-    def end(self) -> float:
-        """Until when the plan goes: its last application if updates or steps were limited and reached, else its time.
-
-        A comparison with it needs no further tolerance.
-        """
-        spent = self.applied >= self._last_update or self.closed >= self._last_step
-        return self._time[-1] * SLACK if spent and self._time else self.horizon
-
-    def schedule(self, world: World) -> Schedule:
-        """The record as arrays. Versions and steps are counts of the closed steps before a position."""
-        client = np.array(self.client, np.int32)
-        number = turns(client).astype(np.int32)
-        closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
-        job = np.array(self._job, np.int64)
-        outcome = np.full(len(client), Outcome.UNDER_WAY, np.int8)
-        outcome[job] = Outcome.APPLIED
-        outcome[list(self.outcomes)] = list(self.outcomes.values())
-        upload_time = np.array(self.upload_time, np.float64)
-        freed_time = upload_time.copy()
-        freed_time[list(self.freed)] = list(self.freed.values())
-        corrupt = np.zeros(len(client), np.bool_)
-        corrupt[list(self.corrupt)] = True
-        marks = mishaps((one.marks for one in (world.conditions or NO_CONDITIONS).faults), client, number)
-        copies = np.zeros(len(client), np.int8)
-        for delay in marks.copies:
-            copies += (upload_time + delay <= self.end) & np.isin(outcome, RECEIVED)
-        return Schedule(
-            num_clients=world.num_clients,
-            client=client,
-            number=number,
-            local_steps=world.local_steps[client].astype(np.int32),
-            dispatch_time=np.array(self.dispatch_time, np.float64),
-            upload_time=upload_time,
-            dispatched_after=applied_before,
-            version=closed[applied_before],
-            job=job,
-            time=np.array(self._time, np.float64),
-            closes=np.diff(closed) > 0,
-            step=closed[:-1],
-            outcome=outcome,
-            freed_time=freed_time,
-            corrupt=corrupt,
-            copies=copies,
-        )
+def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
+    """When ``seconds`` of work are done that continues only while the client is online."""
+    while True:
+        start, end = window(client, time)
+        time = max(time, start)
+        if time + seconds <= end or time == math.inf:
+            return time + seconds
+        seconds -= end - time
+        time = end
 
 
 class EventQueue:
-    """Jobs under way in a heap; the record of what happened is in ``record``.
+    """Jobs under way in a heap, their outcomes, and the record.
 
-    ``ahead``: see ``Stock``; by default, who returns soon is sent off soon.
+    ``predict``: see ``DurationCache``; by default the clients that return next.
     """
 
-    def __init__(self, world: World, ahead: Ahead | None = None):
-        self.record = Record(world)
+    def __init__(self, scenario: Scenario, predict: Predict | None = None):
+        conditions, predict = scenario.conditions, predict or self._next_returning
+        self.record = Record(scenario)
         self.horizon = self.record.horizon
-        self._durations = Stock(partial(checked_durations, world), world.num_clients, ahead or self._returning)
-        self.prepare = self._durations.prepare
-        self._heap: list[tuple[float, int, int]] = []  # upload time, client, job
+        self._preparing = [source.prepare for source in conditions.availability if source.prepare is not None]
+        window = together([source.window for source in conditions.availability])
+        self.always_online = window is None
+        self.window: Window = window or _always
+        self._predict, self._announced = predict, set[int]()
+        self._limits = conditions.limits
+        # True if the server applies every upload that comes, and never times out.
+        self.patient = conditions.limits.max_staleness is None and conditions.limits.timeout is None
+        self._timeout = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
+        cache = DurationCache(partial(draw_jobs, scenario), scenario.num_clients, predict)
+        self.prepare, self._pop_draw = cache.prepare, cache.pop
+        self._job_outcome = job_outcomes(conditions)
+        # True if only a fault of the job itself can come between a job and its upload.
+        self._undisturbed = self._timeout == math.inf and all(
+            source.leaving == "finish" for source in conditions.availability
+        )
+        self.events: list[Event] = []  # a heap
+        self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
+        self.late = set[int]()  # jobs given up
+        # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied.
+        self._fruitless = self._sound = self._corrupt = 0
+
+    def announce(self, clients: Collection[int], time: float) -> None:
+        """Prepare the windows of clients that will probably be needed next."""
+        self._announced = set(clients)
+        for prepare in self._preparing:
+            prepare(clients, time)
+
+    def window_now(self, client: int, time: float) -> tuple[float, float]:
+        """The window of a client that may get a job now; prepares those of clients predicted to be next."""
+        if self._preparing and client not in self._announced:
+            self._announced.add(client)
+            if any(prepare((client,), time) for prepare in self._preparing):
+                self.announce({client, *self._predict(client)}, time)
+        return self.window(client, time)
+
+    def _next_returning(self, client: int) -> list[int]:
+        return [event[2] for event in self.events[:AHEAD]]
 
     def dispatch(self, client: int, time: float) -> int:
-        """Send the current model to ``client``, which must be idle; returns the job."""
-        record = self.record
-        upload = time + self._durations.take(client)
-        if not upload > time:
-            raise too_short(client, time)
-        job = record.dispatch(client, time, upload)
-        heapq.heappush(self._heap, (upload, client, job))
+        """Send the current model to ``client``, which must be online and without a job; returns the job."""
+        drawn = self._pop_draw(client)
+        if self._undisturbed and isinstance(drawn, float):
+            upload = time + drawn
+            if not upload > time:
+                raise too_short(client, time)
+            job = self.record.dispatch(client, time, upload)
+            heapq.heappush(self.events, (upload, UPLOAD, client, job))
+            return job
+        job = self._send(client, time, self._job_outcome(client, time, drawn))
+        if isinstance(drawn, tuple) and drawn[4]:
+            self.record.corrupt.add(job)
         return job
 
-    def _returning(self, client: int) -> list[int]:
-        return [event[1] for event in self._heap[:AHEAD]]
+    def _send(self, client: int, time: float, job_outcome: JobOutcome) -> int:
+        record = self.record
+        _, upload, noticed, _, _ = job_outcome
+        freed = noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
+        if not freed > time:
+            raise too_short(client, time)
+        job = record.dispatch(client, time, upload)
+        if upload < math.inf:
+            heapq.heappush(self.events, (upload, UPLOAD, client, job))
+        if freed < upload:
+            heapq.heappush(self.events, (freed, FREED, client, job))
+            record.freed[job] = freed
+            self.open[job] = job_outcome
+        return job
 
     def next_time(self) -> float:
-        """Time of the earliest upload under way; infinity if there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        """Time of the next upload or notice; infinity if there is none."""
+        return self.events[0][0] if self.events else math.inf
 
-    def take(self, before: float) -> tuple[float, int, int] | None:
-        """Remove and return the earliest upload (time, client, job) if it comes at ``before`` or earlier."""
-        if not self._heap or self._heap[0][0] > before:
+    def pop(self, before: float) -> Event | None:
+        """Remove the next event if it comes at ``before`` or earlier; for FREED events, note the job's outcome."""
+        if not self.events or self.events[0][0] > before:
             return None
-        return heapq.heappop(self._heap)
+        event = heapq.heappop(self.events)
+        if event[1] == FREED:
+            self.notice(event[3])
+        return event
 
-    def cancel_rest(self, time: float) -> None:
-        """Call back every job under way."""
-        for _, _, job in self._heap:
+    def notice(self, job: int) -> None:
+        """The server stops waiting for a job: it gives the upload up, or knows that none will come."""
+        outcome = self.open[job].outcome
+        if outcome is _APPLIED:
+            self.late.add(job)
+        self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
+
+    def release(self, event: Event) -> Release:
+        """What an event frees. Call it before its upload is applied: a job given up still occupies its client."""
+        _, kind, client, job = event
+        in_time = job not in self.late
+        return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
+
+    def judge(self, job: int) -> Outcome:
+        """What the server does with the upload of ``job`` now: apply it, or drop it and why."""
+        late, most = job in self.late, self._limits.max_staleness
+        if late and self._limits.late == "drop":
+            return Outcome.DROPPED_LATE
+        if most is not None and self.record.staleness(job) > most:
+            return Outcome.DROPPED_STALE
+        return _LATE if late else _APPLIED
+
+    def apply(self, job: int, outcome: Outcome, time: float, closes: bool) -> bool:
+        """Apply an upload with one of the outcomes ``APPLIED``; false once the budget is spent."""
+        if outcome is not _APPLIED:
+            self.record.outcomes[job] = outcome
+        if job in self.record.corrupt:
+            self._note_fruitless()
+            self._corrupt += 1
+        return self.record.apply(job, time, closes)
+
+    def apply_step(self, judged: list[tuple[int, Outcome]], time: float) -> bool:
+        """Apply the judged uploads as one step, except those to drop; false once the budget is spent.
+
+        The last one closes the step, unless all are corrupt.
+        """
+        for job, outcome in judged:
+            if outcome not in APPLIED:
+                self.drop(job, outcome)
+        fit = [(job, outcome) for job, outcome in judged if outcome in APPLIED]
+        last = len(fit) if any(self.record.sound(job) for job, _ in fit) else 0
+        return all(self.apply(job, outcome, time, k == last) for k, (job, outcome) in enumerate(fit, 1))
+
+    def drop(self, job: int, outcome: Outcome) -> None:
+        """Note that an upload came and was not applied."""
+        self._settle(job, outcome)
+
+    def client_free(self, job: int, time: float) -> float:
+        """When the client of ``job``, a job that has freed its capacity at ``time``, can get another."""
+        return max(time, self.open.pop(job).client_free) if job in self.open else time
+
+    def call_off(self, time: float) -> dict[int, float]:
+        """Call off every job under way; returns the clients that are down after a crash, and until when."""
+        for *_, job in self.events:
             self.record.call_off(job, time)
-        self._heap.clear()
+        self.events.clear()
+        crashed = {
+            self.record.client[job]: outcome.client_free
+            for job, outcome in self.open.items()
+            if outcome.crash <= time < outcome.client_free
+        }
+        self.open.clear()
+        return crashed
+
+    def _settle(self, job: int, outcome: Outcome) -> None:
+        self.record.outcomes[job] = outcome
+        self._note_fruitless()
+
+    def _note_fruitless(self) -> None:
+        sound = self.record.applied - self._corrupt
+        self._fruitless = self._fruitless + 1 if sound == self._sound else 1
+        self._sound = sound
+        if self._fruitless > _FRUITLESS:
+            raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
+
+
+def _always(client: int, time: float) -> tuple[float, float]:
+    return 0.0, math.inf

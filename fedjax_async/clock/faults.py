@@ -1,8 +1,8 @@
-"""What goes wrong with jobs: uploads lost, doubled, late or corrupt, clients that crash, groups that fail together.
+"""Faults of jobs: uploads that are lost, doubled, late or corrupt, clients that crash, groups that fail together.
 
-A model is ``model(num_clients, seed, part) -> Faults``. What befalls job ``n`` of client ``i`` is drawn
-from (seed, the model's stream, part, i, n) alone: it does not depend on the order of events, on the
-timing policy or on the other models. ``part`` counts models of one name joined in one spec.
+A model is ``model(num_clients, seed, part) -> Faults``. The faults of job ``n`` of client ``i`` are drawn from (seed,
+the model's stream, part, i, n) alone: they do not depend on the order of events, on the timing policy or on the
+other models. ``part`` numbers the models of one name in a spec.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock import chance, inputs
+from fedjax_async.clock import chance
 from fedjax_async.clock.availability import Availability, alternation
-from fedjax_async.clock.distributions import exponential
+from fedjax_async.clock.chance import exponential
 
 Truths = bool | np.ndarray
 Numbers = float | np.ndarray
 
 
-class Mishap(NamedTuple):
-    """What befalls jobs: arrays of one entry a job, or one value for all. The defaults are: nothing."""
+class JobFaults(NamedTuple):
+    """What goes wrong with jobs: arrays of one entry a job, or one value for all. The defaults mean: nothing."""
 
     lost: Truths = False  # trained, but the upload never reaches the server
     corrupt: Truths = False  # the upload is NaN throughout: it arrives, and counts for nothing
@@ -36,9 +36,9 @@ class Mishap(NamedTuple):
     copies: tuple[Numbers, ...] = ()  # further copies of the upload, so many seconds after the first (infinite: none)
 
 
-def both(one: Mishap, other: Mishap) -> Mishap:
-    """Two mishaps of the same jobs; of two crashes' restarts the longer counts."""
-    return Mishap(
+def combined(one: JobFaults, other: JobFaults) -> JobFaults:
+    """Two sources of faults of the same jobs; if both make a client crash, the longer restart counts."""
+    return JobFaults(
         one.lost | other.lost,
         one.corrupt | other.corrupt,
         np.minimum(one.crash_share, other.crash_share),
@@ -50,76 +50,76 @@ def both(one: Mishap, other: Mishap) -> Mishap:
     )
 
 
-def in_units(mishap: Mishap, unit: float) -> Mishap:
-    """The same mishap for a clock that counts in units of so many seconds."""
-    return mishap._replace(
-        crash_after=mishap.crash_after / unit,
-        restart=mishap.restart / unit,
-        extra=mishap.extra / unit,
-        copies=tuple(delay / unit for delay in mishap.copies),
+def in_units(faults: JobFaults, unit: float) -> JobFaults:
+    """The same faults with times in units of so many seconds."""
+    return faults._replace(
+        crash_after=faults.crash_after / unit,
+        restart=faults.restart / unit,
+        extra=faults.extra / unit,
+        copies=tuple(delay / unit for delay in faults.copies),
     )
 
 
-Draw = Callable[[np.ndarray, np.ndarray], Mishap]
+Draw = Callable[[np.ndarray, np.ndarray], JobFaults]
 
 
 class Faults(NamedTuple):
-    """The mishaps of jobs, and the absences that a fault model brings with it.
+    """A fault model bound to its clients and its seed: the faults of jobs, and absences of clients.
 
-    ``course(clients, numbers)`` and ``marks(clients, numbers)``, of arrays that broadcast, are what befalls
-    these jobs; of ``marks`` only ``copies`` count, of ``course`` all else. They may be the same. Copies do not
-    change how a plan goes: they are drawn when it is known.
+    ``draw(clients, numbers)`` and ``draw_copies(clients, numbers)``, of arrays that broadcast, give the faults of
+    these jobs: ``draw_copies`` the copies of their uploads, ``draw`` all other faults. One function may be both.
+    Copies do not change the course of events: they are drawn when the schedule is known.
     """
 
-    course: Draw | None = None
-    marks: Draw | None = None
+    draw: Draw | None = None
+    draw_copies: Draw | None = None
     absence: Availability | None = None
 
 
 FaultModel = Callable[[int, int, int], Faults]
 
 
-def _befalling(
-    stream: str, probability: float, mishap: Callable[[np.ndarray, chance.Draws], Mishap]
+def _with_probability(
+    stream: str, probability: float, faults_of: Callable[[np.ndarray, chance.Draws], JobFaults]
 ) -> Callable[[int, int], Draw]:
-    """Every job suffers with this probability; ``mishap(who, draws)`` is what, with draws at the jobs' places."""
+    """Every job is hit with this probability; ``faults_of(hit, draws)`` gives the faults, with one draw a job."""
 
     def bound(seed: int, part: int) -> Draw:
-        def draw(clients: np.ndarray, numbers: np.ndarray) -> Mishap:
+        def draw(clients: np.ndarray, numbers: np.ndarray) -> JobFaults:
             draws = chance.Draws(seed, stream, part, clients, numbers)
-            return mishap(draws.random() < probability, draws)
+            return faults_of(draws.random() < probability, draws)
 
         return draw
 
     return bound
 
 
-def _exponential(draws: chance.Draws, who: np.ndarray) -> np.ndarray:
-    """Exponential of mean 1 where ``who`` says so, elsewhere infinite."""
-    out = np.full(who.shape, np.inf)
-    out[who] = draws.standard_exponential(who)
+def _exponential(draws: chance.Draws, hit: np.ndarray) -> np.ndarray:
+    """Exponential of mean 1 where ``hit``, infinite elsewhere."""
+    out = np.full(hit.shape, np.inf)
+    out[hit] = draws.standard_exponential(hit)
     return out
 
 
 def drop(*, probability: float = 0.1) -> FaultModel:
-    """An upload is lost on its way with this `probability`; the client has trained in vain."""
-    inputs.share("probability", probability)
-    bound = _befalling("drop", probability, lambda who, draws: Mishap(lost=who))
+    """An upload is lost on its way with this `probability`; the client has trained for nothing."""
+    check.share("probability", probability)
+    bound = _with_probability("drop", probability, lambda hit, draws: JobFaults(lost=hit))
     return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def duplicate(*, probability: float = 0.05, delay: float = 1.0) -> FaultModel:
     """An upload is delivered twice with this `probability`, the second copy `delay` seconds later (exponential)."""
-    inputs.share("probability", probability)
-    inputs.non_negative("delay", delay)
+    check.share("probability", probability)
+    check.real_non_negative("delay", delay)
 
-    def copied(who: np.ndarray, draws: chance.Draws) -> Mishap:
-        after = _exponential(draws, who)
-        after[who] *= delay
-        return Mishap(copies=(after,))
+    def copied(hit: np.ndarray, draws: chance.Draws) -> JobFaults:
+        after = _exponential(draws, hit)
+        after[hit] *= delay
+        return JobFaults(copies=(after,))
 
-    bound = _befalling("duplicate", probability, copied)
-    return lambda num_clients, seed, part: Faults(marks=bound(seed, part))
+    bound = _with_probability("duplicate", probability, copied)
+    return lambda num_clients, seed, part: Faults(draw_copies=bound(seed, part))
 
 
 def crash(*, probability: float | None = None, rate: float | None = None, restart: float = 60.0) -> FaultModel:
@@ -129,57 +129,59 @@ def crash(*, probability: float | None = None, rate: float | None = None, restar
     """
     check.require(probability is None or rate is None, "rate", rate, "left out where probability is given")
     if rate is not None:
-        inputs.positive("rate", rate)
+        check.real_positive("rate", rate)
     chances = 0.1 if probability is None else probability
-    inputs.share("probability", chances)
-    inputs.non_negative("restart", restart)
+    check.share("probability", chances)
+    check.real_non_negative("restart", restart)
 
-    def somewhere(who: np.ndarray, draws: chance.Draws) -> Mishap:
-        shares = np.full(who.shape, np.inf)
-        shares[who] = draws.random(who)
-        return Mishap(crash_share=shares, restart=np.where(who, restart, 0.0))
+    def somewhere(hit: np.ndarray, draws: chance.Draws) -> JobFaults:
+        shares = np.full(hit.shape, np.inf)
+        shares[hit] = draws.random(hit)
+        return JobFaults(crash_share=shares, restart=np.where(hit, restart, 0.0))
 
-    def sometime(who: np.ndarray, draws: chance.Draws) -> Mishap:
-        return Mishap(crash_after=_exponential(draws, who) / (rate or math.inf), restart=restart)
+    def sometime(hit: np.ndarray, draws: chance.Draws) -> JobFaults:
+        return JobFaults(crash_after=_exponential(draws, hit) / (rate or math.inf), restart=restart)
 
-    bound = _befalling("crash", chances, somewhere) if rate is None else _befalling("crash", 1.0, sometime)
+    bound = (
+        _with_probability("crash", chances, somewhere) if rate is None else _with_probability("crash", 1.0, sometime)
+    )
     return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def late(*, probability: float = 0.1, extra: float = 0.0, factor: float = 1.0) -> FaultModel:
     """A job takes `factor` times as long and `extra` seconds more with this `probability`."""
-    inputs.share("probability", probability)
-    inputs.non_negative("extra", extra)
-    inputs.positive("factor", factor)
+    check.share("probability", probability)
+    check.real_non_negative("extra", extra)
+    check.real_positive("factor", factor)
     check.require(factor >= 1, "factor", factor, "at least 1")
     check.require(extra > 0 or factor > 1, "extra", extra, "> 0, unless factor is > 1")
 
-    def slow(who: np.ndarray, draws: chance.Draws) -> Mishap:
-        return Mishap(factor=np.where(who, factor, 1.0), extra=np.where(who, extra, 0.0))
+    def slow(hit: np.ndarray, draws: chance.Draws) -> JobFaults:
+        return JobFaults(factor=np.where(hit, factor, 1.0), extra=np.where(hit, extra, 0.0))
 
-    bound = _befalling("late", probability, slow)
+    bound = _with_probability("late", probability, slow)
     return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def corrupt(*, probability: float = 0.05) -> FaultModel:
-    """An upload arrives as NaN throughout with this `probability`; it is applied, but fills no place in a buffer.
+    """An upload arrives as NaN throughout with this `probability`; it is applied, but counts for no buffer or cohort.
 
-    The clock marks it, and the engine makes it so.
+    The clock marks the job, and the engine replaces the upload.
     """
-    inputs.share("probability", probability)
-    bound = _befalling("corrupt", probability, lambda who, draws: Mishap(corrupt=who))
+    check.share("probability", probability)
+    bound = _with_probability("corrupt", probability, lambda hit, draws: JobFaults(corrupt=hit))
     return lambda num_clients, seed, part: Faults(bound(seed, part))
 
 
 def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultModel:
     """Clients in `count` groups fail together: a group works `up` and is out `down` seconds on average (exponential).
 
-    A client is in each group with equal probability. In an outage its clients are away, and the jobs
-    that it hits are lost.
+    A client is in each group with equal probability. During an outage the clients of the group are offline, and
+    their jobs under way are lost.
     """
     check.whole("count", count)
-    inputs.positive("up", up)
-    inputs.positive("down", down)
+    check.real_positive("up", up)
+    check.real_positive("down", down)
 
     def model(num_clients: int, seed: int, part: int) -> Faults:
         group = chance.once_a_client(lambda clients: chance.Draws(seed, "groups", part, clients).random() * count)
@@ -203,6 +205,6 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
 }
 
 
-def mishaps(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> Mishap:
-    """What befalls these jobs (arrays that broadcast), all ``draws`` together."""
-    return reduce(both, (draw(clients, numbers) for draw in draws if draw is not None), Mishap())
+def job_faults(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:
+    """The faults of these jobs (arrays that broadcast) from all ``draws`` together."""
+    return reduce(combined, (draw(clients, numbers) for draw in draws if draw is not None), JobFaults())

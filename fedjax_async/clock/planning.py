@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import conditions, inputs
+from fedjax_async.clock import delays as delay_models
+from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.availability import AvailabilityModel
-from fedjax_async.clock.conditions import NO_LIMITS, Limits
-from fedjax_async.clock.delays import bind
 from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.faults import FaultModel
 from fedjax_async.clock.network import NetworkModel, over
+from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario, Until
 from fedjax_async.clock.timing import TIMINGS, Timing
-from fedjax_async.clock.world import Until, World
 from fedjax_async.types import Schedule
 
 
@@ -37,10 +36,10 @@ def plan(
     ``timing`` and ``delays`` are specs (``"buffer:size=10"``, ``"lognormal:sigma=0.5"``) or what the
     factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and
     ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
-    ``faults`` and ``network`` are specs as well, of which the first two may be joined with ``+``
-    (``"drop:probability=0.1+late:extra=30"``); ``limits`` are the server's. The same arguments give the
-    same schedule, and a longer budget continues a shorter one. A plan also ends when no client will ever
-    be there again.
+    ``faults`` and ``network`` are specs or models too; specs of the first two may be joined with ``+``
+    (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. The same arguments give the
+    same schedule, and a longer budget continues a shorter one. A schedule also ends when no client will ever
+    be online again.
 
     Raises ``ValueError`` for impossible settings and if not a single upload fits into the budget.
 
@@ -54,18 +53,18 @@ def plan(
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
     num_clients, seed = int(num_clients), int(seed)
-    world = World(
+    scenario = Scenario(
         num_clients,
         _per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
-        over(network, bind(delays, num_clients, seed), num_clients, seed),
+        over(network, delay_models.bind(delays, num_clients, seed), num_clients, seed),
         until,
         seed,
         _per_client("bytes_down", bytes_down, num_clients, low=0),
         _per_client("bytes_up", bytes_up, num_clients, low=0),
-        conditions.bind(availability, faults, limits, num_clients, seed),
+        scenarios.bind(availability, faults, limits, num_clients, seed),
     )
     policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
-    schedule = policy(world)
+    schedule = policy(scenario)
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"
@@ -75,9 +74,9 @@ def plan(
 
 def _check_until(until: Until) -> None:
     check.require(isinstance(until, Until) and any(value is not None for value in until), "until", until, "limited")
-    inputs.optional_positive("until.time", until.time)
-    inputs.optional_whole("until.updates", until.updates)
-    inputs.optional_whole("until.steps", until.steps)
+    check.optional(check.real_positive, "until.time", until.time)
+    check.optional(check.whole, "until.updates", until.updates)
+    check.optional(check.whole, "until.steps", until.steps)
 
 
 def _per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a schedule says about itself: delays as the theory counts them, concurrency, shares of the clients."""
+"""Statistics of a schedule: delays as the theory counts them, concurrency, jobs and arrivals of each client."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock.outcomes import with_derived_columns
+from fedjax_async.clock.record import with_derived_columns
 from fedjax_async.types import Schedule
 
 
@@ -35,8 +35,8 @@ def delay_statistics(schedule: Schedule, fresh: int = 0) -> DelayStatistics:
         tau_avg1  = mean_t mean_i (mean_s tau[held[t, i], s])
         tau_avgm1 = mean_t mean_i (max_s tau[held[t, i], s])
 
-    ``fresh`` is the delay of a client that holds the current model. The paper's formulas give 0, its
-    remark that synchronous training has delay 1 needs 1: that value is added to every tau.
+    ``fresh`` is the delay of a client that holds the current model; it is added to every tau. The paper's formulas
+    give 0, but its remark that synchronous training has delay 1 needs 1.
 
     Time and memory grow with J + T, not with T * N. ``ValueError`` if no step was closed.
     Source: AsynFLC (2025), Definitions 2 and 4.
@@ -59,9 +59,9 @@ def delay_statistics(schedule: Schedule, fresh: int = 0) -> DelayStatistics:
 
 
 def _holdings(schedule: Schedule, steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Who holds which version when, as changes: a client that held ``old`` holds ``new`` in steps since..until.
+    """The versions that clients hold, as changes: a client that held ``old`` holds ``new`` in steps since..until.
 
-    Every client opens with a change from 0 to 0 at step 0, so that the intervals cover all steps.
+    Every client begins with a change from 0 to 0 at step 0, so that the intervals cover all steps.
     """
     begins = np.concatenate([[0], np.flatnonzero(schedule.closes)[:-1] + 1])  # first arrival of each step
     since = np.searchsorted(begins, schedule.dispatched_after)
@@ -85,8 +85,8 @@ def _running_sum(since: np.ndarray, change: np.ndarray, steps: int) -> np.ndarra
 def _lowest_held(until: np.ndarray, version: np.ndarray, steps: int) -> np.ndarray:
     """The lowest version that any client holds, for every step.
 
-    A version is only ever taken up while it is the newest, so "some client holds version <= v" can
-    end, but not begin again: the lowest version grows, and version v is gone after ``last[v]``.
+    Clients only ever receive the newest version. So once no client holds a version <= v, none ever will again: the
+    lowest version never falls, and version v is gone after step ``last[v]``.
     """
     last = np.full(steps, -1, np.int64)
     np.maximum.at(last, version, until)
@@ -97,8 +97,8 @@ def _lowest_held(until: np.ndarray, version: np.ndarray, steps: int) -> np.ndarr
 def concurrency(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     """Jobs under way over time: ``count[k]`` from ``time[k]`` until ``time[k + 1]``.
 
-    A job is under way from its dispatch until the server stops waiting for it: when its upload arrives,
-    when it is called off, or when the server notices that it is lost or gives it up.
+    A job is under way from its dispatch until the server stops waiting for it: its upload arrives, it is called off,
+    or the server notices that it is lost or gives it up.
     """
     end = with_derived_columns(schedule).freed_time
     time, index = np.unique(np.concatenate([schedule.dispatch_time, end]), return_inverse=True)

@@ -1,53 +1,53 @@
-"""Timing policies: when the server applies uploads, when that completes a step, and who trains next.
+"""Timing policies: when the server applies uploads, when that completes a step, and which client trains next.
 
-A policy is ``timing(world) -> Schedule``: it drives one ``EventQueue`` until the budget is spent. The
-rules common to all: a client receives its model at the moment it is dispatched, right after the arrivals
-applied so far; it is dispatched again only after its upload was applied (or its job called off); and
-what the budget leaves under way stays in the job arrays, never among the arrivals.
+A policy is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS``, take the options of its spec. Each
+policy has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Where there are
+no conditions, buffered policies take the equal but faster way of ``fast_paths.py``.
 
-Server steps are made of accepted uploads, as far as the clock knows them. It knows which uploads come too late or
-too stale for the server's limits: those are not arrivals. It knows which the faults make corrupt: those are
-arrivals that fill no place in a buffer or a cohort, and a step without a sound upload is not closed. It does not
-know what training makes of an upload: one that turns out not finite or too large is rejected, but keeps its place.
+Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
+It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of
+the budget are listed among the jobs, never among the arrivals. What is sent when, and with which outcome, is said in
+``event_queue.py``.
+
+Which uploads count is decided as far as the clock can know. Uploads too late or too stale for the server's limits
+are no arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
+not closed. The clock does not know the result of training: an upload that is rejected because it is not finite or
+too large still fills its buffer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from heapq import heappop
 
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import chance, conditions, inputs, steady, unreliable_timing
+from fedjax_async.clock import chance, fast_paths
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
-from fedjax_async.clock.event_queue import SLACK, EventQueue
-from fedjax_async.clock.successors import SUCCESSORS
-from fedjax_async.clock.unreliable_timing import FRUITLESS_ROUNDS
-from fedjax_async.clock.world import World
+from fedjax_async.clock.event_queue import FREED, UPLOAD, EventQueue, Release
+from fedjax_async.clock.idle_clients import SUCCESSORS, IdleClients
+from fedjax_async.clock.record import APPLIED, SLACK, Outcome
+from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, in_units
 from fedjax_async.types import Schedule
 
-Timing = Callable[[World], Schedule]
+Timing = Callable[[Scenario], Schedule]
+
+_APPLIED = Outcome.APPLIED  # by itself: the look-up in the class takes time
+
+# After so many cohorts in a row without an upload that counts, none will ever come.
+FRUITLESS_ROUNDS = 1000
 
 
-def _in_flight(world: World, concurrency: int | None) -> int:
+def _jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
     if concurrency is None:
-        return world.num_clients
-    check.whole("concurrency", concurrency, low=1, high=world.num_clients)
+        return scenario.num_clients
+    check.whole("concurrency", concurrency, low=1, high=scenario.num_clients)
     return int(concurrency)
 
 
-def _start(world: World, flying: int, sampling: str) -> tuple[EventQueue, Callable[[int], int]]:
-    """A queue with the first clients sent at time 0, and the rule that names who leaves in a returning one's stead."""
-    # Where all are under way nobody else is ever idle.
-    idle = SUCCESSORS["same" if flying == world.num_clients else sampling](world.num_clients, flying, world.seed)
-    queue = EventQueue(world, idle.ahead)
-    first = sorted(idle.candidates[:flying])
-    queue.prepare(first)
-    for client in first:
-        queue.dispatch(client, 0.0)
-    idle.fill(idle.candidates[flying:])
-    return queue, idle.swap
+# --- every K arrivals ---------------------------------------------------------------------------
 
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
@@ -58,112 +58,228 @@ def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timin
 def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
     """Every `size` arrivals are a server step; clients leave with the current model at once (C in flight).
 
-    ``sampling`` says who leaves when a client returns: ``same``, ``uniform`` (over the idle clients) or
+    ``sampling`` says which client leaves when one returns: ``same``, ``uniform`` (over the idle clients) or
     ``round_robin``. Simultaneous uploads are all applied, in the order of clients, before any of the
-    clients leaves again: equal delays make rounds, and a buffer of all N clients is then FedAvg. A last
-    buffer that the budget leaves unfinished is listed, and closes nothing.
+    clients leaves again: equal delays make rounds, and a buffer of all N clients is then FedAvg. If the budget ends
+    within a buffer, its arrivals are listed and close no step.
     """
     check.whole("size", size)
-    inputs.optional_whole("concurrency", concurrency)
+    check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
-    def timing(world: World) -> Schedule:
-        flying = _in_flight(world, concurrency)
-        allowed = f"at most the {flying} clients in flight (it would never fill)"
-        check.require(size <= flying, "size", size, allowed)
-        if world.conditions is not None:
-            return unreliable_timing.buffer(world, int(size), flying, sampling)
-        if flying == world.num_clients or sampling == "same":
-            arrivals = steady.merged(world, int(size), flying)
-        else:
-            arrivals = steady.sampled(world, int(size), flying, SUCCESSORS[sampling])
-        return steady.buffered(world, int(size), flying, arrivals)
+    def timing(scenario: Scenario) -> Schedule:
+        jobs = _jobs_under_way(scenario, concurrency)
+        check.require(size <= jobs, "size", size, f"at most the {jobs} clients in flight (it would never fill)")
+        plan = fast_paths.buffer if scenario.conditions == NO_CONDITIONS else plan_buffer
+        return plan(scenario, int(size), jobs, sampling)
 
     return timing
+
+
+def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
+    """Every ``size`` sound arrivals are a server step; see ``buffer``."""
+    idle_clients = IdleClients(scenario, concurrency, sampling)
+    queue = idle_clients.queue
+    events, horizon, patient, corrupt = queue.events, queue.horizon, queue.patient, queue.record.corrupt
+    apply, release_one = queue.apply, idle_clients.release_one
+    filled, budget_left = 0, True
+    while budget_left and (now := idle_clients.next_event()) <= horizon and now < math.inf:
+        releases: list[Release] = []
+        while budget_left and events and events[0][0] <= now:
+            _, kind, client, job = event = heappop(events)
+            if kind == FREED:
+                queue.notice(job)
+            capacity_freed, client_freed = (True, True) if patient else queue.release(event)[2:]
+            if kind == UPLOAD:
+                outcome = _APPLIED if patient else queue.judge(job)
+                if outcome in APPLIED:
+                    sound = job not in corrupt
+                    filled = (filled + sound) % size
+                    budget_left = apply(job, outcome, now, sound and filled == 0)
+                else:
+                    queue.drop(job, outcome)
+            if not releases and budget_left and (not events or events[0][0] > now):
+                release_one(job, client, capacity_freed, client_freed, now)  # usually the only event at this time
+                break
+            releases.append((job, client, capacity_freed, client_freed))
+        else:
+            if budget_left:
+                idle_clients.release(releases, now)
+    return queue.record.schedule(scenario)
+
+
+# --- every W seconds ----------------------------------------------------------------------------
 
 
 def window(*, length: float = 60.0, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
     """Every `length` seconds are a server step: what arrived is applied at the window's end, then all leave.
 
-    An upload at the very end still counts, and so does one that comes later by a rounding error only: its
+    An upload at the very end still counts, and so does one that is later by a rounding error only: its
     ``upload_time`` is then the window's end. Uploads are applied in order of arrival, the last one closes
-    the step; then their clients (or others, see ``buffer``) start from the new model. A window in which
-    nothing arrived is no step.
+    the step; then their clients (or others, see ``buffer``) start from the new model. A window without an arrival is
+    no step. Losses too are noticed at the window's end.
     """
-    inputs.positive("length", length)
-    inputs.optional_whole("concurrency", concurrency)
+    check.real_positive("length", length)
+    check.optional(check.whole, "concurrency", concurrency)
     registry.find("sampling", SUCCESSORS, sampling)
 
-    def timing(world: World) -> Schedule:
-        flying = _in_flight(world, concurrency)
-        if world.conditions is not None:
-            return unreliable_timing.window(world, length, flying, sampling)
-        queue, successor = _start(world, flying, sampling)
-        count = 0
-        while queue.next_time() <= queue.horizon:
-            count = max(count + 1, math.floor(queue.next_time() / length))
-            while count * length * SLACK < queue.next_time():
-                count += 1
-            end = count * length
-            arrived = []
-            while (upload := queue.take(end * SLACK)) is not None:
-                arrived.append(upload)
-                if upload[0] > end:
-                    queue.record.no_later(upload[2], end)
-            if not queue.record.apply_step((job for _, _, job in arrived), end):
-                break
-            leaving = [successor(client) for _, client, _ in arrived]
-            queue.prepare(leaving)
-            for client in leaving:
-                queue.dispatch(client, end)
-        return queue.record.schedule(world)
+    def timing(scenario: Scenario) -> Schedule:
+        return plan_window(scenario, length, _jobs_under_way(scenario, concurrency), sampling)
 
     return timing
+
+
+def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: str) -> Schedule:
+    """Every ``length`` seconds are a server step if a sound upload came; see ``window``."""
+    idle_clients = IdleClients(scenario, concurrency, sampling)
+    queue = idle_clients.queue
+    count, budget_left = 0, True
+    while budget_left and (now := idle_clients.next_event()) <= queue.horizon and now < math.inf:
+        count = max(count + 1, math.floor(now / length))
+        while count * length * SLACK < now:
+            count += 1
+        end = count * length
+        limit = min(end * SLACK, queue.horizon)
+        uploads, releases = [], []
+        while (now := idle_clients.next_event()) <= limit:
+            while (event := queue.pop(now if now < end else limit)) is not None:
+                releases.append(queue.release(event))
+                if event[1] == UPLOAD:
+                    uploads.append(event[3])
+                if event[0] > end:
+                    queue.record.no_later(event[3], end)
+            if now >= end:
+                break  # clients that come online at the end of the window leave with the others
+            idle_clients.fill(now)
+        if end > queue.horizon:
+            break
+        budget_left = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
+        if budget_left:
+            idle_clients.release(releases, end)
+    return queue.record.schedule(scenario)
+
+
+# --- synchronous cohorts ------------------------------------------------------------------------
 
 
 def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float | None = None) -> Timing:
     """Synchronous rounds: `size` random clients, all from one model; the round lasts as long as the slowest.
 
     ``size``: 10 by default, or all clients if there are fewer. ``over_selection`` more are dispatched,
-    and the slowest so many dropped. With a ``deadline`` the server waits at most that many seconds and
-    drops the late; a round in which nobody was in time is no step. All are applied at the round's end,
-    in order of arrival; then the next cohort starts. Dropped jobs are called off at that moment: their
-    ``upload_time`` is infinite.
-    """
-    inputs.optional_whole("size", size)
-    check.whole("over_selection", over_selection, low=0)
-    inputs.optional_positive("deadline", deadline)
+    and as many of the slowest dropped. With a ``deadline`` the server waits at most that many seconds and
+    drops the late. All uploads are applied at the round's end, in order of arrival; then the next cohort starts.
+    Dropped jobs are called off at that moment: their ``upload_time`` is infinite.
 
-    def timing(world: World) -> Schedule:
-        wanted = min(10, world.num_clients - int(over_selection)) if size is None else int(size)
+    A cohort is drawn from the clients that are online and up. If there are fewer than wanted, the round begins with
+    these; if there is none, it waits for the first. A round also ends when no job is left to wait for. The last
+    upload closes the step if one of the uploads is sound; otherwise the round is no step.
+    """
+    check.optional(check.whole, "size", size)
+    check.whole("over_selection", over_selection, low=0)
+    check.optional(check.real_positive, "deadline", deadline)
+
+    def timing(scenario: Scenario) -> Schedule:
+        wanted = min(10, scenario.num_clients - int(over_selection)) if size is None else int(size)
         selected = wanted + int(over_selection)
-        allowed = f"at most {world.num_clients}, the number of clients"
-        check.require(wanted >= 1 and selected <= world.num_clients, "size + over_selection", selected, allowed)
-        if world.conditions is not None:
-            return unreliable_timing.cohort(world, wanted, selected, deadline)
-        rng = chance.generator(world.seed, "rounds")
-        queue = EventQueue(world)
-        start, fruitless = 0.0, 0
-        while start <= queue.horizon:
-            chosen = np.sort(rng.choice(world.num_clients, selected, replace=False)).tolist()
-            queue.prepare(chosen)
-            for client in chosen:
-                queue.dispatch(client, start)
-            limit = math.inf if deadline is None else start + deadline
-            uploads = (queue.take(limit) for _ in range(wanted))
-            accepted = [upload for upload in uploads if upload is not None]
-            end = accepted[-1][0] if len(accepted) == wanted else limit
-            if end > queue.horizon:
-                break
-            queue.cancel_rest(end)
-            if accepted and not queue.record.apply_step((job for _, _, job in accepted), end):
-                break
-            start = end
-            fruitless = 0 if accepted else fruitless + 1
-            check.require(fruitless < FRUITLESS_ROUNDS, "deadline", deadline, "long enough for some client")
-        return queue.record.schedule(world)
+        allowed = f"at most {scenario.num_clients}, the number of clients"
+        check.require(wanted >= 1 and selected <= scenario.num_clients, "size + over_selection", selected, allowed)
+        return plan_cohort(scenario, wanted, selected, deadline)
 
     return timing
+
+
+def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float | None) -> Schedule:
+    """Rounds of ``selected`` clients that wait for ``wanted`` sound uploads, at most ``deadline`` seconds."""
+    rng = chance.generator(scenario.seed, "rounds")
+    queue = EventQueue(scenario)
+    down: dict[int, float] = {}  # crashed clients, until when
+    start, rounds, fruitless = 0.0, 0, 0
+    while start <= queue.horizon:
+        chosen = _choose_cohort(queue, down, rng, scenario, selected, rounds, start)
+        if not chosen:
+            queue.announce(range(scenario.num_clients), start)
+            start = min(_ready_time(queue, down, client, start) for client in range(scenario.num_clients))
+            if start == math.inf:
+                break
+            continue
+        queue.prepare(chosen)
+        for client in chosen:
+            queue.dispatch(client, start)
+        judged, end = _wait(queue, wanted, len(chosen), math.inf if deadline is None else start + deadline)
+        if end > queue.horizon:
+            break
+        down = {client: until for client, until in down.items() if until > end} | queue.call_off(end)
+        if not queue.apply_step(judged, end):
+            break
+        start, rounds = end, rounds + 1
+        fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
+        if fruitless == FRUITLESS_ROUNDS:
+            raise ValueError(f"faults, deadline = {deadline}: {fruitless} rounds in a row without an upload")
+    return queue.record.schedule(scenario)
+
+
+def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:
+    """Wait for ``wanted`` sound uploads of the jobs under way: all uploads with their outcomes, and the round's end."""
+    judged: list[tuple[int, Outcome]] = []
+    came, end = 0, limit
+    while under_way and came < wanted:
+        event = queue.pop(min(limit, queue.horizon))
+        if event is None:
+            return judged, limit
+        end, kind, _, job = event
+        under_way -= queue.release(event)[2]
+        if kind == UPLOAD:
+            judged.append((job, queue.judge(job)))
+            came += _counts(queue, *judged[-1])
+    return judged, end
+
+
+def _counts(queue: EventQueue, job: int, outcome: Outcome) -> bool:
+    """Whether an upload is one of those that a round waits for."""
+    return outcome in APPLIED and queue.record.sound(job)
+
+
+def _ready_time(queue: EventQueue, down: dict[int, float], client: int, time: float) -> float:
+    """When a client is online and up: now, or as soon as it is."""
+    up = max(time, down.get(client, time))
+    return max(up, queue.window_now(client, up)[0])
+
+
+def _choose_cohort(
+    queue: EventQueue,
+    down: dict[int, float],
+    rng: np.random.Generator,
+    scenario: Scenario,
+    selected: int,
+    rounds: int,
+    time: float,
+) -> list[int]:
+    """Up to ``selected`` clients that can get a job now, each set equally probable, in order of number."""
+    chosen: list[int] = []
+    for clients in _random_order(rng, scenario, selected, rounds):
+        queue.announce(clients, time)
+        chosen += [client for client in clients if _ready_time(queue, down, client, time) <= time]
+        if len(chosen) >= selected:
+            break
+    return sorted(chosen[:selected])
+
+
+def _random_order(rng: np.random.Generator, scenario: Scenario, selected: int, rounds: int) -> Iterator[list[int]]:
+    """All clients in random order, some at a time; the first ones are drawn as if all clients were online."""
+    first = rng.choice(scenario.num_clients, selected, replace=False).tolist()
+    yield first
+    more = chance.generator(scenario.seed, "substitutes", rounds)
+    tried = set(first)
+    while 2 * len(tried) < scenario.num_clients:  # most guesses are new
+        guesses = dict.fromkeys(more.integers(scenario.num_clients, size=selected).tolist())
+        new = [client for client in guesses if client not in tried]
+        tried.update(new)
+        yield new
+    others = np.setdiff1d(np.arange(scenario.num_clients), np.fromiter(tried, np.int64, len(tried)))
+    yield more.permutation(others).tolist()
+
+
+# --- participation sets -------------------------------------------------------------------------
 
 
 def participation(*, probability: float = 0.5, spread: float = 0.0, length: float = 1.0) -> Timing:
@@ -172,43 +288,42 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
     Client i is in a round's set S_t with probability ``p_i``, independently: ``p_i`` is drawn once,
     uniform in ``probability * (1 -+ spread)``. An upload after tau rounds holds ``tau * local_steps``
     steps (``Schedule.local_steps`` says so); then the client starts from the new model. The delay model
-    plays no part. Whether a round has participants is chance; one without them is no server step.
+    is not used. A round without participants is no server step.
 
-    This is Algorithm 1 of AsynFL (2025) read literally: a window whose "delays" are whole numbers of
+    This is Algorithm 1 of AsynFL (2025) read literally: a window with "delays" that are whole numbers of
     rounds, geometrically distributed.
     """
-    inputs.positive("probability", probability)
+    check.real_positive("probability", probability)
     check.in_range("probability", probability, 0, 1)
-    inputs.non_negative("spread", spread)
+    check.real_non_negative("spread", spread)
     check.require(spread <= 1, "spread", spread, "between 0 and 1")
     highest = probability * (1 + spread)
     check.require(highest <= 1, "probability * (1 + spread)", highest, "at most 1")
-    inputs.positive("length", length)
+    check.real_positive("length", length)
 
-    def timing(world: World) -> Schedule:
-        # Counted in rounds, all times are whole numbers and exact; seconds come last.
-        time = None if world.until.time is None else world.until.time / length
-        delays = _rounds(probability, spread)(world.num_clients, world.seed)
-        rounds = world._replace(delays=delays, until=world.until._replace(time=time))
-        if world.conditions is not None:
-            rounds = rounds._replace(conditions=conditions.in_units(world.conditions, length))
-        plan = window(length=1.0)(rounds)
-        if world.conditions is None:
-            trained = np.rint(plan.upload_time - plan.dispatch_time).astype(np.int64)
-        else:  # some uploads never come, or late
-            trained = delays.durations(plan.client, plan.number).astype(np.int64)
-        return plan._replace(
-            local_steps=(plan.local_steps * trained).astype(np.int32),
-            dispatch_time=plan.dispatch_time * length,
-            upload_time=plan.upload_time * length,
-            time=plan.time * length,
-            freed_time=plan.freed_time * length,
+    def timing(scenario: Scenario) -> Schedule:
+        # Counted in rounds, all times are whole numbers and exact; they become seconds at the end.
+        time = None if scenario.until.time is None else scenario.until.time / length
+        delays = _rounds_until_upload(probability, spread)(scenario.num_clients, scenario.seed)
+        in_rounds = scenario._replace(
+            delays=delays,
+            until=scenario.until._replace(time=time),
+            conditions=in_units(scenario.conditions, length),
+        )
+        schedule = plan_window(in_rounds, 1.0, scenario.num_clients, "same")
+        trained = np.rint(delays.durations(schedule.client, schedule.number)).astype(np.int64)
+        return schedule._replace(
+            local_steps=(schedule.local_steps * trained).astype(np.int32),
+            dispatch_time=schedule.dispatch_time * length,
+            upload_time=schedule.upload_time * length,
+            time=schedule.time * length,
+            freed_time=schedule.freed_time * length,
         )
 
     return timing
 
 
-def _rounds(probability: float, spread: float) -> Callable:
+def _rounds_until_upload(probability: float, spread: float) -> Callable:
     """Delays, in rounds, until a client participates: geometric with its own probability."""
 
     def profiles(count: int, seed: int) -> Profiles:

@@ -1,4 +1,4 @@
-"""Schedules in files: exact ``.npz`` archives, and CSV tables of jobs for other programs and by hand."""
+"""Schedules in files: exact ``.npz`` archives, and CSV tables of jobs for other programs or written by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMAT, _VERSION = "fedjax_async schedule", 2  # 2: what became of the jobs
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:
-    """Write a schedule as ``.npz``; a reader sees the old file or the whole new one, never a part.
+    """Write a schedule as ``.npz``; a reader sees the whole old or the whole new file, never a part.
 
     A schedule made by hand is checked and completed first, as by ``check_schedule``.
     """
@@ -50,15 +50,15 @@ def load_schedule(path: str | Path) -> Schedule:
 
 
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
-    """Write one line a job; ``arrival`` (its place among the arrivals), time and closes are empty if it has none.
+    """Write one line a job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
     A schedule made by hand is checked and completed first, as by ``check_schedule``.
     """
     schedule = check_schedule(schedule)
-    place = np.full(len(schedule.client), -1, np.int64)
-    place[schedule.job] = np.arange(len(schedule.job))
+    arrival_of = np.full(len(schedule.client), -1, np.int64)
+    arrival_of[schedule.job] = np.arange(len(schedule.job))
     columns = (getattr(schedule, name) for name in JOBS)
-    jobs = zip(*((c.astype(int) if c.dtype == np.bool_ else c).tolist() for c in columns), place.tolist())
+    jobs = zip(*((c.astype(int) if c.dtype == np.bool_ else c).tolist() for c in columns), arrival_of.tolist())
     times, closes = schedule.time.tolist(), schedule.closes.astype(int).tolist()
     lines = [",".join(["num_clients", *JOBS, "arrival", "time", "closes"])]
     for *job, e in jobs:
@@ -102,7 +102,7 @@ def _parse(kind: Callable[[Any], Any], text: str) -> Any:
 
 
 def _checked(path: str | Path, schedule: Schedule) -> Schedule:
-    """Shapes, types and the references between the columns; anything amiss is a damaged file."""
+    """Check shapes, types and the references between the columns; any error means a damaged file."""
     for names in (JOBS, ARRIVALS):
         length = len(np.atleast_1d(getattr(schedule, next(iter(names)))))
         for name, kind in names.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock import AVAILABILITY, Limits, Until, bind_conditions, plan
 from fedjax_async.clock.availability import together
-from fedjax_async.clock.conditions import models_of
+from fedjax_async.clock.scenario import models_of
 
 INF = math.inf
 MODELS = [

@@ -125,7 +125,7 @@ def test_csv_by_client_by_device_and_with_a_compute_part(tmp_path):
         ("client,mean,std\n0,1,-1\n", "line 2, column 'std'"),
         ("client,mean,std\n0,1,inf\n", "line 2, column 'std'"),
         ("client,mean,std\n0,fast,1\n", "line 2, column 'mean'"),
-        ("client,mean,std\n0,1\n", "line 2, column 'std': empty"),
+        ("client,mean,std\n0,1\n", "line 2: 2 cells for 3 columns"),
         ("client,mean,std\n0,1,1,7\n", "line 2: 4 cells"),
         ("client,mean,std\n0,1,1\n0,1,1\n", "line 3, column 'client': 0 occurs twice"),
         ("client,mean,std\n-1,1,1\n", "line 2, column 'client'"),

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock.chance import Draws
-from fedjax_async.clock.distributions import DISTRIBUTIONS, half_normal, pareto_tail, uniform
+from fedjax_async.clock.chance import DISTRIBUTIONS, Draws, half_normal, pareto_tail, uniform
 
 MEAN, STD, DRAWS = 60.0, 15.0, 200_000
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async.clock import FAULTS, Mishap, chance, faults, mishaps
-from fedjax_async.clock.conditions import models_of
-from fedjax_async.clock.faults import both
+from fedjax_async.clock import FAULTS, JobFaults, chance, faults, job_faults
+from fedjax_async.clock.faults import combined
+from fedjax_async.clock.scenario import models_of
 
 CLIENTS, NUMBERS = 300, 40
 
@@ -18,10 +18,10 @@ def draws_of(spec, num_clients=CLIENTS, seed=0):
 
 
 def drawn(spec, num_clients=CLIENTS, seed=0, numbers=NUMBERS):
-    """The mishaps of all jobs, every column spread out over them: bool and float64[clients * numbers]."""
+    """The faults of all jobs, every column spread out over them: bool and float64[clients * numbers]."""
     clients, numbers = np.mgrid[:num_clients, :numbers].reshape(2, -1)
-    *columns, copies = mishaps(draws_of(spec, num_clients, seed), clients, numbers)
-    return Mishap(*(np.broadcast_to(column, clients.shape) for column in columns), copies)
+    *columns, copies = job_faults(draws_of(spec, num_clients, seed), clients, numbers)
+    return JobFaults(*(np.broadcast_to(column, clients.shape) for column in columns), copies)
 
 
 def number_of_copies(m):
@@ -31,7 +31,7 @@ def number_of_copies(m):
 def untouched(m):
     """Jobs that nothing befalls."""
     copied = np.broadcast_to(number_of_copies(m) > 0, m.lost.shape)
-    return np.all([~copied] + [column == value for column, value in zip(m, Mishap()[:-1])], axis=0)
+    return np.all([~copied] + [column == value for column, value in zip(m, JobFaults()[:-1])], axis=0)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def untouched(m):
         ("crash:rate=0.01", 1 - math.exp(-2), lambda m: m.crash_after < 200),
     ],
 )
-def test_mishaps_come_with_their_probability(spec, probability, happens):
+def test_faults_come_with_their_probability(spec, probability, happens):
     found = drawn(spec)
     befallen = happens(found)
     sigma = math.sqrt(probability * (1 - probability) / len(befallen))
@@ -98,7 +98,7 @@ def test_what_befalls_a_job_depends_on_nothing_else():
     assert (drawn("drop:probability=0.3", seed=1).lost != alone).any()
     draws = draws_of("drop:probability=0.3")
     for i, n in np.ndindex(30, 4):
-        assert mishaps(draws, i, n).lost == alone.reshape(CLIENTS, NUMBERS)[i, n]
+        assert job_faults(draws, i, n).lost == alone.reshape(CLIENTS, NUMBERS)[i, n]
 
 
 def test_models_draw_apart_from_each_other_and_from_their_namesakes():
@@ -110,12 +110,12 @@ def test_models_draw_apart_from_each_other_and_from_their_namesakes():
     assert abs((number_of_copies(found) > 1).mean() - 0.25) < 0.01
 
 
-def test_two_mishaps_of_one_job():
-    one = Mishap(lost=True, crash_share=0.7, restart=5, factor=2, copies=(1.0,))
-    other = Mishap(corrupt=True, crash_share=0.2, crash_after=9, restart=3, factor=3, extra=4, copies=(2.0,))
-    assert both(one, other) == both(one, other)
-    assert both(one, other) == Mishap(True, True, 0.2, 9, 5, 6, 4, (1.0, 2.0))
-    assert both(one, Mishap()) == both(Mishap(), one) == one
+def test_two_faults_of_one_job():
+    one = JobFaults(lost=True, crash_share=0.7, restart=5, factor=2, copies=(1.0,))
+    other = JobFaults(corrupt=True, crash_share=0.2, crash_after=9, restart=3, factor=3, extra=4, copies=(2.0,))
+    assert combined(one, other) == combined(one, other)
+    assert combined(one, other) == JobFaults(True, True, 0.2, 9, 5, 6, 4, (1.0, 2.0))
+    assert combined(one, JobFaults()) == combined(JobFaults(), one) == one
 
 
 def groups(spec, num_clients, seed=0):
@@ -125,7 +125,7 @@ def groups(spec, num_clients, seed=0):
 
 def test_groups_fail_together():
     faults = groups("groups:count=4,up=50,down=10", 2000)
-    assert faults.course is faults.marks is None
+    assert faults.draw is faults.draw_copies is None
     assert faults.absence.leaving == "lose"
     first = [faults.absence.window(i, 100.0) for i in range(2000)]
     kinds = sorted(set(first))

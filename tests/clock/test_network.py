@@ -91,12 +91,12 @@ def test_a_table_gives_each_client_its_link(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1: must have the columns"),
-        ("client,down,up\n0,1,1\n", "line 1: must have the columns"),
-        ("client,down,up,latency,colour\n0,1,1,1,1\n", "line 1: must have the columns"),
-        ("client,down,up,latency,latency\n0,1,1,1,1\n", "line 1: must have the columns"),
+        ("", "must have a header line and at least one line"),
+        ("client,down,up\n0,1,1\n", "line 1, column 'latency': missing"),
+        ("client,down,up,latency,colour\n0,1,1,1,1\n", "line 1, column 'colour': unknown"),
+        ("client,down,up,latency,latency\n0,1,1,1,1\n", "line 1, column 'latency': occurs twice"),
         ("client,down,up,latency\n0,1,1\n", "line 2: 3 cells for 4 columns"),
-        ("client,down,up,latency\n0,1,1,\n", "line 2, column 'latency': '' must be a finite number >= 0"),
+        ("client,down,up,latency\n0,1,1,\n", "line 2, column 'latency': empty"),
         ("client,down,up,latency\n0,0,1,1\n", "line 2, column 'down': '0' must be a finite number > 0"),
         ("client,down,up,latency\n0,1,nan,1\n", "line 2, column 'up': 'nan'"),
         ("client,down,up,latency\n0,1,1,-1\n", "line 2, column 'latency': '-1'"),

@@ -412,37 +412,24 @@ GUESSES = {"none": lambda clients: [], "backwards": lambda clients: clients[::-1
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
 def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):
-    """Whatever the rules foresee: the schedule is the same, with conditions and without, deep stocks and shallow."""
+    """Whatever the rules predict: the schedule is the same, with conditions and without, deep caches and shallow."""
     conditions = {"availability": "sessions:on=9,off=3", "faults": "drop+late:extra=2"}
-    worlds = [
+    scenarios = [
         (timing, options)
         for timing in (f"every:concurrency=4,sampling={sampling}", f"window:length=2,concurrency=4,sampling={sampling}")
         for options in ({}, conditions)
     ]
-    plain = [make(timing, num_clients=12, updates=400, **options) for timing, options in worlds]
+    plain = [make(timing, num_clients=12, updates=400, **options) for timing, options in scenarios]
 
     def misled(num_clients, concurrency, seed):
         idle = rule(num_clients, concurrency, seed)
-        ahead = idle.ahead or (lambda client: range(concurrency))
-        return idle._replace(ahead=lambda client: GUESSES[guess](list(ahead(client))))
+        predict = idle.predict or (lambda client: range(concurrency))
+        return idle._replace(predict=lambda client: GUESSES[guess](list(predict(client))))
 
     rule = SUCCESSORS[sampling]
     monkeypatch.setitem(SUCCESSORS, sampling, misled)
     for items in (1 << 17, 20, 1):
-        monkeypatch.setattr("fedjax_async.clock.stock._ITEMS", items)
-        for expected, (timing, options) in zip(plain, worlds):
+        monkeypatch.setattr("fedjax_async.clock.durations._ITEMS", items)
+        for expected, (timing, options) in zip(plain, scenarios):
             for one, other in zip(expected, make(timing, num_clients=12, updates=400, **options)):
-                np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("clients", [5, 60, 2500])
-@pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
-def test_who_is_drawn_and_for_how_long_may_be_known_ahead(clients, sampling, monkeypatch):
-    """Events one by one, as under conditions, are the reference: with many idle clients and few, by table or stock."""
-    for concurrency in (1, 4):
-        timing = f"buffer:size=1,concurrency={concurrency},sampling={sampling}"
-        expected = make(timing, "exponential", num_clients=clients, updates=4000, availability="always")
-        for cells in (1 << 19, 1):
-            monkeypatch.setattr("fedjax_async.clock.stock._CELLS", cells)
-            for one, other in zip(expected, make(timing, "exponential", num_clients=clients, updates=4000)):
                 np.testing.assert_array_equal(one, other)

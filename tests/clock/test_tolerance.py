@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import Until, at_or_before, plan
-from fedjax_async.clock.event_queue import Record
-from fedjax_async.clock.world import World
+from fedjax_async.clock.record import Record
+from fedjax_async.clock.scenario import Scenario
 from fedjax_async.engine import Every, evaluation_points
 from fedjax_async.engine.record import EngineOutcome, Traffic, make_run
 from tests.clock.textbook import table_of
@@ -57,6 +57,6 @@ def test_traffic_is_counted_with_the_same_tolerance():
 
 
 def test_copies_at_the_end_of_a_plan_count_up_to_rounding():
-    record = Record(World(2, np.ones(2, np.int64), None, Until(updates=1), 0))
+    record = Record(Scenario(2, np.ones(2, np.int64), None, Until(updates=1), 0))
     assert record.apply(record.dispatch(0, 0.0, 0.3), 0.3, True) is False
     assert record.end >= 0.1 + 0.2

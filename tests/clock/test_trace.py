@@ -127,7 +127,7 @@ def test_damaged_columns_are_found(tmp_path, change, message):
         load_schedule(path)
 
 
-def test_a_table_from_before_the_fates_names_what_is_missing(tmp_path):
+def test_a_table_from_before_the_outcomes_names_what_is_missing(tmp_path):
     path = tmp_path / "trace.csv"
     save_schedule_csv(path, some())
     rows = [line.split(",") for line in path.read_text().splitlines()]

@@ -12,23 +12,22 @@ from fedjax_async.clock import (
     AVAILABILITY,
     FAULTS,
     TIMINGS,
+    JobFaults,
     Limits,
-    Mishap,
     Outcome,
     Until,
     allocate,
     bind_conditions,
     fault_counts,
+    job_faults,
     longest_chain,
-    mishaps,
     plan,
-    unreliable_timing,
+    timing,
     waves,
 )
 from fedjax_async.clock.availability import together
-from fedjax_async.clock.conditions import Conditions, models_of
-from fedjax_async.clock.world import World
-from tests.clock.slow_world import Script, play, scripts
+from fedjax_async.clock.scenario import Conditions, Scenario, models_of
+from tests.clock.slow_scenario import Script, play, scripts
 from tests.clock.test_slots import most_live_at_once, replay
 from tests.clock.test_waves import fewest_stabbing_points
 from tests.clock.textbook import check_invariants, table_of
@@ -147,7 +146,7 @@ def test_a_longer_budget_continues_a_shorter_one(timing, short, long):
 @pytest.mark.parametrize("timing", TIMING_SPECS)
 @pytest.mark.parametrize("delays", ["constant", "exponential", "lognormal:heterogeneity=1"])
 def test_conditions_that_change_nothing_change_nothing(timing, delays):
-    """The fast ways of a reliable world against the general one."""
+    """Conditions without effect give the schedule of a scenario without conditions."""
     faults = "drop:probability=0+crash:probability=0+groups:up=1e12,down=1e-9"
     limits = Limits(max_staleness=10**6, timeout=1e9)
     for until in (Until(updates=80), Until(time=11.5), Until(steps=17)):
@@ -157,28 +156,9 @@ def test_conditions_that_change_nothing_change_nothing(timing, delays):
             np.testing.assert_array_equal(getattr(plain, name), getattr(same, name), err_msg=name)
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=5),
-    st.sampled_from([{"updates": 17}, {"time": 9}, {"steps": 5}]),
-    st.data(),
-)
-@settings(deadline=None, max_examples=60)
-def test_the_fast_ways_agree_with_the_general_one_on_ties(rows, until, data):
-    clients = len(rows)
-    flying = data.draw(st.integers(1, clients))
-    size = data.draw(st.integers(1, flying))
-    sampling = data.draw(st.sampled_from(["same", "uniform", "round_robin"]))
-    timing = f"buffer:size={size},concurrency={flying},sampling={sampling}"
-    options = {"num_clients": clients, "until": Until(**until)}
-    plain = make(timing, table_of(*rows), **options)
-    general = make(timing, table_of(*rows), availability="always", **options)
-    for name in plain._fields:
-        np.testing.assert_array_equal(getattr(plain, name), getattr(general, name), err_msg=name)
-
-
 @given(scripts(), st.integers(1, 3), st.sampled_from([7, 1000]), st.data())
 @settings(deadline=None, max_examples=150)
-def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, clients, updates, data):
+def test_a_scenario_with_faults_is_the_one_played_through_by_hand(script: Script, clients, updates, data):
     windows = data.draw(st.booleans())
     length = data.draw(st.sampled_from([0.25, 1.0, 2.5])) if windows else 0.0
     size = 0 if windows else data.draw(st.integers(1, clients))
@@ -187,7 +167,7 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
     end = 12.0
     jobs, arrivals = play(script, clients, updates, end, size=size, length=length)
     availability = tuple(script.availability(k)(clients, 0, 0) for k in range(len(script.absences)))
-    world = World(
+    scenario = Scenario(
         num_clients=clients,
         local_steps=np.ones(clients, np.int64),
         delays=script.delays(clients, 0),
@@ -196,9 +176,9 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
         conditions=Conditions(availability, (script.faults(clients, 0, 0),), script.limits),
     )
     if windows:
-        s = unreliable_timing.window(world, length, clients, "same")
+        s = timing.plan_window(scenario, length, clients, "same")
     else:
-        s = unreliable_timing.buffer(world, size, clients, "same")
+        s = timing.plan_buffer(scenario, size, clients, "same")
     check_invariants(s)
     found = [
         (int(s.client[j]), int(s.number[j]), time, int(stale), int(step))
@@ -212,7 +192,7 @@ def test_an_unreliable_world_is_the_one_played_through_by_hand(script: Script, c
         outcome = Outcome(s.outcome[j]).name.lower()
         sent = (float(s.dispatch_time[j]), int(s.version[j]), int(s.dispatched_after[j]))
         planned[int(s.client[j]), int(s.number[j])] = (*sent, float(s.upload_time[j]), float(s.freed_time[j]), outcome)
-    corrupt = [script.mishaps.get(key, Mishap()).corrupt for key in zip(s.client.tolist(), s.number.tolist())]
+    corrupt = [script.faults_of.get(key, JobFaults()).corrupt for key in zip(s.client.tolist(), s.number.tolist())]
     np.testing.assert_array_equal(s.corrupt, corrupt)
     assert planned == {
         key: (job["sent"], job["version"], job["after"], job["upload"], job["freed"], job["outcome"])
@@ -231,7 +211,7 @@ def test_the_counts_are_those_of_the_draws(timing):
     spec = "drop:probability=0.1+duplicate:probability=0.05,delay=0+corrupt:probability=0.05"
     s = make(timing, updates=400, faults=spec)
     draws = [draw for model, part in models_of("faults", FAULTS, spec) for draw in model(N, 0, part)[:2]]
-    drawn = mishaps(draws, s.client, s.number)
+    drawn = job_faults(draws, s.client, s.number)
     copied = drawn.copies[0] < np.inf
     closed = s.outcome != Outcome.UNDER_WAY
     assert set(s.outcome) <= {Outcome.APPLIED, Outcome.LOST, Outcome.UNDER_WAY}
@@ -264,9 +244,9 @@ def test_a_schedule_without_conditions_reports_no_trouble():
 # --- rules, by hand -----------------------------------------------------------------------------
 
 
-def faulty(**mishaps):
-    """Mishaps of client 0, by job number: ``job1=Mishap(...)``."""
-    return Script([], {(0, int(name[3:])): mishap for name, mishap in mishaps.items()}, [], Limits()).faults
+def faulty(**faults):
+    """Faults of client 0, by job number: ``job1=JobFaults(...)``."""
+    return Script([], {(0, int(name[3:])): job_faults for name, job_faults in faults.items()}, [], Limits()).faults
 
 
 def there(*stretches, leaving="finish"):
@@ -277,7 +257,7 @@ ALWAYS = [(0, math.inf)]
 
 
 def test_a_lost_job_frees_its_place_when_its_upload_was_due():
-    s = make("every", table_of([3]), num_clients=1, updates=2, faults=faulty(job0=Mishap(lost=True)))
+    s = make("every", table_of([3]), num_clients=1, updates=2, faults=faulty(job0=JobFaults(lost=True)))
     np.testing.assert_array_equal(s.dispatch_time, [0, 3, 6])
     np.testing.assert_array_equal(s.upload_time, [np.inf, 6, 9])
     np.testing.assert_array_equal(s.freed_time, [3, 6, 9])
@@ -286,7 +266,7 @@ def test_a_lost_job_frees_its_place_when_its_upload_was_due():
 
 
 def test_a_crashed_client_is_sent_nothing_before_it_has_restarted():
-    crash = faulty(job0=Mishap(crash_share=0.5, restart=4))
+    crash = faulty(job0=JobFaults(crash_share=0.5, restart=4))
     s = make("every", table_of([2], [2]), num_clients=2, until=Until(time=8), faults=crash)
     # client 0 crashes at 1 and is up at 5; the server notices at 2, when the upload was due
     np.testing.assert_array_equal(s.dispatch_time[s.client == 0], [0, 5, 7])
@@ -298,7 +278,7 @@ def test_a_crashed_client_is_sent_nothing_before_it_has_restarted():
 
 
 def test_another_client_takes_the_place_of_one_that_crashed():
-    crash = faulty(job0=Mishap(crash_share=0.5, restart=40))
+    crash = faulty(job0=JobFaults(crash_share=0.5, restart=40))
     timing = "every:concurrency=1,sampling=round_robin"
     s = make(timing, table_of([2], [2], [2]), num_clients=3, until=Until(time=10), faults=crash)
     np.testing.assert_array_equal(s.client, [0, 1, 2, 1, 2, 1])
@@ -372,7 +352,7 @@ def test_sampling_is_uniform_over_those_that_are_there():
 
 def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_for():
     availability = there(ALWAYS, ALWAYS, [(50, 60)])
-    lost = faulty(job0=Mishap(lost=True))
+    lost = faulty(job0=JobFaults(lost=True))
     s = make("cohort:size=3", table_of([2], [1], [1]), num_clients=3, updates=7, availability=availability, faults=lost)
     # round 1: clients 0 and 1, of which 0's upload is lost; it ends at 2, when that was due
     np.testing.assert_array_equal(s.client[:4], [0, 1, 0, 1])
@@ -382,7 +362,7 @@ def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_
 
 
 def test_a_round_in_which_everything_is_lost_is_no_step():
-    lost = faulty(job0=Mishap(lost=True), job1=Mishap(crash_share=0.5, restart=7))
+    lost = faulty(job0=JobFaults(lost=True), job1=JobFaults(crash_share=0.5, restart=7))
     s = make("cohort:size=1", table_of([2]), num_clients=1, updates=2, faults=lost)
     np.testing.assert_array_equal(s.dispatch_time, [0, 2, 10, 12])
     np.testing.assert_array_equal(s.time, [12, 14])
@@ -404,7 +384,7 @@ def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
 
 def corrupting(*jobs):
     """These jobs, (client, number), are corrupt."""
-    return Script([], {job: Mishap(corrupt=True) for job in jobs}, [], Limits()).faults
+    return Script([], {job: JobFaults(corrupt=True) for job in jobs}, [], Limits()).faults
 
 
 def test_a_buffer_waits_for_sound_uploads():
@@ -466,13 +446,13 @@ def test_every_step_has_a_sound_upload(timing, limits):
         if size is not None:
             np.testing.assert_array_equal(of_step, size)
             assert sound[s.closes].all()
-        marks = [model(N, seed, part).course for model, part in models_of("faults", FAULTS, "corrupt:probability=0.5")]
-        np.testing.assert_array_equal(s.corrupt, mishaps(marks, s.client, s.number).corrupt)
+        marks = [model(N, seed, part).draw for model, part in models_of("faults", FAULTS, "corrupt:probability=0.5")]
+        np.testing.assert_array_equal(s.corrupt, job_faults(marks, s.client, s.number).corrupt)
 
 
 @pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3"])
 def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monkeypatch):
-    monkeypatch.setattr("fedjax_async.clock.unreliable._FRUITLESS", 2000)
+    monkeypatch.setattr("fedjax_async.clock.event_queue._FRUITLESS", 2000)
     faults = "corrupt:probability=1"
     s = make(timing, faults=faults, updates=30)
     assert len(s.job) == 30
@@ -507,7 +487,7 @@ def test_a_plan_ends_when_nobody_will_ever_be_there_again(timing):
 
 @pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3", "participation"])
 def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
-    monkeypatch.setattr("fedjax_async.clock.unreliable._FRUITLESS", 2000)
+    monkeypatch.setattr("fedjax_async.clock.event_queue._FRUITLESS", 2000)
     for options in (
         {"faults": "drop:probability=1"},
         {"faults": "crash:probability=1"},

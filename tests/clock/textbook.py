@@ -64,7 +64,7 @@ def check_invariants(schedule: Schedule) -> None:
     assert schedule.step.tolist() == closed[:-1]
     assert schedule.version.tolist() == [closed[p] for p in schedule.dispatched_after.tolist()]
     assert (schedule.staleness >= 0).all()
-    check_fates(schedule)
+    check_outcomes(schedule)
     applied_at = np.full(jobs, np.inf)
     applied_at[schedule.job] = schedule.time
     for client in range(schedule.num_clients):
@@ -77,7 +77,7 @@ def check_invariants(schedule: Schedule) -> None:
             assert np.isinf(came) or came <= schedule.dispatch_time[following]
 
 
-def check_fates(schedule: Schedule) -> None:
+def check_outcomes(schedule: Schedule) -> None:
     """What became of every job agrees with its times and with the list of arrivals."""
     kinds = (schedule.outcome.dtype, schedule.freed_time.dtype, schedule.corrupt.dtype, schedule.copies.dtype)
     assert kinds == (np.int8, np.float64, np.bool_, np.int8)

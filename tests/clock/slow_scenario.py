@@ -1,4 +1,4 @@
-"""An unreliable world played through moment by moment, by looking at every client; shares no code with the clock."""
+"""A scenario with faults played through moment by moment, client by client; shares no code with the clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Availability, Delays, Faults, Limits, Mishap
+from fedjax_async.clock import Availability, Delays, Faults, JobFaults, Limits
 
 TICK = 1 / 32  # all times below are multiples of it
 
 
 class Script(NamedTuple):
-    """A small world written out: seconds[i][n], mishaps[i, n], and for each source of absence its stretches."""
+    """A small scenario written out: seconds[i][n], faults_of[i, n], and for each source of absence its stretches."""
 
     seconds: list[list[float]]
-    mishaps: dict[tuple[int, int], Mishap]
+    faults_of: dict[tuple[int, int], JobFaults]
     absences: list[tuple[str, list[list[tuple[float, float]]]]]  # leaving, stretches of each client
     limits: Limits
 
@@ -43,11 +43,11 @@ class Script(NamedTuple):
     def faults(self, num_clients, seed, part):
         def draw(clients, numbers):
             shape = np.broadcast_shapes(np.shape(clients), np.shape(numbers))
-            columns = [np.full(shape, value) for value in Mishap()[:-1]]
-            for (i, n), mishap in self.mishaps.items():
-                for column, value in zip(columns, mishap):
+            columns = [np.full(shape, value) for value in JobFaults()[:-1]]
+            for (i, n), job_faults in self.faults_of.items():
+                for column, value in zip(columns, job_faults):
                     column[(clients == i) & (numbers == n)] = value
-            return Mishap(*columns)
+            return JobFaults(*columns)
 
         return Faults(draw, draw)
 
@@ -56,13 +56,13 @@ class Script(NamedTuple):
 
     def outcome(self, i, n, sent):
         """(what, upload, noticed, free) of a job, followed tick by tick."""
-        mishap = self.mishaps.get((i, n), Mishap())
-        seconds = self.duration(i, n) * mishap.factor + mishap.extra
-        crash = min(mishap.crash_share * seconds, mishap.crash_after)
+        faults = self.faults_of.get((i, n), JobFaults())
+        seconds = self.duration(i, n) * faults.factor + faults.extra
+        crash = min(faults.crash_share * seconds, faults.crash_after)
         work, now = 0.0, sent
         while work < seconds:
             if work >= crash:
-                return "crashed", math.inf, self.without(i, sent, seconds), now + mishap.restart
+                return "crashed", math.inf, self.without(i, sent, seconds), now + faults.restart
             for leaving, stretches in self.absences:
                 if leaving == "lose" and not any(a <= now < b for a, b in stretches[i]):
                     return "interrupted", math.inf, self.without(i, sent, seconds), now
@@ -74,7 +74,7 @@ class Script(NamedTuple):
             now += TICK
             if now > 60:
                 return "interrupted", math.inf, sent + seconds, math.inf
-        if mishap.lost:
+        if faults.lost:
             return "lost", math.inf, now, now
         return "arrives", now, math.inf, now
 
@@ -108,7 +108,7 @@ def play(script: Script, clients: int, updates: int, end: float, size: int = 0, 
                 job["outcome"] = judge(limits, job["freed"] < job["upload"], closed - job["version"])
                 if job["outcome"] in ("applied", "late"):
                     arrivals.append((*key, now, closed - job["version"], closed))
-                    if not script.mishaps.get(key, Mishap()).corrupt:  # a corrupt upload fills no buffer
+                    if not script.faults_of.get(key, JobFaults()).corrupt:  # a corrupt upload fills no buffer
                         sound_ones, filled = True, filled + 1
                     if size and filled == size:
                         closed, filled = closed + 1, 0
@@ -151,10 +151,10 @@ quarters = st.integers(1, 12).map(lambda n: n / 4)
 
 
 @st.composite
-def mishaps(draw):
+def job_faults(draw):
     eighths = st.sampled_from([0.125, 0.5, 0.75, math.inf])
     crashes = draw(st.booleans())
-    return Mishap(
+    return JobFaults(
         lost=draw(st.booleans()),
         corrupt=draw(st.booleans()),
         crash_share=draw(eighths) if crashes else math.inf,
@@ -190,4 +190,4 @@ def scripts(draw, clients=3):
         timeout=draw(st.none() | quarters),
         late=draw(st.sampled_from(["apply", "drop"])),
     )
-    return Script(seconds, draw(st.dictionaries(keys, mishaps(), max_size=15)), absences, limits)
+    return Script(seconds, draw(st.dictionaries(keys, job_faults(), max_size=15)), absences, limits)

@@ -1,0 +1,109 @@
+"""Tables in CSV files that people write: measured delays, links of the network, recorded availability.
+
+A table has a header line and one line a row. Empty cells, words where numbers belong, unknown columns and lines of
+another length are errors that name the file, the line and the column: a missing value is never taken as zero.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+Row = tuple[str, dict[str, str]]  # where it stands, "FILE, line 3", for errors; the text of each column
+
+
+def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> list[Row]:
+    """The rows of a table, at least one, with exactly the columns of the header in each.
+
+    ``known`` are the columns that may occur, ``required`` those that must. If ``device`` is known, one of the columns
+    ``client`` and ``device`` must occur. Lines without text are skipped.
+
+    Raises ``ValueError`` if the file cannot be read, is not text, or has other columns or no row.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [(number, cells) for number, cells in enumerate(csv.reader(file), 1) if any(cells)]
+    except OSError as error:
+        raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"path = {str(path)!r}: not a text file") from None
+    if len(lines) < 2:
+        raise ValueError(f"{path}: must have a header line and at least one line of values")
+    header = [name.strip().lower() for name in lines[0][1]]
+    _check_header(f"{path}, line 1", header, known, required)
+    rows = []
+    for number, cells in lines[1:]:
+        place = f"{path}, line {number}"
+        if len(cells) != len(header):
+            raise ValueError(f"{place}: {len(cells)} cells for {len(header)} columns")
+        rows.append((place, dict(zip(header, map(str.strip, cells)))))
+    return rows
+
+
+def _check_header(place: str, header: list[str], known: Sequence[str], required: Sequence[str]) -> None:
+    for name in header:
+        if name not in known:
+            raise ValueError(f"{place}, column {name!r}: unknown (known: {', '.join(known)})")
+        if header.count(name) > 1:
+            raise ValueError(f"{place}, column {name!r}: occurs twice")
+    missing = [name for name in required if name not in header]
+    if missing:
+        raise ValueError(f"{place}, column {missing[0]!r}: missing")
+    if "device" in known and ("client" in header) == ("device" in header):
+        raise ValueError(f"{place}: must have one of the columns 'client' and 'device'")
+
+
+def label(row: Row, column: str) -> str:
+    """The text of a cell, which must not be empty."""
+    place, cells = row
+    if not cells[column]:
+        raise ValueError(f"{place}, column {column!r}: empty")
+    return cells[column]
+
+
+def number(row: Row, column: str, above_zero: bool = False) -> float:
+    """The finite number >= 0 (or > 0) in a cell."""
+    text = label(row, column)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        allowed = f"a finite number {'> 0' if above_zero else '>= 0'}"
+        raise ValueError(f"{row[0]}, column {column!r}: {text!r} must be {allowed}")
+    return value
+
+
+def client(row: Row) -> int:
+    """The client that a row belongs to: the whole number in its column ``client``."""
+    text = label(row, "client")
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{row[0]}, column 'client': {text!r} must be a client number 0, 1, ...")
+    return int(text)
+
+
+def distinct_clients(rows: Sequence[Row]) -> np.ndarray:
+    """The client of each row, int64[rows]; ``ValueError`` if one has two rows."""
+    seen: dict[int, Row] = {}
+    for row in rows:
+        if seen.setdefault(client(row), row) is not row:
+            raise ValueError(f"{row[0]}, column 'client': {client(row)} occurs twice")
+    return np.array(list(seen), np.int64)
+
+
+def rows_of(clients: np.ndarray, num_clients: int, path: str | Path) -> np.ndarray:
+    """The row of each client 0..N-1 in a table with the rows of ``clients``; int64[N].
+
+    Raises ``ValueError`` naming the first client without a row.
+    """
+    missing = np.setdiff1d(np.arange(num_clients), clients)
+    if len(missing):
+        raise ValueError(f"{path}, column 'client': no line for client {missing[0]} of {num_clients}")
+    rows = np.zeros(num_clients, np.int64)
+    inside = clients < num_clients
+    rows[clients[inside]] = np.flatnonzero(inside)
+    return rows

@@ -1,0 +1,288 @@
+"""Fast paths of buffered timing: millions of events a second where clients are always online and nothing fails.
+
+Every function here is an optimisation of ``timing.plan_buffer``, the definition, and gives the same schedule, column
+by column (``tests/clock/test_fast_paths.py``). Only ``timing`` calls them.
+
+Without absences, faults and limits every upload sends exactly one client off, so arrival ``e`` sends job ``C + e``,
+and all columns follow from the order of arrivals. Where clients send themselves off again, that order is a merge of
+the clients' own timelines, made with whole arrays (``merged``). Where others are drawn, a heap finds it
+(``sampled``): the draws of clients and durations are made with whole arrays as far as they are known in advance.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
+from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
+from fedjax_async.clock.record import SLACK, Outcome, job_numbers
+from fedjax_async.clock.scenario import Scenario, checked_durations, too_short
+from fedjax_async.types import Schedule
+
+# The most events that one step of the merge adds to the timelines that lag behind.
+_CHUNK = 1 << 18
+
+_CELLS, _SHALLOWEST = 1 << 19, 4  # of a duration table: the most cells, the fewest jobs in a row
+_DEEPEST = 64  # the most jobs in a row
+
+
+class Arrivals(NamedTuple):
+    """Who arrives when. ``client``, ``number`` and ``upload`` have one entry a job, ``job`` one an arrival."""
+
+    client: np.ndarray
+    number: np.ndarray
+    upload: np.ndarray
+    job: np.ndarray
+
+
+def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
+    """Every ``size`` arrivals are a server step; equals ``timing.plan_buffer`` for a scenario without conditions.
+
+    Jobs that would be sent after the end of the budget are cut off: no upload at the very moment at which the budget
+    is spent sends a client off.
+    """
+    most, _ = budget(scenario, size)
+    if concurrency == scenario.num_clients or sampling == "same":
+        arrivals = merged(scenario, size, concurrency)
+    else:
+        arrivals = sampled(scenario, size, concurrency, SUCCESSORS[sampling])
+    job = arrivals.job
+    time = arrivals.upload[job]
+    sending = int(np.searchsorted(time, time[-1])) if len(job) == most else len(job)
+    jobs = concurrency + sending
+    client = arrivals.client[:jobs].astype(np.int32)
+    upload = arrivals.upload[:jobs]
+    first = np.zeros(concurrency, np.int64)
+    dispatched_after = np.concatenate([first, np.searchsorted(time, time[:sending], side="right")])
+    position = np.arange(1, len(job) + 1)
+    outcome = np.full(jobs, Outcome.UNDER_WAY, np.int8)
+    outcome[job] = Outcome.APPLIED
+    return Schedule(
+        num_clients=scenario.num_clients,
+        client=client,
+        number=arrivals.number[:jobs].astype(np.int32),
+        local_steps=scenario.local_steps[client].astype(np.int32),
+        dispatch_time=np.concatenate([np.zeros(concurrency), time[:sending]]),
+        upload_time=upload,
+        dispatched_after=dispatched_after,
+        version=dispatched_after // size,
+        job=job,
+        time=time,
+        closes=position % size == 0,
+        step=(position - 1) // size,
+        outcome=outcome,
+        freed_time=upload.copy(),
+        corrupt=np.zeros(jobs, np.bool_),
+        copies=np.zeros(jobs, np.int8),
+    )
+
+
+def budget(scenario: Scenario, size: int) -> tuple[float, float]:
+    """The most arrivals, and the last moment, that the budget admits when every ``size`` arrivals are a step."""
+    until = scenario.until
+    most = min(
+        math.inf if until.updates is None else until.updates, math.inf if until.steps is None else until.steps * size
+    )
+    return most, math.inf if until.time is None else until.time * SLACK
+
+
+# --- other clients are drawn --------------------------------------------------------------------
+
+
+def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arrivals:
+    """The arrivals when each returning client is replaced by one drawn by ``rule``."""
+    pool = rule(scenario.num_clients, concurrency, scenario.seed)
+    candidates = pool.candidates
+    most, horizon = budget(scenario, size)
+    first, idle = sorted(candidates[:concurrency]), array("i", candidates[concurrency:])
+    count = len(idle)
+    idle.append(-1)
+    heap: list[tuple[float, int, int]] = []
+
+    def predict(client: int) -> Iterable[int]:
+        # Where many are idle, almost all clients that leave are known in advance anyway.
+        return (event[1] for event in heap[:AHEAD]) if count < AHEAD else ()
+
+    cache = make_cache(partial(checked_durations, scenario), scenario.num_clients, concurrency + most, predict)
+    uploads = array("d", cache.pop_each(np.array(first)).tobytes())
+    heap += zip(uploads, first, range(concurrency))
+    heapq.heapify(heap)
+    clients, arrived = array("q", first), array("q")
+    pop, replace, next_job = cache.pop, heapq.heapreplace, concurrency
+    events = _known_draws(np.frombuffer(idle, np.int32), pool.positions(count), cache.pop_each)
+    for position, known_client, known_seconds in islice(events, None if most == math.inf else int(most)):
+        now, client, job = heap[0]
+        if now > horizon:
+            break
+        arrived.append(job)
+        if known_seconds:
+            chosen, upload = known_client, now + known_seconds
+        else:
+            idle[count] = client
+            chosen = idle[position]
+            upload = now + pop(chosen)
+        idle[position] = client
+        if upload <= now:
+            raise too_short(chosen, now)
+        clients.append(chosen)
+        uploads.append(upload)
+        replace(heap, (upload, chosen, next_job))
+        next_job += 1
+    columns = [np.array(column) for column in (clients, uploads, arrived)]
+    return Arrivals(columns[0], job_numbers(columns[0]), *columns[1:])
+
+
+def _known_draws(
+    idle: np.ndarray, positions: Iterator[np.ndarray], pop_each: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[tuple[int, int, float]]:
+    """For each event the position drawn and, for most, the client there and the seconds of its job; else 0 seconds.
+
+    The client at a position is known until the position is drawn for the second time: by then another client has
+    returned there.
+    """
+    count = len(idle) - 1
+    first = np.empty(count + 1, np.int32)
+
+    def known(drawn: np.ndarray) -> Iterable[tuple[int, int, float]]:
+        if count < AHEAD:  # most positions would be drawn again soon
+            return zip(drawn.tolist(), repeat(0), repeat(0.0))
+        order, clients, seconds = np.arange(len(drawn)), idle[drawn], np.zeros(len(drawn))
+        first[drawn[::-1]] = order[::-1]
+        is_known = (first[drawn] == order) & (drawn < count)
+        seconds[is_known] = pop_each(clients[is_known])
+        return zip(drawn.tolist(), clients.tolist(), seconds.tolist())
+
+    return chain.from_iterable(
+        known(block[begin : begin + AHEAD]) for block in positions for begin in range(0, len(block), AHEAD)
+    )
+
+
+class DurationTable:
+    """A ``DurationCache`` for few clients and numbers > 0: a row of the next jobs of each, faster to pop from.
+
+    ``jobs``: about as many as will be needed in all.
+    """
+
+    def __init__(self, draw: Draw, num_clients: int, jobs: float):
+        self._depth = int(min(_DEEPEST, _CELLS // num_clients, max(_SHALLOWEST, 2 * jobs / num_clients)))
+        self._draw = draw
+        width = self._depth + 1
+        # Every row ends with a 0: the cursor of a client stands there when its row is used up.
+        self._cells = array("d", bytes(8 * num_clients * width))
+        self._cursor = array("q", np.arange(num_clients * width).reshape(-1, width)[:, -1].tobytes())
+        # The same memory as NumPy arrays.
+        self._at, self._rows = np.frombuffer(self._cursor, np.int64), np.frombuffer(self._cells).reshape(-1, width)
+        self._ends = self._at.copy()
+        self._drawn = np.zeros(num_clients, np.int64)  # jobs drawn of each client
+
+    def pop(self, client: int) -> float:
+        """The duration of the client's next job."""
+        cell = self._cursor[client]
+        item = self._cells[cell]
+        if not item:
+            self._refill()
+            cell = self._cursor[client]
+            item = self._cells[cell]
+        self._cursor[client] = cell + 1
+        return item
+
+    def pop_each(self, clients: np.ndarray) -> np.ndarray:
+        """What ``pop`` would give each of these clients, all different, as an array."""
+        cells, at = self._rows.reshape(-1), self._at[clients]
+        if not cells[at].all():
+            self._refill()
+            at = self._at[clients]
+        self._at[clients] = at + 1
+        return cells[at]
+
+    def _refill(self) -> None:
+        """Fill the rows that are at least half used up; what is left of them moves to the front."""
+        left = self._ends - self._at
+        low = np.flatnonzero(left <= self._depth // 2)
+        begin = self._drawn[low] - left[low]
+        self._rows[low, :-1] = self._draw(low[:, None], begin[:, None] + np.arange(self._depth))
+        self._at[low] = self._ends[low] - self._depth
+        self._drawn[low] = begin + self._depth
+
+
+def make_cache(draw: Draw, num_clients: int, jobs: float, predict: Predict) -> DurationTable | DurationCache:
+    """A ``DurationTable`` if it fits into memory and each client will need some jobs, else a ``DurationCache``."""
+    if _CELLS // num_clients >= _SHALLOWEST and _SHALLOWEST * jobs >= num_clients:
+        return DurationTable(draw, num_clients, jobs)
+    return DurationCache(draw, num_clients, predict)
+
+
+# --- clients send themselves off again ----------------------------------------------------------
+
+
+def merged(scenario: Scenario, size: int, concurrency: int) -> Arrivals:
+    """The arrivals when the clients 0..C-1 leave again as soon as they return."""
+    most, horizon = budget(scenario, size)
+    client, number, time = _timelines(scenario, concurrency, most, horizon)
+    within = np.flatnonzero(time <= horizon)
+    order = within[np.lexsort((client[within], time[within]))]
+    if len(order) > most:
+        order = order[: int(most)]
+    arriving, arriving_number = client[order], number[order]
+    # Arrival e sends job C + e, so the job of an arrival follows from its client's arrival before.
+    by_client = np.argsort(arriving, kind="stable")
+    job = np.empty(len(order), np.int64)
+    job[by_client[1:]] = concurrency + by_client[:-1]
+    is_first = arriving_number == 0
+    job[is_first] = arriving[is_first]
+    everyone = np.arange(concurrency)
+    job_client = np.concatenate([everyone, arriving])
+    job_number = np.concatenate([np.zeros_like(everyone), arriving_number + 1])
+    upload = np.empty(len(job_client))
+    upload[job] = time[order]
+    # What is under way at the end: each client's job after its last arrival.
+    done = np.bincount(arriving, minlength=concurrency)
+    latest = everyone.copy()
+    latest[arriving] = concurrency + np.arange(len(arriving))
+    under_way = np.flatnonzero(number == done[client])
+    upload[latest[client[under_way]]] = time[under_way]
+    return Arrivals(job_client, job_number, upload, job)
+
+
+def _timelines(
+    scenario: Scenario, concurrency: int, most: float, horizon: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Uploads (client, number, time) of the clients 0..C-1: all that the budget admits, and each client's next.
+
+    The timelines are drawn until each reaches beyond the end of the budget. The end is at the latest the time of the
+    ``most``-th earliest upload drawn so far.
+    """
+    everyone = np.arange(concurrency)
+    reach, drawn = np.zeros(concurrency), np.zeros(concurrency, np.int64)
+    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    lagging, rows = everyone, 1
+    if most < math.inf:
+        rows = min(max(1, math.ceil(1.1 * most / concurrency)), max(1, 2 * _CHUNK // concurrency))
+    while len(lagging):
+        depth = max(1, min(rows, _CHUNK // len(lagging)))
+        numbers = drawn[lagging] + np.arange(depth)[:, None]
+        clients = np.broadcast_to(lagging, numbers.shape)
+        durations = checked_durations(scenario, lagging, numbers)
+        times = np.cumsum(np.concatenate([reach[lagging][None], durations]), axis=0)
+        stuck = np.argwhere(times[1:] <= times[:-1])
+        if len(stuck):
+            row, column = stuck[0]
+            raise too_short(int(lagging[column]), float(times[row, column]))
+        columns.append((clients.reshape(-1), numbers.reshape(-1), times[1:].reshape(-1)))
+        reach[lagging], drawn[lagging] = times[-1], drawn[lagging] + depth
+        end = horizon
+        if sum(len(times) for _, _, times in columns) >= most:
+            together = np.concatenate([times for _, _, times in columns])
+            end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]))
+        lagging = np.flatnonzero(reach <= end)
+        rows *= 2
+    client, number, time = (np.concatenate(column) for column in zip(*columns))
+    return client, number, time

@@ -1,0 +1,245 @@
+"""What happened: the outcomes of jobs, and the record that every timing policy writes and that becomes a schedule."""
+
+from __future__ import annotations
+
+import enum
+import math
+from array import array
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.clock.faults import job_faults
+from fedjax_async.clock.scenario import Scenario
+from fedjax_async.types import Schedule
+
+
+class Outcome(enum.IntEnum):
+    """What became of a job by the end of the schedule: the codes of ``Schedule.outcome``."""
+
+    APPLIED = 0  # its upload came in time and was applied
+    UNDER_WAY = 1  # the server still waits for it
+    CALLED_OFF = 2  # its round ended without it
+    LOST = 3  # trained, but the upload was lost on the way
+    CRASHED = 4  # the client crashed before it had uploaded
+    INTERRUPTED = 5  # the client went offline or left, or its group failed
+    LATE = 6  # applied, though it came after its timeout
+    DROPPED_LATE = 7  # came after its timeout and was not applied
+    DROPPED_STALE = 8  # came, but staler than the server admits
+    GIVEN_UP = 9  # the server gave it up at its timeout; its upload comes after the end, or its round ended first
+
+
+# The upload reached the server, and was applied or dropped:
+APPLIED = (Outcome.APPLIED, Outcome.LATE)
+DROPPED = (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE)
+RECEIVED = APPLIED + DROPPED
+NEVER_CAME = (Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED)
+
+# A budget of 0.3 s admits the third window of 0.1 s, though 3 * 0.1 > 0.3 in floating point.
+SLACK = 1 + 1e-12
+
+
+def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
+    """How many of the sorted ``times`` are at or before each moment, up to rounding; int64, shape of ``moments``.
+
+    A time counts as at a moment if it is later by at most 1e-12 of it.
+
+    >>> at_or_before(np.array([0.1, 3 * 0.1, 0.4]), np.array([0.3, 0.4]))
+    array([2, 3])
+    """
+    return np.searchsorted(times, np.asarray(moments) * SLACK, side="right")
+
+
+def order_by_client(clients: np.ndarray) -> np.ndarray:
+    """The stable order that sorts a column of clients; int64."""
+    # Sorting packed numbers takes half the time of an argsort.
+    return np.sort((clients.astype(np.int64) << 32) + np.arange(len(clients))) & 0xFFFFFFFF
+
+
+def job_numbers(clients: np.ndarray) -> np.ndarray:
+    """For each entry of a column of clients, how many entries before it have the same client; int64."""
+    order = order_by_client(clients)
+    begins = np.flatnonzero(np.diff(clients[order], prepend=-1))
+    numbers = np.empty(len(clients), np.int64)
+    numbers[order] = np.arange(len(clients)) - np.repeat(begins, np.diff(begins, append=len(clients)))
+    return numbers
+
+
+class Record:
+    """The job and arrival columns of a schedule in the making, and its budget."""
+
+    def __init__(self, scenario: Scenario):
+        self.client, self._applied_before = array("q"), array("q")
+        self.dispatch_time, self.upload_time = array("d"), array("d")
+        self._job, self._time = array("q"), array("d")
+        self._closed = array("q", [0])  # steps closed before each position, the next one included
+        # What only some jobs have, by job: an outcome other than APPLIED or UNDER_WAY, and a time other than the
+        # upload's at which the server stops waiting for it.
+        self.outcomes: dict[int, Outcome] = {}
+        self.freed: dict[int, float] = {}
+        self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
+        self.applied = self.closed = 0
+        until = scenario.until
+        self.horizon = math.inf if until.time is None else until.time * SLACK
+        self._last_update = math.inf if until.updates is None else until.updates
+        self._last_step = math.inf if until.steps is None else until.steps
+
+    def dispatch(self, client: int, time: float, upload: float) -> int:
+        """Note a job sent now, with an upload that reaches the server at ``upload``; returns the job."""
+        job = len(self.client)
+        self.client.append(client)
+        self.dispatch_time.append(time)
+        self.upload_time.append(upload)
+        self._applied_before.append(self.applied)
+        return job
+
+    def staleness(self, job: int) -> int:
+        """How many steps were closed since ``job`` was sent."""
+        return self.closed - self._closed[self._applied_before[job]]
+
+    def call_off(self, job: int, time: float) -> None:
+        """The server cancels ``job``: its upload will never come (``upload_time`` infinite).
+
+        A job that the server has given up before stays given up, from its timeout on.
+        """
+        self.upload_time[job] = math.inf
+        self.freed[job] = min(self.freed.get(job, math.inf), time)
+        self.outcomes.setdefault(job, Outcome.CALLED_OFF)
+
+    def no_later(self, job: int, time: float) -> None:
+        """Set the times of ``job`` that are later than ``time`` by rounding only to ``time``."""
+        if self.upload_time[job] <= time * SLACK:
+            self.upload_time[job] = min(self.upload_time[job], time)
+        if job in self.freed:
+            self.freed[job] = min(self.freed[job], time)
+
+    def apply(self, job: int, time: float, closes: bool) -> bool:
+        """The server applies ``job``'s upload, completing a step if ``closes``; false once the budget is spent."""
+        self._job.append(job)
+        self._time.append(time)
+        self.applied += 1
+        self.closed += closes
+        self._closed.append(self.closed)
+        return self.applied < self._last_update and self.closed < self._last_step
+
+    def sound(self, job: int) -> bool:
+        """Whether the upload of ``job`` counts: a corrupt one fills no buffer and closes no step by itself."""
+        return job not in self.corrupt
+
+    @property
+    def end(self) -> float:
+        """The end of the schedule: its last application if a limit of updates or steps was reached, else its time.
+
+        Includes the tolerance for rounding: compare with it exactly.
+        """
+        spent = self.applied >= self._last_update or self.closed >= self._last_step
+        return self._time[-1] * SLACK if spent and self._time else self.horizon
+
+    def schedule(self, scenario: Scenario) -> Schedule:
+        """The record as arrays. Versions and steps are counts of the closed steps before a position."""
+        client = np.array(self.client, np.int32)
+        number = job_numbers(client).astype(np.int32)
+        closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
+        job = np.array(self._job, np.int64)
+        outcome = np.full(len(client), Outcome.UNDER_WAY, np.int8)
+        outcome[job] = Outcome.APPLIED
+        outcome[list(self.outcomes)] = list(self.outcomes.values())
+        upload_time = np.array(self.upload_time, np.float64)
+        freed_time = upload_time.copy()
+        freed_time[list(self.freed)] = list(self.freed.values())
+        corrupt = np.zeros(len(client), np.bool_)
+        corrupt[list(self.corrupt)] = True
+        faults = job_faults((source.draw_copies for source in scenario.conditions.faults), client, number)
+        copies = np.zeros(len(client), np.int8)
+        for delay in faults.copies:
+            copies += (upload_time + delay <= self.end) & np.isin(outcome, RECEIVED)
+        return Schedule(
+            num_clients=scenario.num_clients,
+            client=client,
+            number=number,
+            local_steps=scenario.local_steps[client].astype(np.int32),
+            dispatch_time=np.array(self.dispatch_time, np.float64),
+            upload_time=upload_time,
+            dispatched_after=applied_before,
+            version=closed[applied_before],
+            job=job,
+            time=np.array(self._time, np.float64),
+            closes=np.diff(closed) > 0,
+            step=closed[:-1],
+            outcome=outcome,
+            freed_time=freed_time,
+            corrupt=corrupt,
+            copies=copies,
+        )
+
+
+# --- outcomes of a finished schedule ------------------------------------------------------------
+
+
+def with_derived_columns(schedule: Schedule) -> Schedule:
+    """The schedule with ``outcome``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
+
+    See ``clock.make_schedule``. ``ValueError`` if one of them is neither empty nor of one entry a job.
+    """
+    jobs = len(schedule.client)
+    columns = {name: np.asarray(getattr(schedule, name)) for name in ("outcome", "freed_time", "corrupt", "copies")}
+    for name, column in columns.items():
+        if column.shape not in ((0,), (jobs,)):
+            raise ValueError(f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry a job")
+    empty = [name for name, column in columns.items() if len(column) != jobs]
+    if not empty:
+        return schedule
+    derived: dict[str, Any] = {"corrupt": np.zeros(jobs, np.bool_), "copies": np.zeros(jobs, np.int8)}
+    if "outcome" in empty:
+        never = np.isinf(schedule.upload_time)
+        derived["outcome"] = np.where(never, Outcome.CALLED_OFF, Outcome.UNDER_WAY).astype(np.int8)
+        derived["outcome"][schedule.job] = Outcome.APPLIED
+    if "freed_time" in empty:
+        order = np.argsort(schedule.client, kind="stable")
+        clients, sent = schedule.client[order], schedule.dispatch_time[order]
+        following = np.full(jobs, np.inf)
+        following[order[:-1]] = np.where(clients[1:] == clients[:-1], sent[1:], np.inf)
+        derived["freed_time"] = np.where(np.isinf(schedule.upload_time), following, schedule.upload_time)
+    return schedule._replace(**{name: derived[name] for name in empty})
+
+
+def trained_in_vain(schedule: Schedule) -> np.ndarray:
+    """Which jobs the client trains to the end although the server never applies them; bool[J].
+
+    Their uploads are lost, dropped, or come after the server has given them up. Not among them are jobs that are not
+    trained to the end: crashed, interrupted or called off.
+    """
+    schedule = with_derived_columns(schedule)
+    unapplied = np.isin(schedule.outcome, (Outcome.LOST, *DROPPED))
+    return unapplied | ((schedule.outcome == Outcome.GIVEN_UP) & np.isfinite(schedule.upload_time))
+
+
+def fault_counts(schedule: Schedule) -> dict[str, int]:
+    """How many jobs failed, and how.
+
+    * ``lost``: never reached the server, and it noticed; includes ``crashed`` and ``interrupted``;
+    * ``late``: came after their timeout; includes ``dropped_late``, which were not applied;
+    * ``dropped_stale``: refused for their staleness (late ones too);
+    * ``duplicates``: further copies delivered, and ignored;
+    * ``corrupt``: arrivals with NaN uploads: the engine rejects them, and they fill no buffer;
+    * ``called_off``, ``given_up`` (and not yet arrived at the end), ``under_way``.
+
+    In schedules made by ``plan``, ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``
+    + ``given_up`` + ``under_way`` is the number of jobs.
+    """
+    schedule = with_derived_columns(schedule)
+    counts = np.bincount(schedule.outcome, minlength=len(Outcome))
+    return {
+        "applied": len(schedule.job),
+        "lost": int(sum(counts[outcome] for outcome in NEVER_CAME)),
+        "crashed": int(counts[Outcome.CRASHED]),
+        "interrupted": int(counts[Outcome.INTERRUPTED]),
+        "late": int(counts[Outcome.LATE] + counts[Outcome.DROPPED_LATE]),
+        "dropped_late": int(counts[Outcome.DROPPED_LATE]),
+        "dropped_stale": int(counts[Outcome.DROPPED_STALE]),
+        "duplicates": int(schedule.copies.sum(dtype=np.int64)),
+        "corrupt": int(schedule.corrupt[schedule.job].sum()),
+        "called_off": int(counts[Outcome.CALLED_OFF]),
+        "given_up": int(counts[Outcome.GIVEN_UP]),
+        "under_way": int(counts[Outcome.UNDER_WAY]),
+    }

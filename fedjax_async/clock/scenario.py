@@ -1,0 +1,170 @@
+"""The scenario: what a timing policy is given. Clients, durations of jobs, budget, seed, and the conditions.
+
+The *conditions* are when clients are online, the faults of jobs, and the limits that the server sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check, registry
+from fedjax_async.clock import faults as fault_models
+from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
+from fedjax_async.clock.durations import Delays
+from fedjax_async.clock.faults import FAULTS, Draw, FaultModel, Faults
+
+
+class Until(NamedTuple):
+    """The budget: a schedule ends at the first limit that is reached.
+
+    ``time`` in virtual seconds (inclusive), ``updates`` in applied arrivals, ``steps`` in closed server steps. If the
+    budget ends within a server step, the arrivals already applied to it are listed with ``closes`` false.
+    """
+
+    time: float | None = None
+    updates: int | None = None
+    steps: int | None = None
+
+
+class Limits(NamedTuple):
+    """What the server tolerates.
+
+    ``max_staleness``: an upload staler than this many server steps is dropped, and its client becomes idle as after
+    an arrival. ``timeout``: so many seconds after the dispatch of a job the server gives it up, and another client
+    may get a job instead. ``late`` says what the server does with the upload if it comes after the timeout:
+    ``apply`` or ``drop`` it.
+    """
+
+    max_staleness: int | None = None
+    timeout: float | None = None
+    late: str = "apply"
+
+
+class Conditions(NamedTuple):
+    """Conditions bound to their clients and their seed."""
+
+    availability: tuple[Availability, ...]
+    faults: tuple[Faults, ...]
+    limits: Limits
+
+
+NO_LIMITS = Limits()
+NO_CONDITIONS = Conditions((), (), NO_LIMITS)
+
+
+class Scenario(NamedTuple):
+    """All that a timing policy may know: the clients, the durations of their jobs, the budget, the seed.
+
+    Local steps are those of one job, bytes those of one message; a number for all clients or int64[N].
+    """
+
+    num_clients: int
+    local_steps: np.ndarray  # int64[N]
+    delays: Delays
+    until: Until
+    seed: int
+    bytes_down: int | np.ndarray = 0
+    bytes_up: int | np.ndarray = 0
+    conditions: Conditions = NO_CONDITIONS
+
+
+def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Seconds of these jobs, float64, with the local steps and bytes of the scenario; all finite and > 0."""
+    sizes = (_of_clients(one, clients) for one in (scenario.local_steps, scenario.bytes_down, scenario.bytes_up))
+    values = scenario.delays.durations(clients, numbers, *sizes)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError("delays: every duration must be a finite number > 0")
+    return values
+
+
+def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarray:
+    if not isinstance(values, np.ndarray):
+        return values
+    return values[0] if values.strides == (0,) else values[clients]  # stride 0: one number for all clients
+
+
+def too_short(client: int, time: float) -> ValueError:
+    """The error for a job so short that its end equals its beginning in floating point."""
+    return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
+
+
+# --- conditions ---------------------------------------------------------------------------------
+
+
+def bind(
+    availability: AvailabilityModel | str | None,
+    faults: FaultModel | str | None,
+    limits: Limits,
+    num_clients: int,
+    seed: int,
+) -> Conditions:
+    """Bind models, or those named by specs, to ``num_clients`` clients and a seed.
+
+    ``NO_CONDITIONS`` if clients are always online, nothing fails and the server sets no limits.
+    """
+    check.require(isinstance(limits, Limits), "limits", limits, "Limits(max_staleness, timeout, late)")
+    check.optional(check.whole, "limits.max_staleness", limits.max_staleness, low=0)
+    check.optional(check.real_positive, "limits.timeout", limits.timeout)
+    check.one_of("limits.late", limits.late, ("apply", "drop"))
+    if availability is None and faults is None and limits == Limits(late=limits.late):
+        return NO_CONDITIONS
+    failing = [model(num_clients, seed, part) for model, part in models_of("faults", FAULTS, faults)]
+    sources = [model(num_clients, seed, part) for model, part in models_of("availability", AVAILABILITY, availability)]
+    sources += [source.absence for source in failing if source.absence is not None]
+    return Conditions(tuple(sources), tuple(failing), limits)
+
+
+def joined(spec: str) -> list[str]:
+    """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
+
+    A ``+`` joins two models only if a name follows, and after the name the end, options or another ``+``:
+    ``csv:path=a+b.csv`` is one model.
+    """
+    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
+
+
+def models_of(
+    kind: str, known: Mapping[str, Callable[..., Any]], spec: Callable[..., Any] | str | None
+) -> list[tuple[Callable[..., Any], int]]:
+    """The models that a spec joins, each with the count of models of its name before it."""
+    if spec is None:
+        return []
+    if not isinstance(spec, str):
+        return [(spec, 0)]
+    seen: Counter[str] = Counter()
+    models = []
+    for part in joined(spec):
+        name, _ = registry.parse_spec(kind, part)
+        models.append((registry.bind(kind, known, part)(), seen[name]))
+        seen[name] += 1
+    return models
+
+
+def in_units(conditions: Conditions, unit: float) -> Conditions:
+    """The same conditions with times in units of so many seconds."""
+    if conditions == NO_CONDITIONS:
+        return conditions
+
+    def rescaled(source: Availability) -> Availability:
+        def window(client: int, time: float) -> tuple[float, float]:
+            start, end = source.window(client, time * unit)
+            return start / unit, end / unit
+
+        ready = source.prepare
+        prepare = None if ready is None else lambda clients, time: ready(clients, time * unit)
+        return source._replace(window=window, prepare=prepare)
+
+    def slower(draw: Draw | None) -> Draw | None:
+        return None if draw is None else lambda clients, numbers: fault_models.in_units(draw(clients, numbers), unit)
+
+    timeout = conditions.limits.timeout
+    return Conditions(
+        tuple(map(rescaled, conditions.availability)),
+        tuple(one._replace(draw=slower(one.draw), draw_copies=slower(one.draw_copies)) for one in conditions.faults),
+        conditions.limits._replace(timeout=None if timeout is None else timeout / unit),
+    )
