@@ -19,8 +19,8 @@ from fedjax_async.engine.components import bound
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
+from fedjax_async.engine.run import run_stacks
 from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
-from fedjax_async.engine.stacks import run_stacks
 from fedjax_async.types import Run
 
 # Runs side by side on a CPU: enough to fill a batch, few enough for their models to stay in the caches.

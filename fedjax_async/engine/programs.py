@@ -15,9 +15,8 @@ from jax.sharding import Mesh
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import everywhere, spread
-from fedjax_async.engine.evaluation import make_evaluate
+from fedjax_async.engine.evaluation import make_evaluate, make_own, rows_at
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.own import make_own, rows_at
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.tables import DeviceTables, Shape
 from fedjax_async.types import Array, Model, Params, State

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
@@ -13,14 +15,23 @@ from fedjax_async import check
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.devices import make_mesh, to_devices
-from fedjax_async.engine.evaluation import Points, Scores
+from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
-from fedjax_async.engine.own import now_of
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
-from fedjax_async.engine.stack import Stack, TooLarge, default_lanes, layout_of, make_member, make_stack, shape_of
+from fedjax_async.engine.stack import (
+    Member,
+    Stack,
+    TooLarge,
+    default_lanes,
+    layout_of,
+    make_member,
+    make_stack,
+    shape_of,
+)
+from fedjax_async.engine.tables import Shape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.types import Key, Params, Schedule
 
@@ -184,3 +195,64 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, run: int) -> EngineOutc
         },
         probes=seen,
     )
+
+
+def run_stacks(
+    stacks: Sequence[Sequence[Member]],
+    layouts: Sequence[Layout],
+    keepers: Sequence[Keeper | None],
+    *,
+    at_a_time: int,
+    per_client: bool = False,
+    on_bad: str = "reject",
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, list[EngineOutcome]]]:
+    """Run ``stacks``, which share compiled programs; yields ``(k, outcomes of stack k)`` as they are done."""
+    shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
+    report = _Total(progress, sum(len(layout.run) for layout in layouts))
+
+    def prepared(k: int) -> Callable[[], list[EngineOutcome]]:
+        made = make_stack(stacks[k], layouts[k], shape, per_client=per_client)
+        return lambda: run_stack(made, on_bad=on_bad, progress=report.part(k), keeper=keepers[k])
+
+    yield from _at_a_time(prepared, len(stacks), at_a_time)
+
+
+def _at_a_time(
+    make: Callable[[int], Callable[[], list[EngineOutcome]]], count: int, limit: int
+) -> Iterator[tuple[int, list[EngineOutcome]]]:
+    """``(k, result of make(k)())`` as they come, ``limit`` at a time; made here, called in threads."""
+    running: dict[Future[list[EngineOutcome]], int] = {}
+    pending = iter(range(count))
+    with ThreadPoolExecutor(limit) as pool:
+        while True:
+            while len(running) < limit and (k := next(pending, None)) is not None:
+                running[pool.submit(make(k))] = k
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+
+
+class _Total:
+    """The progress of several stacks as one."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._done: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def part(self, k: int) -> Progress | None:
+        """What stack ``k`` reports to."""
+        if self._progress is None:
+            return None
+
+        def report(done: int, total: int, **status: float) -> None:
+            del total
+            with self._lock:
+                self._done[k] = done
+                if self._progress is not None:
+                    self._progress(sum(self._done.values()), self._total, **status)
+
+        return report

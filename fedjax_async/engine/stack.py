@@ -16,9 +16,8 @@ from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.evaluation import Points, differs, own_tests, owners
 from fedjax_async.engine.layout import Layout, make_layout
-from fedjax_async.engine.own import differs, own_tests
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
 from fedjax_async.engine.serving import StackFacts
