@@ -3,7 +3,7 @@
 Start with :func:`plan` (``planning.py``). Order of reading:
 
 1. ``scenario.py``: what a timing policy is given; ``timing.py``: the policies (registry ``TIMINGS``).
-2. ``event_queue.py``: jobs under way; ``idle_clients.py``: who is next; ``record.py``: what happened.
+2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong.

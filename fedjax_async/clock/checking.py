@@ -104,13 +104,13 @@ def check_schedule(schedule: Schedule) -> Schedule:
     """
     check.whole("schedule.num_clients", schedule.num_clients)
     columns: dict[str, Any] = {}
-    for kinds, whose in ((JOBS, "a job"), (ARRIVALS, "an arrival")):
+    for kinds, entry in ((JOBS, "a job"), (ARRIVALS, "an arrival")):
         length = None
         for name, kind in kinds.items():
             value = _cast(name, getattr(schedule, name), kind)
             length = value.shape[0] if length is None else length
             if value.shape != (length,) and not (name in OPTIONAL and len(value) == 0):
-                raise ValueError(f"schedule.{name}: has length {len(value)}, must have one entry {whose} ({length})")
+                raise ValueError(f"schedule.{name}: has length {len(value)}, must have one entry {entry} ({length})")
             columns[name] = value
     _check_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     filled = with_derived_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))

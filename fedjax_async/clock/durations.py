@@ -6,10 +6,10 @@ Every model is the same formula with other ingredients:
                + bytes_down/bandwidth + bytes_up/bandwidth_up
 
 ``speed_i`` is drawn once a client (mean 1), ``draw_in`` once a job. ``c_i`` is the compute share of the
-measured time: 1 for the parametric families, ``compute / mean`` for tables that say so. A reference that
-is not given means "does not matter": its ratio is 1. So by default ``mean`` is the time of one whole
-job, whatever its length; ``reference_steps=1`` makes it the time of one local step, and
-``reference_steps=K`` that of K. Without ``bandwidth`` messages take no time of their own.
+measured time: 1 for the parametric families, ``compute / mean`` for tables with a column ``compute``. Without a
+reference its ratio is 1: the time does not depend on the steps, or on the bytes. So by default ``mean`` is the time
+of one whole job, whatever its length; ``reference_steps=1`` makes it the time of one local step, and
+``reference_steps=K`` that of K. Without ``bandwidth`` messages take no extra time.
 
 ``DurationCache``: the event loop needs one duration at a time, NumPy is fast only in bulk. So durations are drawn
 for many jobs at once and kept until their clients need them.

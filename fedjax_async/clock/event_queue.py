@@ -113,7 +113,8 @@ def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -
         if time + seconds <= end or time == math.inf:
             return time + seconds
         seconds -= end - time
-        time = end
+        # Rounding (``scenario.in_units``) may put the end of a window at ``time`` itself: then step beyond it.
+        time = end if end > time else math.nextafter(time, math.inf)
 
 
 class EventQueue:
@@ -194,10 +195,6 @@ class EventQueue:
             record.freed[job] = freed
             self.open[job] = job_outcome
         return job
-
-    def next_time(self) -> float:
-        """Time of the next upload or notice; infinity if there is none."""
-        return self.events[0][0] if self.events else math.inf
 
     def pop(self, before: float) -> Event | None:
         """Remove the next event if it comes at ``before`` or earlier; for FREED events, note the job's outcome."""

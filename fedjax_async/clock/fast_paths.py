@@ -35,7 +35,7 @@ _DEEPEST = 64  # the most jobs in a row
 
 
 class Arrivals(NamedTuple):
-    """Who arrives when. ``client``, ``number`` and ``upload`` have one entry a job, ``job`` one an arrival."""
+    """Jobs and their arrivals: ``client``, ``number`` and ``upload`` have one entry a job, ``job`` one an arrival."""
 
     client: np.ndarray
     number: np.ndarray

@@ -30,7 +30,7 @@ from fedjax_async.clock.scenario import Scenario
 
 
 class IdlePool(NamedTuple):
-    """The clients without a job, and who is drawn next.
+    """The clients without a job, and which of them is drawn next.
 
     ``candidates``: all clients that ever train, in the order in which they are tried for the first jobs. Those
     without a first job are handed to ``fill``. ``add(client)`` takes in a client that returns from a job,
@@ -208,12 +208,8 @@ class IdleClients:
             heapq.heappush(self._absent, (start, client, False))
         return start <= time
 
-    def next_time(self) -> float:
-        """When an absent client can next get a job; infinity if there is no capacity or no such client."""
-        return self._absent[0][0] if self._capacity and self._absent else math.inf
-
     def next_event(self) -> float:
-        """When something happens next: an event of the queue, or a job for an absent client."""
+        """When something happens next: an event of the queue, or, given capacity, a job for an absent client."""
         events = self.queue.events
         now = events[0][0] if events else math.inf
         return min(now, self._absent[0][0]) if self._capacity and self._absent else now

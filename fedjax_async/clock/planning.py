@@ -31,7 +31,7 @@ def plan(
     network: NetworkModel | str | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Schedule:
-    """Decide when everything happens: who starts from which version, who arrives when, what closes a step.
+    """Decide when everything happens: which client starts from which version, what arrives when and closes a step.
 
     ``timing`` and ``delays`` are specs (``"buffer:size=10"``, ``"lognormal:sigma=0.5"``) or what the
     factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and

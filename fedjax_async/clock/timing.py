@@ -214,7 +214,8 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         start, rounds = end, rounds + 1
         fruitless = 0 if any(_counts(queue, job, outcome) for job, outcome in judged) else fruitless + 1
         if fruitless == FRUITLESS_ROUNDS:
-            raise ValueError(f"faults, deadline = {deadline}: {fruitless} rounds in a row without an upload")
+            field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
+            raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
     return queue.record.schedule(scenario)
 
 

@@ -342,6 +342,15 @@ def test_what_going_off_does_to_a_job():
     assert uploads("lose") == ([0, 5, 8, 11], [8, 11], [Outcome.INTERRUPTED, applied, applied, Outcome.UNDER_WAY])
 
 
+@pytest.mark.parametrize("length", [0.7, 3, 7])
+def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
+    """Counted in rounds, the end of a stretch may be rounded down to the moment at which it is asked for."""
+    away = "periodic:on=3,off=2,leaving=pause+joins:share=0.5,by=5"
+    s = make(f"participation:spread=0.8,length={length}", "constant", availability=away)
+    check_invariants(s)
+    assert len(s.job) == 60
+
+
 def test_sampling_is_uniform_over_those_that_are_there():
     half = there(*[ALWAYS if i < 5 else [(1e9, 2e9)] for i in range(10)])
     s = make("every:concurrency=2", "exponential", num_clients=10, availability=half, until=Until(updates=20_000))
