@@ -39,7 +39,7 @@ def lorentz_project(x: Params, *, beta: Traced = 1.0) -> LorentzPoint:
 
     Source: AsyncManifold (2025), eqs. 25 and 27.
     """
-    return LorentzPoint(_time(leaves(x), radius_of(beta)), x)
+    return LorentzPoint(hypotenuse(radius_of(beta), length(leaves(x))), x)
 
 
 def lorentz_inner(p: LorentzPoint, q: LorentzPoint) -> Array:
@@ -98,11 +98,6 @@ def radius_of(beta: Any) -> Array:
     """The root of beta, in JAX's default float type; a ``ValueError`` unless beta > 0."""
     check.positive("beta", beta)
     return jnp.sqrt(jnp.asarray(beta, jnp.result_type(float)))
-
-
-def _time(x: list[Array], radius: Array) -> Array:
-    """``sqrt(beta + |x|^2)``, with ``radius`` the root of beta."""
-    return hypotenuse(radius, length(x))
 
 
 @jax.custom_jvp
