@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import registry
+from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild
 from fedjax_async.types import Array, Params
 
 GROUPINGS: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
@@ -25,18 +26,13 @@ GROUPINGS: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
 _DEPENDENT = 1e-5
 
 
-def _groups(tree: Params, per: str) -> list[list[int]]:
+def groups(tree: Params, per: str) -> list[list[int]]:
     """Indices of the leaves of each group, in order of the leaves."""
     group_of = registry.find("per", GROUPINGS, per)
-    groups: dict[Hashable, list[int]] = {}
+    found: dict[Hashable, list[int]] = {}
     for index, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(tree)):
-        groups.setdefault(group_of(path), []).append(index)
-    return list(groups.values())
-
-
-def _inner(one: list[Array], other: list[Array]) -> Array:
-    products = [jnp.sum(a * b) for a, b in zip(one, other, strict=True)]
-    return sum(products[1:], products[0])
+        found.setdefault(group_of(path), []).append(index)
+    return list(found.values())
 
 
 def project_out(vector: Params, direction: Params, *, minus: Params | None = None, per: str = "layer") -> Params:
@@ -54,55 +50,24 @@ def project_out(vector: Params, direction: Params, *, minus: Params | None = Non
 
     Returns: a pytree like ``vector``, in its dtypes. Source: OrthoFL (2025), eq. 4 and Lemma 3.1.
     """
-    structure, real = jax.tree.structure(vector), jnp.result_type(float)
-    vectors, directions = ([leaf.astype(real) for leaf in jax.tree.leaves(each)] for each in (vector, direction))
-    origins = None if minus is None else [leaf.astype(real) for leaf in jax.tree.leaves(minus)]
+    vectors, directions = leaves(vector), leaves(direction)
+    origins = None if minus is None else leaves(minus)
     out = list(vectors)
-    for group in _groups(vector, per):
+    for group in groups(vector, per):
         v, d = [vectors[i] for i in group], [directions[i] for i in group]
-        inverse, square = _measure(d)
+        inverse, square = measure(d)
         # XLA:CPU keeps in memory what has two users. So the products have operands of their own: -v, and half of d.
         half = 0.5 * inverse
         if origins is None:
-            along = _inner(v, [a * half for a in d])
+            along = inner(v, [a * half for a in d])
         else:
             o = [origins[i] for i in group]
-            along = -_inner(list(map(jnp.subtract, o, v)), [a * half for a in d])
+            along = -inner(list(map(jnp.subtract, o, v)), [a * half for a in d])
             v = list(map(jnp.subtract, v, o))
         share = 2.0 * along / jnp.where(square > 0, square, jnp.ones_like(square))
         for i, a, b in zip(group, v, d, strict=True):
             out[i] = a - share * (b * inverse)
-    kept = [a.astype(leaf.dtype) for a, leaf in zip(out, jax.tree.leaves(vector), strict=True)]
-    return jax.tree.unflatten(structure, kept)
-
-
-def _measure(arrays: list[Array]) -> tuple[Array, Array]:
-    """Of all arrays as one vector d: ``1 / s``, s a power of two near its length (1 if d is zero), and ``|d / s|^2``.
-
-    The length itself says how long d is, unless its square is near the limits of the dtype; then the largest
-    entry does, at the cost of two more passes.
-    """
-    square = _inner(arrays, arrays)
-    limits = jnp.finfo(square.dtype)
-
-    def usual() -> tuple[Array, Array]:
-        inverse = 1.0 / _power_of_two(jnp.sqrt(square))
-        return inverse, square * inverse * inverse
-
-    def by_largest() -> tuple[Array, Array]:
-        largest = jnp.max(jnp.stack([jnp.max(jnp.abs(a), initial=0.0) for a in arrays]))
-        inverse = 1.0 / _power_of_two(largest)
-        units = [a * inverse for a in arrays]
-        return inverse, _inner(units, units)
-
-    return jax.lax.cond((square > limits.tiny**0.5) & (square < limits.max**0.5), usual, by_largest)
-
-
-def _power_of_two(size: Array) -> Array:
-    """The power of two nearest to ``size`` of those whose inverse is a normal number too; 1 for 0."""
-    limits = jnp.finfo(size.dtype)
-    power = jax.lax.reduce_precision(jnp.minimum(size, limits.max / 8), limits.nexp, 0)
-    return jnp.where(power > 0, power, jnp.ones_like(power))
+    return rebuild(out, vector)
 
 
 def orthonormalise(rows: Array) -> Array:
@@ -135,7 +100,7 @@ def project_out_span(vector: Params, rows: Params, *, per: str = "layer") -> Par
     vectors, structure = jax.tree.flatten(vector)
     each = jax.tree.leaves(rows)
     out, real = list(vectors), jnp.result_type(float)
-    for group in _groups(vector, per):
+    for group in groups(vector, per):
         flat = jnp.concatenate([vectors[i].reshape(-1).astype(real) for i in group])
         stacked = [each[i].reshape(each[i].shape[0], -1).astype(real) for i in group]
         basis = orthonormalise(jnp.concatenate(stacked, axis=1))

@@ -11,35 +11,14 @@ from hypothesis import strategies as st
 
 from fedjax_async import geometry
 from fedjax_async.geometry import GROUPINGS
+from tests.geometry.made_up import GROUPS, random_tree, vector
 
 # compiled once: called as they are, their loops and branches are compiled again at every call
 project_out = jax.jit(geometry.project_out, static_argnames="per")
 project_out_span = jax.jit(geometry.project_out_span, static_argnames="per")
 orthonormalise = jax.jit(geometry.orthonormalise)
-SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": (2, 4)}, "scale": ()}
-GROUPS = {
-    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")], [("scale",)]],
-    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")], [("scale",)]],
-    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel"), ("scale",)]],
-}
 seeds = st.integers(0, 2**32 - 1)
 rounding = {"rtol": 1e-9, "atol": 1e-12}
-
-
-def random_tree(rng, rows=()):
-    is_shape = {"is_leaf": lambda leaf: isinstance(leaf, tuple)}
-    return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=(*rows, *shape))), SHAPES, **is_shape)
-
-
-def leaf(tree, path):
-    for name in path:
-        tree = tree[name]
-    return np.asarray(tree)
-
-
-def vector(tree, group, rows=False):
-    parts = [leaf(tree, path) for path in group]
-    return np.concatenate([p.reshape((len(p), -1) if rows else -1) for p in parts], axis=-1)
 
 
 @pytest.mark.parametrize("per", GROUPINGS)

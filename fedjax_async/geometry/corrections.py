@@ -1,0 +1,282 @@
+"""Delay corrections: what to make of a change that was learned from an older model (AsyncManifold 2025, eq. 15).
+
+A client started from ``Theta^t`` and arrives when the server is at ``Theta^tau``. Its pseudo-gradient is
+``Delta = Theta^t - Theta_i``, that of the server's drift since then is ``b = Theta^t - Theta^tau``. Every correction
+gives ``Delta_hat = Delta - lambda M b``, and the server goes on to ``Theta^tau - eta Delta_hat``. All corrections are
+odd functions: the changes ``-Delta`` and ``-b`` give ``-Delta_hat``. So uploads, which are trained params minus start,
+are corrected without a change of sign.
+
+Start with :func:`ortho_correct`. :class:`Correction` is the form that all share, ``CORRECTIONS`` names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry
+from fedjax_async.geometry.projection import GROUPINGS, groups
+from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
+from fedjax_async.types import Array, Params, State, Traced
+
+
+def ortho_correct(
+    delta: Params, shift: Params, *, alpha: Traced = 0.0, threshold: Traced = 0.0, per: str = "whole"
+) -> Params:
+    """OrthoCorrect(alpha, theta_0): ``Delta_hat = Delta - lambda b``, in each group of leaves by itself.
+
+    ``lambda = <Delta, b> / |b|^2`` where ``cos(Delta, b) <= theta_0``, which leaves the part of Delta orthogonal to b;
+    else ``lambda = alpha``. Where Delta or b is zero, ``Delta_hat = Delta``. Neither tiny nor huge trees under- or
+    overflow.
+
+    Args:
+      delta: Delta, the client's own change.
+      shift: b, what the server has changed since the client's start, in the same sign as ``delta``.
+      alpha: which share of b is removed where the two agree: 0 trusts the client's displacement, 1 its position.
+      threshold: theta_0, in [-1, 1] for the paper's rule; below -1 nothing is projected.
+      per: one of ``GROUPINGS``: the whole vector, each layer or each tensor by itself.
+
+    Returns: a pytree like ``delta``, in its dtypes.
+
+    >>> print(ortho_correct(jnp.array([1.0, -1.0]), jnp.array([0.0, 1.0])))  # they disagree: orthogonal part
+    [1. 0.]
+    >>> print(ortho_correct(jnp.array([1.0, 1.0]), jnp.array([0.0, 1.0]), alpha=1.0))  # they agree: minus b
+    [1. 0.]
+
+    Source: AsyncManifold (2025), section 3. Deviation: the paper divides by ``|b|``, which does not remove the
+    component along b.
+    """
+    changes, shifts = leaves(delta), leaves(shift)
+    real = jnp.result_type(float)
+    alpha, threshold = jnp.asarray(alpha, real), jnp.asarray(threshold, real)
+    out = list(changes)
+    for group in groups(delta, per):
+        d, b = [changes[i] for i in group], [shifts[i] for i in group]
+        (d_inverse, d_square), (b_inverse, b_square) = measure(d), measure(b)
+        some = (d_square > 0) & (b_square > 0)
+        along = inner([a * d_inverse for a in d], [a * b_inverse for a in b])
+        squares = jnp.where(some, d_square * b_square, 1.0)
+        cosine = jnp.minimum(along * jax.lax.rsqrt(squares), 1.0)  # rounding must not pass a threshold of 1
+        projection = along / jnp.where(some, b_square, 1.0) / d_inverse
+        share = jnp.where(some, jnp.where(cosine <= threshold, projection, alpha / b_inverse), 0.0)
+        for i, a, c in zip(group, d, b, strict=True):
+            out[i] = a - share * (c * b_inverse)
+    return rebuild(out, delta)
+
+
+def gradient_surgery(one: Params, other: Params, *, per: str = "whole") -> Params:
+    """``d1`` without its conflict with ``d2``: where ``<d1, d2> < 0``, its part orthogonal to ``d2``; else ``d1``.
+
+    Args:
+      one, other: d1 and d2, pytrees of the same structure and shapes.
+      per: one of ``GROUPINGS``: decided and projected on the whole vector, in each layer or in each tensor.
+
+    Returns: a pytree like ``one``, in its dtypes. Source: PCGrad, Yu et al. (2020), for one pair of gradients.
+    """
+    return ortho_correct(one, other, per=per)
+
+
+class Correction(NamedTuple):
+    """``init(params) -> state`` and ``correct(delta, shift, state) -> (corrected delta, state)``.
+
+    ``delta`` is the client's own change, ``shift`` what the server has changed since the client's start: either both as
+    pseudo-gradients (Delta and b) or both as changes (``Theta_i - Theta^t`` and ``Theta^tau - Theta^t``). Both are
+    pytrees like the params, and so is the result, in the dtypes of ``delta``.
+    """
+
+    init: Callable[[Params], State]
+    correct: Callable[[Params, Params, State], tuple[Params, State]]
+
+
+def asgd() -> Correction:
+    """``Delta_hat = Delta``: trust the displacement. Source: Dean et al. (2012); eq. 8."""
+    return _stateless(lambda delta, shift: delta)
+
+
+def fedasync() -> Correction:
+    """``Delta_hat = Delta - b``: trust the position, so that a step of 1 ends at ``Theta_i``. Source: eq. 9.
+
+    A zero Delta becomes ``-b``, unlike in the other corrections: the step ``(1 - eta) Theta^tau + eta Theta_i`` holds
+    without exception.
+    """
+    return _stateless(lambda delta, shift: jax.tree.map(jnp.subtract, delta, shift))
+
+
+def dc_asgd(*, strength: Traced = 0.04) -> Correction:
+    """DC-ASGD: ``Delta_hat = Delta - lambda Delta * Delta * b``, entry by entry.
+
+    Args:
+      strength: lambda >= 0; the default is that of Zheng et al. for CIFAR-10 and single gradients.
+
+    Source: Zheng et al. (2017), eq. 10; AsyncManifold (2025), eq. 12, with the pseudo-gradient for the gradient.
+    """
+    check.non_negative("strength", strength)
+    return _stateless(lambda delta, shift: _compensated(delta, shift, [strength] * len(jax.tree.leaves(delta))))
+
+
+def dc_asgd_a(*, strength: Traced = 2.0, decay: Traced = 0.95, eps: Traced = 1e-7) -> Correction:
+    """DC-ASGD-a: DC-ASGD with ``lambda = lambda_0 / sqrt(ms + eps)``, ``ms <- m ms + (1 - m) Delta * Delta`` first.
+
+    Everything entry by entry. State: ms, zeros like the params.
+
+    Args:
+      strength: lambda_0 >= 0; the default is that of Zheng et al. The study of AsyncManifold multiplies it by 2.5.
+      decay: m in [0, 1).
+      eps: > 0.
+
+    Source: Zheng et al. (2017), eq. 14 and Algorithm 2; AsyncManifold (2025), section 3.
+    """
+    check.non_negative("strength", strength)
+    check.below_one("decay", decay)
+    check.positive("eps", eps)
+
+    def correct(delta: Params, shift: Params, state: list[Array]) -> tuple[Params, list[Array]]:
+        real = jnp.result_type(float)
+        m, floor, scale = (jnp.asarray(number, real) for number in (decay, eps, strength))
+        state = [m * s + (1.0 - m) * jnp.square(d) for s, d in zip(state, leaves(delta), strict=True)]
+        return _compensated(delta, shift, [scale * jax.lax.rsqrt(s + floor) for s in state]), state
+
+    return Correction(lambda params: [jnp.zeros_like(leaf) for leaf in leaves(params)], correct)
+
+
+def orthocorrect(*, alpha: Traced = 0.0, threshold: Traced = 0.0, per: str = "whole") -> Correction:
+    """:func:`ortho_correct` as a correction; ``threshold`` in [-1, 1]."""
+    check.in_range("alpha", alpha, -math.inf, math.inf)
+    check.in_range("threshold", threshold, -1.0, 1.0)
+    registry.find("per", GROUPINGS, per)
+    return _stateless(lambda delta, shift: ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per))
+
+
+def orthograd(*, per: str = "whole") -> Correction:
+    """OrthoCorrect(0, 0): Delta, or its part orthogonal to b where the two disagree; gradient surgery against b."""
+    return orthocorrect(alpha=0.0, threshold=0.0, per=per)
+
+
+def orthopos(*, per: str = "whole") -> Correction:
+    """OrthoCorrect(1, 0): ``Delta - b``, or the part of Delta orthogonal to b where the two disagree.
+
+    It is gradient surgery of ``Delta - b`` against b only for ``<Delta, b> <= 0`` and ``<Delta, b> >= |b|^2``, not
+    throughout, as the paper has it.
+    """
+    return orthocorrect(alpha=1.0, threshold=0.0, per=per)
+
+
+def orthostrict(*, per: str = "whole") -> Correction:
+    """OrthoCorrect with theta_0 = 1: always the part of Delta orthogonal to b."""
+    return orthocorrect(alpha=0.0, threshold=1.0, per=per)
+
+
+class Trend(NamedTuple):
+    """What a switch of :func:`orthodyn` may look at: statistics of the changes so far, this one included."""
+
+    arrivals: Array  # int32[]
+    norm: Array  # float[], |Delta| of this arrival
+    average: Array  # float[], the moving average of |Delta|, which starts at 0
+    largest: Array  # float[], the largest value of that average
+
+
+Switch = Callable[[Trend], Array]  # -> int32[], in which phase the run is, from 0
+
+
+def norm_falls(*fractions: Traced) -> Switch:
+    """A phase ends when the moving average of ``|Delta|`` falls under a fraction, in (0, 1), of its largest value."""
+    for fraction in fractions:
+        check.in_range("fraction", fraction, 0.0, 1.0)
+    return lambda trend: _passed(trend.average < jnp.asarray(f, trend.average.dtype) * trend.largest for f in fractions)
+
+
+def steps_pass(*counts: Traced) -> Switch:
+    """A phase ends after that many arrivals in all; for a share of the run, give the share times its arrivals."""
+    for count in counts:
+        check.non_negative("count", count)
+    real = jnp.result_type(float)
+    return lambda trend: _passed(trend.arrivals.astype(real) > jnp.asarray(count, real) for count in counts)
+
+
+# alpha and theta_0 of OrthoCorrect; no cosine is below -2, so that nothing is projected
+PHASES: dict[str, tuple[float, float]] = {
+    "asgd": (0.0, -2.0),
+    "fedasync": (1.0, -2.0),
+    "orthograd": (0.0, 0.0),
+    "orthopos": (1.0, 0.0),
+    "orthostrict": (0.0, 1.0),
+}
+
+
+class Progress(NamedTuple):
+    """State of :func:`orthodyn`."""
+
+    phase: Array  # int32[]
+    trend: Trend
+
+
+def orthodyn(
+    *,
+    switch: Switch | None = None,
+    phases: Sequence[str] = ("orthograd", "orthopos"),
+    decay: Traced = 0.99,
+    per: str = "whole",
+) -> Correction:
+    """OrthoDyn: one correction after the other, by default OrthoGrad, then OrthoPos. The run never goes back a phase.
+
+    Args:
+      switch: says in which phase the run is; any function of a :class:`Trend`, by default :func:`norm_falls` with
+        equally spaced fractions (0.5 for two phases).
+      phases: names in ``PHASES``, in order; ``("orthograd", "asgd", "orthopos")`` is the paper's longer schedule.
+      decay: of the moving average of ``|Delta|``, in [0, 1).
+      per: as in :func:`ortho_correct`.
+
+    Source: AsyncManifold (2025), eq. 16. The paper leaves the statistic open; the switch, 0.5 and 0.99 are ours.
+    """
+    check.require(len(phases) > 0, "phases", phases, "at least one phase")
+    rules = [registry.find("phases", PHASES, name) for name in phases]
+    check.below_one("decay", decay)
+    registry.find("per", GROUPINGS, per)
+    chosen = norm_falls(*(1.0 - (k + 1) / len(rules) for k in range(len(rules) - 1))) if switch is None else switch
+
+    def init(params: Params) -> Progress:
+        zero = jnp.zeros((), jnp.result_type(float))
+        return Progress(jnp.int32(0), Trend(jnp.int32(0), zero, zero, zero))
+
+    def correct(delta: Params, shift: Params, state: Progress) -> tuple[Params, Progress]:
+        norm = length(leaves(delta))
+        keep = jnp.asarray(decay, norm.dtype)
+        average = keep * state.trend.average + (1.0 - keep) * norm
+        trend = Trend(state.trend.arrivals + 1, norm, average, jnp.maximum(state.trend.largest, average))
+        phase = jnp.clip(chosen(trend).astype(jnp.int32), state.phase, len(rules) - 1)
+        alpha, threshold = (jnp.asarray(column, norm.dtype)[phase] for column in zip(*rules, strict=True))
+        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), Progress(phase, trend)
+
+    return Correction(init, correct)
+
+
+CORRECTIONS: dict[str, Callable[..., Correction]] = {
+    "asgd": asgd,
+    "fedasync": fedasync,
+    "dc_asgd": dc_asgd,
+    "dc_asgd_a": dc_asgd_a,
+    "orthocorrect": orthocorrect,
+    "orthograd": orthograd,
+    "orthopos": orthopos,
+    "orthostrict": orthostrict,
+    "orthodyn": orthodyn,
+}
+
+
+def _stateless(function: Callable[[Params, Params], Params]) -> Correction:
+    return Correction(lambda params: (), lambda delta, shift, state: (function(delta, shift), state))
+
+
+def _compensated(delta: Params, shift: Params, strengths: Sequence[Any]) -> Params:
+    """``delta - lambda delta * delta * shift``, with a lambda for every leaf."""
+    terms = zip(strengths, leaves(delta), leaves(shift), strict=True)
+    return rebuild([d - jnp.asarray(strength, d.dtype) * d * d * b for strength, d, b in terms], delta)
+
+
+def _passed(marks: Any) -> Array:
+    """How many of the conditions hold; int32[]."""
+    return sum((mark.astype(jnp.int32) for mark in marks), jnp.int32(0))

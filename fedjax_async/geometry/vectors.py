@@ -1,0 +1,91 @@
+"""A pytree as one vector: scalar products, lengths and unit vectors that neither under- nor overflow.
+
+All of them compute in JAX's default float type. Lengths and unit vectors have finite gradients at zero, where they are
+defined as zero.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.types import Array, Params
+
+
+def leaves(tree: Params) -> list[Array]:
+    """The leaves in JAX's default float type."""
+    real = jnp.result_type(float)
+    return [leaf.astype(real) for leaf in jax.tree.leaves(tree)]
+
+
+def rebuild(values: list[Array], tree: Params) -> Params:
+    """The inverse of :func:`leaves`: a pytree like ``tree``, in its dtypes, from the list of its leaves."""
+    kept = [value.astype(leaf.dtype) for value, leaf in zip(values, jax.tree.leaves(tree), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(tree), kept)
+
+
+def inner(one: list[Array], other: list[Array]) -> Array:
+    """The scalar product of two vectors, each given as a list of arrays; float[]."""
+    products = [jnp.sum(a * b) for a, b in zip(one, other, strict=True)]
+    return sum(products[1:], products[0]) if products else jnp.zeros(())
+
+
+def measure(arrays: list[Array]) -> tuple[Array, Array]:
+    """Of all arrays as one vector d: ``1 / s``, s a power of two near its length (1 if d is zero), and ``|d / s|^2``.
+
+    The length itself says how long d is, unless its square is near the limits of the dtype; then the largest
+    entry does, at the cost of two more passes. Gradients treat s as a constant: any other scale gives the same result.
+    """
+    square = inner(arrays, arrays)
+    limits = jnp.finfo(square.dtype)
+
+    def usual() -> tuple[Array, Array]:
+        inverse = 1.0 / power_of_two(jnp.sqrt(jax.lax.stop_gradient(square)))
+        return inverse, square * inverse * inverse
+
+    def by_largest() -> tuple[Array, Array]:
+        inverse = 1.0 / power_of_two(largest(arrays))
+        units = [a * inverse for a in arrays]
+        return inverse, inner(units, units)
+
+    return jax.lax.cond((square > limits.tiny**0.5) & (square < limits.max**0.5), usual, by_largest)
+
+
+def largest(arrays: list[Array]) -> Array:
+    """The largest absolute value of all entries, as a constant for gradients; float[]."""
+    return jax.lax.stop_gradient(
+        jnp.max(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(a), initial=0.0) for a in arrays)]))
+    )
+
+
+def power_of_two(size: Array) -> Array:
+    """The power of two nearest to ``size`` of those whose inverse is a normal number too; 1 for 0."""
+    limits = jnp.finfo(size.dtype)
+    power = jax.lax.reduce_precision(jnp.minimum(size, limits.max / 8), limits.nexp, 0)
+    return jnp.where(power > 0, power, jnp.ones_like(power))
+
+
+def root(square: Array) -> Array:
+    """The square root, with gradient 0 instead of infinity at 0."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, jnp.ones_like(square))), jnp.zeros_like(square))
+
+
+def hypotenuse(a: Array, b: Array) -> Array:
+    """``sqrt(a^2 + b^2)`` of scalars, which overflows only if the result does, with gradient 0 if both are 0."""
+    scale = jax.lax.stop_gradient(jnp.maximum(jnp.abs(a), jnp.abs(b)))
+    scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
+    return scale * root(jnp.square(a / scale) + jnp.square(b / scale))
+
+
+def length(arrays: list[Array]) -> Array:
+    """The Euclidean length of all arrays as one vector; float[]. It overflows only if the length itself does."""
+    inverse, square = measure(arrays)
+    return root(square) / inverse
+
+
+def unit(arrays: list[Array]) -> list[Array]:
+    """The vector over its length; a zero vector stays zero."""
+    inverse, square = measure(arrays)
+    size = jnp.where(square > 0, root(square), jnp.ones_like(square))
+    return [a * inverse / size for a in arrays]

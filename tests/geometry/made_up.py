@@ -1,0 +1,49 @@
+"""Small trees of several layers, and the vectors that they are."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": (2, 4)}, "scale": ()}
+GROUPS = {
+    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")], [("scale",)]],
+    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")], [("scale",)]],
+    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel"), ("scale",)]],
+}
+
+
+def random_tree(rng, rows=()):
+    is_shape = {"is_leaf": lambda leaf: isinstance(leaf, tuple)}
+    return jax.tree.map(lambda shape: jnp.asarray(rng.normal(size=(*rows, *shape))), SHAPES, **is_shape)
+
+
+def leaf(tree, path):
+    for name in path:
+        tree = tree[name]
+    return np.asarray(tree)
+
+
+def vector(tree, group, rows=False):
+    parts = [leaf(tree, path) for path in group]
+    return np.concatenate([p.reshape((len(p), -1) if rows else -1) for p in parts], axis=-1)
+
+
+def flat(tree):
+    """All leaves as one float64 vector, in their order in the tree."""
+    return np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def like(values, tree):
+    """The inverse of :func:`flat`."""
+    pieces, low = [], 0
+    for leaf in jax.tree.leaves(tree):
+        pieces.append(jnp.asarray(np.reshape(values[low : low + leaf.size], leaf.shape), leaf.dtype))
+        low += leaf.size
+    return jax.tree.unflatten(jax.tree.structure(tree), pieces)
+
+
+def close(have, want, rtol=1e-9, atol=1e-12):
+    """Two trees, or two arrays, agree to rounding in float64."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), have, want)

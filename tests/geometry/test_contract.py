@@ -1,0 +1,112 @@
+"""What every function on trees keeps: dtypes and shapes, jit and vmap, finite gradients at zero, O(D) memory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+
+from fedjax_async import geometry
+from fedjax_async.geometry import CORRECTIONS, MANIFOLDS
+from tests.geometry.made_up import random_tree
+
+
+def corrected(name):
+    correction = CORRECTIONS[name]()
+    return lambda x, y, z: correction.correct(x, y, correction.init(x))[0]
+
+
+# functions of three trees, whose result is a tree like the first, or a scalar
+FUNCTIONS = {
+    "bezier": lambda x, y, z: geometry.bezier((x, y, z), 0.3),
+    "bezier_derivative": lambda x, y, z: geometry.bezier_derivative((x, y, z), 0.3),
+    "bezier_length": lambda x, y, z: geometry.bezier_length((x, y, z)),
+    "polygon": lambda x, y, z: geometry.polygon((x, y, z), 0.3),
+    "control_point": lambda x, y, z: geometry.control_point(x, y, z, gamma=0.7),
+    "rotate": geometry.rotate,
+    "rotate_offset": lambda x, y, z: geometry.rotate_offset(x, (y, z), (z, x)),
+    "project_out": lambda x, y, z: geometry.project_out(x, y),
+    "lorentz_distance": lambda x, y, z: geometry.lorentz_distance(x, y),
+    "lorentz_penalty": lambda x, y, z: geometry.lorentz_penalty(x, y),
+    "centroid": lambda x, y, z: geometry.centroid(geometry.simplex((x, y, z))),
+    **{f"correct {name}": corrected(name) for name in CORRECTIONS},
+    **{
+        f"geodesic {name}": lambda x, y, z, make=make: geometry.geodesic(make(), x, y, 0.3)
+        for name, make in MANIFOLDS.items()
+    },
+}
+
+
+def trees():
+    rng = np.random.default_rng(0)
+    return [random_tree(rng) for _ in range(3)]
+
+
+def total(result):
+    return sum(jnp.sum(leaf.astype(jnp.result_type(float))) for leaf in jax.tree.leaves(result))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_batches_are_as_one_by_one_and_dtypes_are_kept(name):
+    function = FUNCTIONS[name]
+    x, y, z = trees()
+    alone = jax.jit(function)(x, y, z)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, 2.0 * leaf]), (x, y, z))
+    together = jax.jit(jax.vmap(function))(*twice)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6), together, alone)
+    mixed = {**x, "scale": jnp.bfloat16(0.5)}
+    result = jax.eval_shape(function, mixed, *({**each, "scale": jnp.bfloat16(0.25)} for each in (y, z)))
+    if jax.tree.structure(result) == jax.tree.structure(x):
+        assert jax.tree.map(lambda leaf: leaf.dtype, result) == jax.tree.map(lambda leaf: leaf.dtype, mixed)
+        assert jax.tree.map(lambda leaf: leaf.shape, result) == jax.tree.map(lambda leaf: leaf.shape, x)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), trees())
+        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(jax.eval_shape(function, *wide)))
+        narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), wide)
+        jax.eval_shape(function, *narrow)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_are_finite_everywhere_zero_and_equal_points_included(name):
+    slopes = jax.jit(jax.grad(lambda *each: total(FUNCTIONS[name](*each)), (0, 1, 2)))
+    x, y, z = trees()
+    nothing = jax.tree.map(jnp.zeros_like, x)
+    for case in [(x, y, z), (x, x, x), (nothing, nothing, nothing), (x, nothing, z), (nothing, y, z), (x, y, nothing)]:
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slopes(*case)))
+
+
+@pytest.mark.parametrize(
+    "name", ["bezier", "bezier_length", "control_point", "rotate", "project_out", "lorentz_penalty"]
+)
+def test_gradients_are_those_of_finite_differences(name):
+    function = FUNCTIONS[name]
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        points, ways = ([random_tree(rng) for _ in range(3)] for _ in range(2))
+        points = jax.tree.map(lambda leaf: 0.3 * leaf, points)
+        value = jax.jit(lambda points: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*points))))
+        _, slope = jax.jvp(value, (points,), (ways,))
+        ahead, behind = (jax.tree.map(lambda p, w, h=h: p + h * w, points, ways) for h in (1e-6, -1e-6))
+        np.testing.assert_allclose(slope, (value(ahead) - value(behind)) / 2e-6, rtol=1e-5)
+
+
+def sizes(jaxpr):
+    """The sizes of all values that a program computes, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars if hasattr(variable.aval, "size"))
+        for inner in jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_value_is_larger_than_the_params(name):
+    wide = {"layer": {"kernel": jnp.ones((50, 40)), "bias": jnp.ones(40)}}
+    program = jax.make_jaxpr(jax.grad(lambda *each: total(FUNCTIONS[name](*each))))(wide, wide, wide)
+    assert max(sizes(program.jaxpr)) <= 3 * 50 * 40  # a simplex of three holds three
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "centroid"])
+def test_a_tree_without_leaves_is_fine(name):
+    assert jax.tree.leaves(FUNCTIONS[name]({}, {}, {})) in ([], [0.0], [1.0])

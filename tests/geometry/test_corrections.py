@@ -1,0 +1,263 @@
+"""Delay corrections: against eq. 15 with its matrices, over arrivals with state, and every erratum and edge case."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import geometry
+from fedjax_async.geometry import CORRECTIONS, GROUPINGS, PHASES, norm_falls, orthocorrect, orthodyn, steps_pass
+from tests.geometry import textbook
+from tests.geometry.made_up import GROUPS, close, flat, like, random_tree, vector
+
+seeds = st.integers(0, 2**32 - 1)
+ortho_correct = jax.jit(geometry.ortho_correct, static_argnames="per")
+gradient_surgery = jax.jit(geometry.gradient_surgery, static_argnames="per")
+angles = st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
+ORTHO = {"orthograd": (0.0, 0.0), "orthopos": (1.0, 0.0), "orthostrict": (0.0, 1.0)}  # alpha, theta_0
+
+
+def trees(seed, count=2):
+    rng = np.random.default_rng(seed)
+    return [random_tree(rng) for _ in range(count)]
+
+
+def scaled(tree, factor):
+    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
+
+
+def corrector(name, **options):
+    correction = CORRECTIONS[name](**options)
+    return correction.init, jax.jit(correction.correct)
+
+
+def once(name, delta, shift, **options):
+    init, correct = corrector(name, **options)
+    return correct(delta, shift, init(delta))[0]
+
+
+def by_hand(name, size):
+    """Eq. 15 for one correction: a function of (delta, drift) with its own memory."""
+    eye = np.eye(size)
+    return {
+        "asgd": lambda d, b: textbook.corrected(d, b, 0.0, eye),
+        "fedasync": lambda d, b: textbook.corrected(d, b, 1.0, eye),
+        "dc_asgd": lambda d, b: textbook.corrected(d, b, 0.04, np.diag(d * d)),
+        "dc_asgd_a": textbook.DCASGDa(size),
+        "orthocorrect": lambda d, b: textbook.ortho_correct(d, b, 0.0, 0.0),
+        "orthograd": textbook.surgery,
+        "orthopos": lambda d, b: textbook.ortho_correct(d, b, 1.0, 0.0),
+        "orthostrict": lambda d, b: d - np.outer(b, b) @ d / (b @ b),
+        "orthodyn": textbook.OrthoDyn(),
+    }[name]
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_fifty_arrivals_equal_eq_15_with_its_matrices(name):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        params = random_tree(rng)
+        init, correct = corrector(name)
+        state, reference = init(params), by_hand(name, len(flat(params)))
+        for k in range(50):
+            delta, shift = random_tree(rng), random_tree(rng)
+            delta = scaled(delta, 5.0 if k < 10 else 0.5**k)  # the updates shrink, so that OrthoDyn switches
+            have, state = correct(delta, shift, state)
+            close(flat(have), reference(flat(delta), flat(shift)))
+    if name == "orthodyn":
+        assert int(state.phase) == reference.late
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=40)
+@given(seed=seeds, alpha=st.sampled_from([0.0, 0.5, 1.0]), threshold=angles)
+def test_every_group_is_corrected_by_itself(per, seed, alpha, threshold):
+    with jax.enable_x64(True):
+        delta, shift = trees(seed)
+        have = ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per)
+        surgery = gradient_surgery(delta, shift, per=per)
+    for group in GROUPS[per]:
+        d, b = vector(delta, group), vector(shift, group)
+        close(vector(surgery, group), textbook.surgery(d, b))
+        if abs(d @ b / np.linalg.norm(d) / np.linalg.norm(b)) < 1 - 1e-9 or threshold == 1.0:  # no tie
+            close(vector(have, group), textbook.ortho_correct(d, b, alpha, threshold), atol=1e-11)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=40)
+@given(seed=seeds, d_size=st.sampled_from([1e-30, 1.0, 1e30]), b_size=st.sampled_from([1e-30, 1.0, 1e30]))
+def test_orthostrict_is_orthogonal_to_the_drift_at_every_size_in_float32(per, seed, d_size, b_size):
+    """Erratum A1: the paper's division by |b| instead of |b|^2 fails this."""
+    delta, shift = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree) for tree in trees(seed))
+    out = ortho_correct(scaled(delta, d_size), scaled(shift, b_size), threshold=1.0, per=per)
+    for group in GROUPS[per]:
+        d, b, have = vector(delta, group), vector(shift, group), vector(out, group) / d_size
+        assert abs(have.astype(float) @ b) <= 3e-6 * np.linalg.norm(d) * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+@settings(max_examples=40)
+@given(seed=seeds, factor=st.floats(0.01, 100.0))
+def test_orthostrict_removes_a_parallel_change_although_its_cosine_rounds_above_one(per, seed, factor):
+    shift = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), trees(seed)[0])
+    delta = scaled(shift, factor)
+    out = ortho_correct(delta, shift, alpha=0.5, threshold=1.0, per=per)
+    np.testing.assert_allclose(flat(out), 0.0, atol=1e-6 * np.abs(flat(delta)).max())
+
+
+@settings(max_examples=60)
+@given(seed=seeds, share=st.sampled_from([-2.0, -0.3, 0.0, 0.4, 0.9, 1.0, 3.0]))
+def test_orthopos_is_surgery_on_the_position_only_outside_the_gap(seed, share):
+    """Erratum A2: not for ``0 < <Delta, b> < |b|^2``."""
+    with jax.enable_x64(True):
+        other, shift = trees(seed)
+        b = flat(shift)
+        across = flat(other) - (flat(other) @ b) / (b @ b) * b
+        delta = like(across + share * b, shift)  # <Delta, b> = share |b|^2
+        have = flat(ortho_correct(delta, shift, alpha=1.0, threshold=1e-9))  # 1e-9: orthogonal to rounding counts as 0
+        position = jax.tree.map(jnp.subtract, delta, shift)
+        surgery = flat(gradient_surgery(position, shift))
+    if 0 < share < 1:
+        close(have, flat(position), atol=1e-9)
+        assert np.abs(have - surgery).max() > 1e-3 * np.abs(b).max()
+    else:
+        close(have, surgery, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_zero_drift_or_zero_change_gives_the_change(name):
+    delta, shift = trees(1)
+    nothing = jax.tree.map(jnp.zeros_like, delta)
+    jax.tree.map(np.testing.assert_array_equal, once(name, delta, nothing), delta)
+    if name == "fedasync":  # the position is trusted without exception
+        close(once(name, nothing, shift), scaled(shift, -1.0))
+    else:
+        jax.tree.map(np.testing.assert_array_equal, once(name, nothing, shift), nothing)
+    jax.tree.map(np.testing.assert_array_equal, once(name, nothing, nothing), nothing)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+def test_a_zero_group_keeps_its_change_whatever_alpha(per):
+    delta, shift = trees(2)
+    delta = {**delta, "dense": jax.tree.map(jnp.zeros_like, delta["dense"])}
+    out = ortho_correct(delta, shift, alpha=1.0, threshold=-1.0, per=per)
+    if per != "whole":
+        assert not np.asarray(out["dense"]["kernel"]).any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(out))
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_corrections_are_odd_so_uploads_need_no_change_of_sign(name):
+    init, correct = corrector(name)
+    for seed in range(10):
+        delta, shift = trees(seed)
+        have, _ = correct(scaled(delta, -1.0), scaled(shift, -1.0), init(delta))
+        want, _ = correct(delta, shift, init(delta))
+        jax.tree.map(np.testing.assert_array_equal, have, scaled(want, -1.0))
+
+
+@settings(max_examples=25)
+@given(seed=seeds, rate=st.floats(0.0, 1.0))
+def test_a_step_with_fedasync_is_its_weighted_mean(seed, rate):
+    """``Theta^tau - eta (Delta - b) = (1 - eta) Theta^tau + eta Theta_i``."""
+    with jax.enable_x64(True):
+        start, now, trained = trees(seed, 3)
+        delta, shift = (jax.tree.map(jnp.subtract, start, each) for each in (trained, now))
+        corrected, _ = CORRECTIONS["fedasync"]().correct(delta, shift, ())
+    close(flat(now) - rate * flat(corrected), (1 - rate) * flat(now) + rate * flat(trained), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ORTHO)
+def test_the_names_are_orthocorrect_with_their_numbers(name):
+    delta, shift = trees(3)
+    alpha, threshold = ORTHO[name]
+    for per in GROUPINGS:
+        for each in (shift, scaled(shift, -1.0)):
+            want = once("orthocorrect", delta, each, alpha=alpha, threshold=threshold, per=per)
+            jax.tree.map(np.testing.assert_array_equal, once(name, delta, each, per=per), want)
+
+
+@pytest.mark.parametrize("name", PHASES)
+def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
+    delta, shift = trees(4)
+    for each in (shift, scaled(shift, -1.0)):
+        close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dc_asgd", "dc_asgd_a"])
+def test_dc_asgd_without_strength_is_asgd(name):
+    delta, shift = trees(5)
+    jax.tree.map(np.testing.assert_array_equal, once(name, delta, shift, strength=0.0), delta)
+
+
+def phases_of(correction, sizes):
+    delta, shift = trees(6)
+    correct, state, seen = jax.jit(correction.correct), correction.init(delta), []
+    unit = scaled(delta, 1 / np.linalg.norm(flat(delta)))
+    for size in sizes:
+        _, state = correct(scaled(unit, size), shift, state)
+        seen.append(int(state.phase))
+    return seen
+
+
+def test_orthodyn_switches_by_the_norm_and_never_back():
+    falling = orthodyn(switch=norm_falls(0.5), decay=0.0)
+    assert phases_of(falling, [1, 2, 1.5, 0.9, 3, 10]) == [0, 0, 0, 1, 1, 1]
+    three = orthodyn(switch=norm_falls(0.7, 0.3), phases=("orthograd", "asgd", "orthopos"), decay=0.0)
+    assert phases_of(three, [1, 0.9, 0.6, 1, 0.2, 1]) == [0, 0, 1, 1, 2, 2]
+    assert phases_of(three, [1, 0.1]) == [0, 2]  # past both thresholds at once
+    equally = orthodyn(phases=("orthograd", "asgd", "orthopos"), decay=0.0)
+    assert phases_of(equally, [1, 0.7, 0.6, 0.4, 0.3]) == [0, 0, 1, 1, 2]
+    assert phases_of(orthodyn(), [1.0] * 20) == [0] * 20  # the average rises from 0: that is no fall
+
+
+def test_orthodyn_switches_by_the_step_or_by_any_function():
+    by_step = orthodyn(switch=steps_pass(2, 3), phases=("orthograd", "asgd", "orthopos"))
+    assert phases_of(by_step, [1] * 5) == [0, 0, 1, 2, 2]
+    own = orthodyn(switch=lambda trend: (trend.norm > 4.0).astype(jnp.int32))
+    assert phases_of(own, [1, 5, 1]) == [0, 1, 1]
+    beyond = orthodyn(switch=lambda trend: jnp.int32(9))
+    assert phases_of(beyond, [1, 1]) == [1, 1]
+
+
+def test_hyperparameters_may_be_traced():
+    delta, shift = trees(7)
+    alphas = jnp.array([0.0, 0.5, 1.0])
+
+    def swept(alpha):
+        return orthocorrect(alpha=alpha, threshold=alpha - 0.5).correct(delta, shift, ())[0]
+
+    together = jax.jit(jax.vmap(swept))(alphas)
+    for k, alpha in enumerate(alphas):
+        alone = once("orthocorrect", delta, shift, alpha=float(alpha), threshold=float(alpha) - 0.5)
+        close(jax.tree.map(lambda leaf, k=k: leaf[k], together), alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("orthograd", {"per": "layers"}, "per = 'layers': unknown; did you mean 'layer'"),
+        ("orthocorrect", {"threshold": 1.5}, r"threshold = 1\.5: must be between -1\.0 and 1\.0"),
+        ("orthocorrect", {"alpha": float("nan")}, "alpha = nan: must be between -inf and inf"),
+        ("dc_asgd", {"strength": -1}, "strength = -1: must be a finite number >= 0"),
+        ("dc_asgd_a", {"decay": 1.0}, r"decay = 1\.0: must be at least 0 and below 1"),
+        ("dc_asgd_a", {"eps": 0.0}, r"eps = 0\.0: must be a finite number > 0"),
+        ("orthodyn", {"phases": ("orthograd", "orthopoz")}, "phases = 'orthopoz': unknown; did you mean 'orthopos'"),
+        ("orthodyn", {"phases": ()}, r"phases = \(\): must be at least one phase"),
+        ("orthodyn", {"decay": -0.1}, r"decay = -0\.1: must be at least 0 and below 1"),
+    ],
+)
+def test_input_is_checked(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        CORRECTIONS[name](**options)
+
+
+def test_switches_check_their_thresholds():
+    with pytest.raises(ValueError, match=r"fraction = 2: must be between 0\.0 and 1\.0"):
+        norm_falls(2)
+    with pytest.raises(ValueError, match="count = -1: must be a finite number >= 0"):
+        steps_pass(-1)
