@@ -55,7 +55,7 @@ def glm_iterate(sigma: Elementwise, features: Array, k: int, *, nodes: int = 64)
       k: iterations.
       nodes: of the Gauss-Legendre rule for the m integrals of the potential.
 
-    Errors: ``ValueError`` for features that are not orthogonal (not checked under ``jit``).
+    Raises: ``ValueError`` for features that are not orthogonal (not checked under ``jit``).
     """
     check.whole("k", k)
     squares = _squares(features)
@@ -74,7 +74,7 @@ def glm_displacement(sigma: Elementwise, features: Array, gamma: Any, k: int, *,
     Eq. 7 has the term ``j = k - 1`` in place of the sum over j. The potential of the displacement is
     ``gamma sum_j sum_i int_0^<x, z_i> sigma'(psi_i^j(t)) dt``.
 
-    Args and errors: as in :func:`glm_iterate`; ``gamma`` > 0 is the local learning rate.
+    Arguments and errors as in :func:`glm_iterate`; ``gamma`` > 0 is the local learning rate.
     """
     check.whole("k", k)
     check.positive("gamma", gamma)
@@ -102,7 +102,7 @@ def affine_iterate(matrix: Array, offset: Array, k: int) -> ClosedForm:
       matrix: A, float[D, D].
       offset: b, float[D].
 
-    Errors: ``ValueError`` if A is not symmetric (not checked under ``jit``).
+    Raises: ``ValueError`` if A is not symmetric (not checked under ``jit``).
     """
     _require_symmetric("matrix", matrix)
     power = jnp.linalg.matrix_power(matrix, k)
@@ -122,7 +122,7 @@ def quadratic_displacement(curvature: Array, optimum: Array, gamma: Any, k: int)
       gamma: local learning rate > 0.
       k: local steps >= 1.
 
-    Errors: ``ValueError`` if A is not symmetric (not checked under ``jit``).
+    Raises: ``ValueError`` if A is not symmetric (not checked under ``jit``).
     """
     _require_symmetric("curvature", curvature)
     moved = _reach(curvature, gamma, k)

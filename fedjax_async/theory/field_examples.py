@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.theory.server_field import mean_displacement
+from fedjax_async.theory.fedavg_dynamics import mean_displacement
 from fedjax_async.theory.vector_fields import Field, Loss
 from fedjax_async.types import Array
 

@@ -83,7 +83,7 @@ def surrogate_constants(alpha: float, beta: float, gamma: float, k: int) -> Spec
       gamma: local learning rate > 0.
       k: local steps.
 
-    Errors: ``ValueError`` if a value or gamma's condition is out of range.
+    Raises: ``ValueError`` if a value or gamma's condition is out of range.
     """
     check.positive("beta", beta)
     check.in_range("alpha", alpha, -beta, beta)

@@ -37,7 +37,7 @@ def surrogate_loss(field: Field, x: Params, x0: Params, *, nodes: int = 32, via:
     rule, which is exact for polynomial fields of degree below ``2 nodes``.
 
     Args:
-      field: V, for FedAvg :func:`~fedjax_async.theory.server_field.server_field`.
+      field: V, for FedAvg :func:`~fedjax_async.theory.fedavg_dynamics.server_field`.
       x, x0: pytrees of D floats of one dtype. The value is 0 at ``x = x0``.
       nodes: evaluations of the field on each straight part; 3 times as many in all.
       via: the corner. By default the middle between x0 and x, moved by half their distance in a direction that is

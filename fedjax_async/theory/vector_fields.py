@@ -3,7 +3,7 @@
 A field V maps a pytree of floats to one of the same structure and shapes, D floats in all; ``V^k`` applies it k times.
 V is k-conservative if ``V^k`` is a gradient. A smooth field on all of R^D is a gradient exactly if its Jacobian J is
 symmetric everywhere (eq. 8). FedAvg with k local steps descends a surrogate loss where the maps ``I - gamma grad f_c``
-of its clients are k-conservative (Theorem 11, :mod:`fedjax_async.theory.server_field`).
+of its clients are k-conservative (Theorem 11, :mod:`fedjax_async.theory.fedavg_dynamics`).
 
 Start with :func:`antisymmetry`, or :func:`estimate_antisymmetry` where D is large. Both measure the displacement
 ``I - V^k``, which is one client's part of FedAvg's step. If the steps are small, ``J(V^k)`` is close to the identity;

@@ -17,7 +17,7 @@ from fedjax_async.theory.closed_forms import (
     quadratic_displacement,
     quadratic_fixed_point,
 )
-from fedjax_async.theory.server_field import server_field, server_iterates
+from fedjax_async.theory.fedavg_dynamics import server_field, server_iterates
 from fedjax_async.theory.surrogate import surrogate_loss
 from fedjax_async.theory.vector_fields import displacement, gradient_map, is_k_conservative, iterate
 

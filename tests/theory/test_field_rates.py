@@ -24,7 +24,7 @@ from fedjax_async.theory.field_rates import (
     iterate_spectrum,
     surrogate_constants,
 )
-from fedjax_async.theory.server_field import server_field, server_iterates
+from fedjax_async.theory.fedavg_dynamics import server_field, server_iterates
 from fedjax_async.theory.vector_fields import displacement, gradient_map
 
 ALPHA, BETA, ROUNDS = 0.2, 3.0, 12

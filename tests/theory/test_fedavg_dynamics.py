@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async.theory.closed_forms import quadratic_displacement
-from fedjax_async.theory.server_field import mean_displacement, orbit, server_field, server_iterates
+from fedjax_async.theory.fedavg_dynamics import mean_displacement, orbit, server_field, server_iterates
 from fedjax_async.theory.surrogate import integrate, surrogate_loss
 from fedjax_async.theory.vector_fields import gradient_map
 
