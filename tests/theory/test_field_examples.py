@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_async.theory.field_examples import EXAMPLES, closed_orbit, cubic, cubic_condition, linear, rotation
 from fedjax_async.theory.fedavg_dynamics import orbit, server_field, server_iterates
+from fedjax_async.theory.field_examples import EXAMPLES, closed_orbit, cubic, cubic_condition, linear, rotation
 from fedjax_async.theory.surrogate import surrogate_loss
 from fedjax_async.theory.vector_fields import antisymmetric_part, curl, iterate
 

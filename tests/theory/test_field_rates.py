@@ -15,6 +15,7 @@ from fedjax_async.theory.closed_forms import (
     quadratic_displacement,
     quadratic_fixed_point,
 )
+from fedjax_async.theory.fedavg_dynamics import server_field, server_iterates
 from fedjax_async.theory.field_rates import (
     fedavg_client_lr,
     fedavg_distance_bound,
@@ -24,7 +25,6 @@ from fedjax_async.theory.field_rates import (
     iterate_spectrum,
     surrogate_constants,
 )
-from fedjax_async.theory.fedavg_dynamics import server_field, server_iterates
 from fedjax_async.theory.vector_fields import displacement, gradient_map
 
 ALPHA, BETA, ROUNDS = 0.2, 3.0, 12
