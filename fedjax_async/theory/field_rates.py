@@ -1,0 +1,170 @@
+"""What FedAvg's surrogate loss inherits from the clients' losses, and the rates of FedAvg that follow.
+
+All clients are k-conservative with smooth losses f_c of Hessians between alpha and beta, take k local steps at learning
+rate gamma, and average to ``V_s = grad f_s``, whose minimiser x_s* need not be that of the mean loss. There is no
+assumption on heterogeneity. ``lambda = (beta - alpha) / (beta + alpha)`` throughout.
+
+| function | claim | holds for |
+| --- | --- | --- |
+| :func:`iterate_spectrum` | Proposition 5 | ``(grad f)^j`` where grad f is 1- to j-conservative |
+| :func:`surrogate_constants` | Lemma 10 | strongly convex, convex and weakly convex f_c |
+| :func:`fedavg_distance_bound` | Theorem 12 | alpha > 0, gamma = 2 / (alpha + beta), eta = 1 |
+| :func:`fedavg_gap_bound` | Theorem 13 | alpha = 0, gamma = 1 / beta, eta = 1, f_s with a minimiser |
+| :func:`fedavgm_distance_bound` | Theorem 14 | as Theorem 12, quadratic f_c only |
+
+What the paper does not say, each shown by a test:
+
+- Proposition 5 prints the exponent k for the j-th iterate; its proof has j.
+- Theorem 13 concludes that f_s has a finite minimiser since every client has one. This is false even for k = 1:
+  ``(sqrt(x^2 + y^2) - y)^2 / 2`` and ``(x - 1)^2 / 2`` are convex, smooth outside the origin, have Lipschitz gradients
+  and minimisers, but their mean approaches 0 only as y goes to infinity. Where a minimiser exists the bound holds.
+- Theorem 14 has the factor 1 in place of ``1 + (1 + q) t``, and fails at t = 1. With the corrected factor it holds
+  for quadratics. For other losses it fails with any factor: heavy ball with these parameters may cycle on a strongly
+  convex function of one variable (Lessard, Recht and Packard, 2016, section 4.6), and such functions are
+  k-conservative for all k.
+
+Source: Charles and Rush (2022), sections 5 and 6 and appendix B.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedjax_async import check
+
+
+class Spectrum(NamedTuple):
+    """Bounds on the eigenvalues of a symmetric Jacobian, that is of the Hessian of a field's potential."""
+
+    low: float  # > 0: strongly convex; < 0: (-low)-weakly convex
+    high: float
+
+
+class HeavyBall(NamedTuple):
+    """Server optimiser of Theorem 14: ``optax.sgd(lr, momentum)``."""
+
+    lr: float  # eta
+    momentum: float  # m = q^2
+    rate: float  # q, the factor by which the distance falls in one round, up to a polynomial in t
+
+
+def iterate_spectrum(low: float, high: float, j: int) -> Spectrum:
+    """Proposition 5: bounds for ``(grad f)^j`` from ``low <= J(grad f) <= high``.
+
+    ``[low^j, high^j]`` for low >= 0 (item 1), else ``[-l^j, l^j]`` with ``l = max(|low|, |high|)`` (item 2). Requires
+    that grad f is i-conservative for all i <= j. Each Jacobian is then a product of symmetric matrices that commute.
+
+    Example:
+      >>> iterate_spectrum(0.5, 2.0, 3)
+      Spectrum(low=0.125, high=8.0)
+    """
+    check.whole("j", j)
+    check.in_range("high", high, low, float("inf"))
+    if low >= 0:
+        return Spectrum(low**j, high**j)
+    largest = max(-low, high) ** j
+    return Spectrum(-largest, largest)
+
+
+def surrogate_constants(alpha: float, beta: float, gamma: float, k: int) -> Spectrum:
+    """Lemma 10: bounds for the Hessian of h_k, ``grad h_k = I - (I - gamma grad f)^k``, and of FedAvg's surrogate loss.
+
+    | alpha | condition on gamma | low | high |
+    | --- | --- | --- | --- |
+    | > 0 (item 1) | ``<= 2 / (alpha + beta)`` | ``1 - (1 - gamma alpha)^k`` | ``1 + (1 - gamma alpha)^k`` |
+    | 0 (item 2) | ``<= 2 / beta`` | 0 | 2 |
+    | < 0 (item 4, delta = -alpha) | ``<= 2 / beta`` | ``1 - (1 + gamma delta)^k`` | ``1 + (1 + gamma delta)^k`` |
+
+    For alpha >= 0 and ``gamma <= 1 / beta``, high is 1 (item 2).
+
+    Args:
+      alpha: smallest eigenvalue of f's Hessians; f is (-alpha)-weakly convex where it is negative.
+      beta: Lipschitz constant of grad f, > 0 and at least |alpha|.
+      gamma: local learning rate > 0.
+      k: local steps.
+
+    Raises: ``ValueError`` if a value or gamma's condition is out of range.
+    """
+    check.positive("beta", beta)
+    check.in_range("alpha", alpha, -beta, beta)
+    check.positive("gamma", gamma)
+    check.whole("k", k)
+    largest = 2 / (beta + max(alpha, 0))
+    check.in_range("gamma", gamma, 0, largest)
+    power = (1 - gamma * alpha) ** k
+    return Spectrum(1 - power, 1 if alpha >= 0 and gamma * beta <= 1 else 1 + power)
+
+
+def fedavg_client_lr(alpha: float, beta: float) -> float:
+    """``gamma = 2 / (alpha + beta)``, the local learning rate of Theorems 12 and 14."""
+    _check_convexity(alpha, beta)
+    return 2 / (alpha + beta)
+
+
+def fedavg_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: Any) -> Any:
+    """Theorem 12, eq. 11: ``||x_t - x_s*|| <= lambda^(k t) ||x_0 - x_s*||``.
+
+    FedAvg with server learning rate 1 and local learning rate :func:`fedavg_client_lr`. Equality holds for equal
+    quadratic clients if ``x_0 - x_s*`` is an eigenvector of eigenvalue alpha or beta. (Appendix B.1 prints t + 1 for t
+    on the left-hand side.)
+
+    Args:
+      alpha, beta: bounds on the Hessians of all f_c, 0 < alpha <= beta.
+      k: local steps.
+      t: rounds >= 0, a number or an array.
+      distance: ``||x_0 - x_s*||`` to the fixed point, not to the minimiser of the mean loss.
+    """
+    check.non_negative("t", t)
+    return _contraction(alpha, beta, k) ** t * distance
+
+
+def fedavg_gap_bound(t: Any, distance: Any) -> Any:
+    """Theorem 13, eq. 12: ``f_s(x_t) - f_s(x_s*) <= ||x_0 - x_s*||^2 / (2 t)`` for t >= 1.
+
+    For convex clients with beta-Lipschitz gradients, gamma = 1 / beta and server learning rate 1. It needs a minimiser
+    x_s* of f_s (see the module). Neither side depends on k except through f_s. (Appendix B.2 prints the distance
+    without its square.)
+
+    Args:
+      t: rounds >= 1, a number or an array.
+      distance: ``||x_0 - x_s*||``.
+    """
+    check.positive("t", t)
+    return distance**2 / (2 * t)
+
+
+def fedavgm_parameters(alpha: float, beta: float, k: int) -> HeavyBall:
+    """Learning rate and momentum of Theorem 14 (appendix B.1), with ``kappa = (1 + lambda^k) / (1 - lambda^k)``.
+
+    ``eta = 4 / (sqrt(1 + lambda^k) + sqrt(1 - lambda^k))^2``, ``q = (sqrt(kappa) - 1) / (sqrt(kappa) + 1)``, m = q^2.
+    """
+    power = _contraction(alpha, beta, k)
+    high, low = (1 + power) ** 0.5, (1 - power) ** 0.5
+    rate = (high - low) / (high + low)
+    return HeavyBall(4 / (high + low) ** 2, rate**2, rate)
+
+
+def fedavgm_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: Any) -> Any:
+    """Theorem 14, corrected: ``||x_t - x_s*|| <= (1 + (1 + q) t) q^t ||x_0 - x_s*||`` for quadratic clients.
+
+    FedAvgM with :func:`fedavgm_parameters` and local learning rate :func:`fedavg_client_lr`. Eq. 14 lacks the factor.
+    An error along an eigenvector of V_s of eigenvalue ``1 - lambda^k`` is ``(1 + (1 - q) t) q^t`` times the first one;
+    of eigenvalue ``1 + lambda^k`` (reached for odd k) it is ``(1 + (1 + q) t) (-q)^t`` times, which attains the bound.
+
+    Args: as in :func:`fedavg_distance_bound`.
+    """
+    check.non_negative("t", t)
+    rate = fedavgm_parameters(alpha, beta, k).rate
+    return (1 + (1 + rate) * t) * rate**t * distance
+
+
+def _contraction(alpha: float, beta: float, k: int) -> float:
+    """``lambda^k``, the factor of one client's k steps."""
+    _check_convexity(alpha, beta)
+    check.whole("k", k)
+    return ((beta - alpha) / (beta + alpha)) ** k
+
+
+def _check_convexity(alpha: float, beta: float) -> None:
+    check.positive("alpha", alpha)
+    check.in_range("beta", beta, alpha, float("inf"))

@@ -1,0 +1,174 @@
+"""Iterated vector fields: how far they are from gradients.
+
+A field V maps a pytree of floats to one of the same structure and shapes, D floats in all; ``V^k`` applies it k times.
+V is k-conservative if ``V^k`` is a gradient. A smooth field on all of R^D is a gradient exactly if its Jacobian J is
+symmetric everywhere (eq. 8). FedAvg with k local steps descends a surrogate loss where the maps ``I - gamma grad f_c``
+of its clients are k-conservative (Theorem 11, :mod:`fedjax_async.theory.fedavg_dynamics`).
+
+Start with :func:`antisymmetry`, or :func:`estimate_antisymmetry` where D is large. Both measure the displacement
+``I - V^k``, which is one client's part of FedAvg's step. If the steps are small, ``J(V^k)`` is close to the identity;
+relative to the identity, every antisymmetric part would look small.
+
+Source: Charles and Rush, "Iterated Vector Fields and Conservatism, with Applications to Federated Learning" (2022),
+sections 1, 2 and 4. The paper tests only whether ``J - J'`` is zero; the relative size and its estimate are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from fedjax_async import check
+from fedjax_async.types import Array, Key, Params
+
+Field = Callable[[Params], Params]
+Loss = Callable[[Params], Array]
+
+
+class CurlEstimate(NamedTuple):
+    """A relative antisymmetry estimated from random directions; both float[]."""
+
+    value: Array
+    standard_error: Array  # 0 where the value is exact
+
+
+class Conservatism(NamedTuple):
+    """What :func:`is_k_conservative` found at P points."""
+
+    holds: Array  # bool[], largest <= tol
+    largest: Array  # float[], the largest relative antisymmetry
+    worst: Array  # int[], the index of its point
+
+
+def iterate(field: Field, k: int) -> Field:
+    """``V^k = V o ... o V``, k times; the identity for k = 0.
+
+    Args:
+      field: V.
+      k: a whole number >= 0, static.
+
+    Example:
+      >>> float(iterate(lambda x: 2.0 * x, 3)(jnp.float32(1)))
+      8.0
+    """
+    check.whole("k", k, 0)
+    return lambda x: jax.lax.fori_loop(0, k, lambda _, y: field(y), x)
+
+
+def gradient_map(loss: Loss, gamma: Any) -> Field:
+    """``x -> x - gamma grad f(x)``: one step of gradient descent on ``loss`` f at learning rate gamma > 0."""
+    check.positive("gamma", gamma)
+
+    def step(leaf: Array, slope: Array) -> Array:
+        return leaf - jnp.asarray(gamma, leaf.dtype) * slope
+
+    return lambda x: jax.tree.map(step, x, jax.grad(loss)(x))
+
+
+def displacement(field: Field, k: int) -> Field:
+    """``I - V^k``. For ``V = gradient_map(f_c, gamma)`` it is client c's term of the server field (eq. 2)."""
+    iterated = iterate(field, k)
+    return lambda x: jax.tree.map(jnp.subtract, x, iterated(x))
+
+
+def antisymmetric_part(field: Field, k: int, x: Params) -> Array:
+    """``D_k(V)(x) = J(V^k)(x) - J(V^k)(x)'`` (eq. 8); float[D, D], in the order of ``ravel_pytree``."""
+    jacobian = _jacobian(iterate(field, k), x)
+    return jacobian - jacobian.T
+
+
+def curl(field: Field, x: Params) -> Array:
+    """Relative antisymmetry of any field's Jacobian at x: ``||J - J'||_F / ||J + J'||_F``; float[].
+
+    0 where J is symmetric (also where it is zero), infinite where J is antisymmetric. Costs D forward derivatives and
+    memory for D^2 floats; see :func:`estimate_curl` for large D.
+
+    Example:
+      >>> float(curl(lambda x: jnp.stack([x[0] - x[1], x[0] + x[1]]), jnp.ones(2)))
+      1.0
+    """
+    jacobian = _jacobian(field, x)
+    return _ratio(jnp.sum(jnp.square(jacobian - jacobian.T)), jnp.sum(jnp.square(jacobian + jacobian.T)))
+
+
+def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> CurlEstimate:
+    """:func:`curl` without the matrix, from ``pairs`` random pairs of derivatives ``(J v, J' v)``.
+
+    For a uniformly random direction v of length sqrt(D), ``E ||(J -+ J') v||^2 = ||J -+ J'||_F^2``. The directions are
+    orthogonal to each other. This lowers the variance and makes the value exact from D pairs on. The field is
+    evaluated and linearised once; each pair then costs one forward and one backward derivative. One pair of derivatives
+    is in memory at a time, besides the directions (``pairs * D`` floats).
+
+    Args:
+      key: a JAX random key.
+      field: must be differentiable forward and backward; the loops inside need a fixed number of turns.
+      x: the point, D floats of one dtype.
+      pairs: at least 2; more than D is the same as D.
+
+    Returns: the root of the ratio of the two means, and its standard error by the delta method with the correction
+      ``sqrt(1 - pairs / D)`` for directions drawn without replacement. The bias is of the order 1 / pairs.
+    """
+    check.whole("pairs", pairs, 2)
+    flat, unravel = ravel_pytree(x)
+    count = min(pairs, flat.size)
+    _, push = jax.linearize(lambda v: ravel_pytree(field(unravel(v)))[0], flat)
+    pull = jax.linear_transpose(push, flat)
+    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, count), flat.dtype))
+
+    def squares(direction: Array) -> tuple[Array, Array]:
+        forward, (backward,) = push(direction), pull(direction)
+        return jnp.sum(jnp.square(forward - backward)), jnp.sum(jnp.square(forward + backward))
+
+    anti, sym = jax.lax.map(squares, flat.size**0.5 * basis.T)
+    value = _ratio(anti.mean(), sym.mean())
+    if count == flat.size:
+        return CurlEstimate(value, jnp.zeros_like(value))
+    spread = jnp.std(anti - jnp.square(value) * sym, ddof=1) * ((1 - count / flat.size) / count) ** 0.5
+    slope = 2 * value * sym.mean()
+    return CurlEstimate(value, jnp.where(slope > 0, spread / jnp.where(slope > 0, slope, 1.0), 0.0))
+
+
+def antisymmetry(field: Field, k: int, x: Params) -> Array:
+    """How far ``V^k`` is from conservative at x: :func:`curl` of the displacement ``I - V^k``; float[].
+
+    0 everywhere exactly if V (smooth on R^D) is k-conservative, since ``I - V^k`` and ``V^k`` have the same
+    antisymmetric part up to its sign.
+
+    Example:
+      >>> f = lambda x: x[0] ** 2 * x[1]
+      >>> step = gradient_map(f, 0.1)
+      >>> x = jnp.array([1.0, 2.0])
+      >>> float(antisymmetry(step, 1, x)) < 1e-6 < float(antisymmetry(step, 2, x))
+      True
+    """
+    return curl(displacement(field, k), x)
+
+
+def estimate_antisymmetry(key: Key, field: Field, k: int, x: Params, *, pairs: int = 16) -> CurlEstimate:
+    """:func:`antisymmetry` without the matrix; arguments and errors as in :func:`estimate_curl`."""
+    return estimate_curl(key, displacement(field, k), x, pairs=pairs)
+
+
+def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -> Conservatism:
+    """Whether :func:`antisymmetry` is at most ``tol`` at all P points; leaves of ``points`` are [P, ...].
+
+    A test, not a proof: points may miss where V^k is not conservative. A value that is not finite counts as a failure.
+    """
+    check.non_negative("tol", tol)
+    values = jax.lax.map(lambda x: antisymmetry(field, k, x), points)
+    worst = jnp.argmax(values)
+    return Conservatism(values[worst] <= tol, values[worst], worst)
+
+
+def _jacobian(field: Field, x: Params) -> Array:
+    flat, unravel = ravel_pytree(x)
+    return jax.jacfwd(lambda v: ravel_pytree(field(unravel(v)))[0])(flat)
+
+
+def _ratio(anti: Array, sym: Array) -> Array:
+    """``sqrt(anti / sym)``; 0 for 0 / 0."""
+    return jnp.where(anti == 0, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(anti == 0, jnp.ones_like(sym), sym)))

@@ -1,0 +1,252 @@
+"""FedAvg's field, optimisers on it, orbits, and the surrogate loss as a line integral."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async.theory.closed_forms import quadratic_displacement
+from fedjax_async.theory.fedavg_dynamics import mean_displacement, orbit, server_field, server_iterates
+from fedjax_async.theory.surrogate import integrate, surrogate_loss
+from fedjax_async.theory.vector_fields import gradient_map
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def logistic_losses(orthogonal, clients=3):
+    """Clients' logistic losses on trees {"w": [2, 2], "b": [1]}, with features that are orthogonal or not."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((clients, 5, 5))
+    if orthogonal:
+        features = np.linalg.qr(features)[0] * np.array([1.0, 2.0, 0.5, 1.5, 1.0])[:, None]
+
+    def client(rows):
+        def loss(x):
+            flat = jnp.concatenate([x["w"].reshape(-1), x["b"]])
+            return jnp.sum(jax.nn.softplus(-(jnp.asarray(rows) @ flat)))
+
+        return loss
+
+    return [client(rows) for rows in features]
+
+
+def tree_of(values):
+    values = jnp.asarray(values)
+    return {"w": values[:4].reshape(2, 2), "b": values[4:]}
+
+
+def random_trees(count):
+    return [tree_of(each) for each in np.random.default_rng(1).standard_normal((count, 5))]
+
+
+def test_the_server_field_is_the_mean_of_hand_written_local_training():
+    """Eq. 2, and one round of eq. 3 is the mean of the clients' models."""
+    losses = logistic_losses(orthogonal=False)
+    (x,) = random_trees(1)
+    models = []
+    for loss in losses:
+        local = x
+        for _ in range(4):
+            local = jax.tree.map(lambda w, g: w - 0.3 * g, local, jax.grad(loss)(local))
+        models.append(local)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *models)
+    after = jax.tree.map(lambda w, v: w - v, x, server_field(losses, 0.3, 4)(x))
+    for leaf, expected in zip(jax.tree.leaves(after), jax.tree.leaves(mean), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-13)
+
+
+def test_with_one_local_step_it_is_the_gradient_of_the_mean_loss():
+    losses = logistic_losses(orthogonal=False)
+    (x,) = random_trees(1)
+    expected = jax.grad(lambda x: sum(loss(x) for loss in losses) / len(losses))(x)
+    for leaf, slope in zip(jax.tree.leaves(server_field(losses, 0.3, 1)(x)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(leaf, 0.3 * slope, rtol=1e-13)
+
+
+def test_mean_displacement_takes_any_map():
+    field = mean_displacement([lambda x: 0.5 * x, lambda x: x + 1], k=2)
+    np.testing.assert_allclose(field(jnp.float64(4)), (3 - 2) / 2)
+
+
+# --- surrogate ----------------------------------------------------------------------------------
+
+
+def test_the_surrogate_does_not_depend_on_the_path_where_the_field_is_conservative():
+    field = server_field(logistic_losses(orthogonal=True), 0.3, 5)
+    end, start, *corners = random_trees(12)
+    integral = jax.jit(lambda via: surrogate_loss(field, end, start, via=via))
+    direct = jax.jit(lambda: surrogate_loss(field, end, start))()
+    assert abs(direct.value) > 0.1 and direct.error < 1e-8
+    assert max(integral(corner).error for corner in corners) < 1e-8
+
+
+def test_the_surrogate_depends_on_the_path_where_the_field_is_not_conservative():
+    field = server_field(logistic_losses(orthogonal=False), 0.3, 5)
+    end, start, *corners = random_trees(12)
+    integral = jax.jit(lambda via: surrogate_loss(field, end, start, via=via))
+    assert jax.jit(lambda: surrogate_loss(field, end, start))().error > 1e-4
+    assert np.median([integral(corner).error for corner in corners]) > 1e-4
+
+
+def test_the_gradient_of_the_surrogate_is_the_field():
+    field = server_field(logistic_losses(orthogonal=True), 0.3, 3)
+    x, x0 = random_trees(2)
+    found = jax.jit(jax.grad(lambda x: surrogate_loss(field, x, x0).value))(x)
+    for leaf, expected in zip(jax.tree.leaves(found), jax.tree.leaves(field(x)), strict=True):
+        np.testing.assert_allclose(leaf, expected, atol=1e-8)
+
+
+def test_a_step_of_fedavg_descends_the_surrogate():
+    """Theorem 11: eq. 1 is gradient descent, so the surrogate falls every round (its gradient is 2-Lipschitz)."""
+    field = server_field(logistic_losses(orthogonal=True), 0.2, 4)
+    (x,) = random_trees(1)
+    points = server_iterates(field, x, optax.sgd(1.0), 10)
+    height = jax.jit(lambda y: surrogate_loss(field, y, x).value)
+    heights = [height(jax.tree.map(lambda leaf, t=t: leaf[t], points)) for t in range(11)]
+    assert heights[0] == 0 and np.all(np.diff(heights) < 0)
+
+
+def test_the_surrogate_is_exact_for_polynomials():
+    """Nodes n are enough for degree 2 n - 1; one fewer is not."""
+
+    def field(x):
+        return jax.grad(lambda x: x[0] ** 3 * x[1] ** 3)(x)  # degree 5
+
+    end, start = jnp.array([1.5, -0.5]), jnp.array([0.2, 1.0])
+    expected = 1.5**3 * (-0.5) ** 3 - 0.2**3
+    three, two = (surrogate_loss(field, end, start, nodes=nodes) for nodes in (3, 2))
+    np.testing.assert_allclose(three.value, expected, rtol=1e-13)
+    assert three.error < 1e-14 and two.error > 1e-3
+
+
+def test_the_error_is_curl_times_area():
+    """x -> (-y, x) has curl 2 everywhere; the triangle over a base of length L has area L^2 / 4."""
+    found = surrogate_loss(lambda x: jnp.stack([-x[1], x[0]]), jnp.array([3.0, 4.0]), jnp.zeros(2))
+    np.testing.assert_allclose(found.error, 2 * 25 / 4, rtol=1e-12)
+    np.testing.assert_allclose(found.value, 0, atol=1e-14)
+
+
+def test_the_surrogate_in_one_dimension_and_over_no_distance():
+    one = surrogate_loss(jnp.cos, jnp.array([2.0]), jnp.array([0.5]))
+    np.testing.assert_allclose(one.value, np.sin(2) - np.sin(0.5), rtol=1e-13)
+    assert one.error < 1e-14
+    none = surrogate_loss(jnp.cos, jnp.ones(3), jnp.ones(3))
+    assert none.value == none.error == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dtypes_of_surrogate_and_iterates(dtype):
+    x = jnp.ones(3, dtype)
+    field = server_field([lambda x: jnp.sum(x**4)], 0.01, 3)
+    assert {each.dtype for each in jax.jit(lambda x: surrogate_loss(field, x, 0 * x))(x)} == {jnp.dtype(dtype)}
+    for optimizer in (optax.sgd(1.0), optax.sgd(0.5, 0.9), optax.adagrad(0.1), optax.adam(0.1)):
+        assert server_iterates(field, x, optimizer, 2).dtype == dtype
+
+
+def test_integrate():
+    np.testing.assert_allclose(integrate(lambda s: jnp.stack([s**5, jnp.exp(s)]), jnp.float64, 12), [1 / 6, np.e - 1])
+
+
+# --- optimisers and orbits ----------------------------------------------------------------------
+
+
+def test_optimisers_follow_their_formulas():
+    """FedAvg, FedAvgM and FedAdagrad against NumPy on a linear field."""
+    matrix = np.array([[1.0, 0.3], [0.3, 0.5]])
+    start, eta, m = np.array([1.0, -2.0]), 0.4, 0.6
+
+    def expected(rule):
+        x, state, points = start.copy(), np.zeros(2), [start.copy()]
+        for _ in range(6):
+            x, state = rule(x, state, matrix @ x)
+            points.append(x)
+        return points
+
+    def momentum(x, v, g):
+        v = m * v + g
+        return x - eta * v, v
+
+    def adagrad(x, s, g):
+        s = s + g**2
+        return x - eta * g / np.sqrt(s + 1e-7), s
+
+    rules = {
+        "fedavg": (optax.sgd(eta), lambda x, s, g: (x - eta * g, s)),
+        "fedavgm": (optax.sgd(eta, m), momentum),
+        "fedadagrad": (optax.adagrad(eta, initial_accumulator_value=0.0), adagrad),
+    }
+    for name, (optimizer, rule) in rules.items():
+        found = server_iterates(lambda x: jnp.asarray(matrix) @ x, jnp.asarray(start), optimizer, 6)
+        np.testing.assert_allclose(found, expected(rule), rtol=1e-6, err_msg=name)
+
+
+def test_optimisers_reach_the_minimiser_of_the_surrogate():
+    """Section 6.1: FedAvgM and FedAdagrad on V_s end where grad f_s = 0, as FedAvg does."""
+    form = quadratic_displacement(jnp.diag(jnp.array([0.2, 1.0])), jnp.array([1.0, -1.0]), 0.5, 3)
+    for optimizer in (optax.sgd(1.0), optax.sgd(0.5, 0.5), optax.adagrad(1.0)):
+        points = server_iterates(form.field, jnp.zeros(2), optimizer, 400)
+        np.testing.assert_allclose(points[-1], [1, -1], atol=1e-6)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 8])
+def test_an_orbit_finds_the_period(period):
+    """A rotation by 2 pi / period."""
+    angle = 2 * np.pi / period
+    turn = jnp.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+    found = jax.jit(lambda x: orbit(lambda x: x - turn @ x, x, steps=20))(jnp.array([1.0, 0.5]))
+    assert (int(found.period), int(found.start)) == (period, 0)
+
+
+def test_an_orbit_that_is_reached_after_some_steps():
+    """7 6 5 4 3 2 1 0 2 1 0 2 ...: the cycle starts at step 5."""
+    found = orbit(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), steps=30)
+    np.testing.assert_array_equal(found.points[:9, 0], [7, 6, 5, 4, 3, 2, 1, 0, 2])
+    assert (int(found.period), int(found.start)) == (3, 5)
+
+
+def test_orbits_without_a_cycle_and_with_a_fixed_point():
+    drift = orbit(jnp.ones_like, jnp.zeros(2), steps=15)
+    assert (int(drift.period), int(drift.start)) == (0, 0)
+    halved = orbit(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, steps=60, tol=1e-6)
+    assert int(halved.period) == 1
+    np.testing.assert_allclose(halved.points["x"][:3, 0], [1, 0.5, 0.25])
+    gap = 2.0 ** -np.arange(61) * np.sqrt(2)  # from x_t to x_{t+1}: half of x_t
+    assert int(halved.start) == np.argmax(gap / 2 <= 1e-6)
+    lost = orbit(lambda x: -jnp.square(x), jnp.array([3.0]), steps=30)  # overflows
+    assert int(lost.period) == 0
+
+
+def test_a_cycle_must_be_seen_twice():
+    turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4
+    periods = [int(orbit(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps=steps).period) for steps in (6, 7)]
+    assert periods == [0, 4]
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="number of clients = 0"):
+        server_field([], 0.1, 1)
+    with pytest.raises(ValueError, match="k = 0"):
+        server_field([jnp.sum], 0.1, 0)
+    with pytest.raises(ValueError, match="gamma = -1"):
+        server_field([jnp.sum], -1, 1)
+    with pytest.raises(ValueError, match="nodes = 0"):
+        surrogate_loss(jnp.cos, jnp.ones(2), jnp.zeros(2), nodes=0)
+    for options in ({"lr": 0}, {"steps": 0}, {"tol": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} = "):
+            orbit(jnp.cos, jnp.ones(2), **options)
+
+
+def test_gradient_maps_of_a_shared_loss_agree_with_the_server():
+    """C equal clients move as one."""
+    loss = logistic_losses(orthogonal=False)[0]
+    (x,) = random_trees(1)
+    one, many = mean_displacement([gradient_map(loss, 0.2)], 3)(x), server_field([loss] * 4, 0.2, 3)(x)
+    for leaf, expected in zip(jax.tree.leaves(many), jax.tree.leaves(one), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=1e-14)

@@ -1,0 +1,337 @@
+"""Proposition 5, Lemmas 9 and 10, Theorems 12 to 14 against runs, and each erratum by an example."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async.theory.closed_forms import (
+    glm_displacement,
+    glm_iterate,
+    glm_loss,
+    quadratic_displacement,
+    quadratic_fixed_point,
+)
+from fedjax_async.theory.fedavg_dynamics import server_field, server_iterates
+from fedjax_async.theory.field_rates import (
+    fedavg_client_lr,
+    fedavg_distance_bound,
+    fedavg_gap_bound,
+    fedavgm_distance_bound,
+    fedavgm_parameters,
+    iterate_spectrum,
+    surrogate_constants,
+)
+from fedjax_async.theory.vector_fields import displacement, gradient_map
+
+ALPHA, BETA, ROUNDS = 0.2, 3.0, 12
+TIMES = np.arange(ROUNDS + 1)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def quadratics(seed, clients=4, dim=5):
+    """Curvatures with eigenvalues in [ALPHA, BETA], the ends included, and optima."""
+    rng = np.random.default_rng(seed)
+    bases = np.linalg.qr(rng.standard_normal((clients, dim, dim)))[0]
+    eigenvalues = rng.uniform(ALPHA, BETA, (clients, dim))
+    eigenvalues[:, 0], eigenvalues[:, 1] = ALPHA, BETA
+    curvature = np.einsum("cij,cj,ckj->cik", bases, eigenvalues, bases)
+    return jnp.asarray((curvature + curvature.transpose(0, 2, 1)) / 2), jnp.asarray(rng.standard_normal((clients, dim)))
+
+
+def losses_of(curvature, optima):
+    return [lambda x, a=a, b=b: (x - b) @ a @ (x - b) / 2 for a, b in zip(curvature, optima)]
+
+
+def distances(field, start, fixed, optimizer=None, rounds=ROUNDS):
+    points = jax.jit(lambda x: server_iterates(field, x, optimizer or optax.sgd(1.0), rounds))(start)
+    return np.linalg.norm(np.asarray(points) - np.asarray(fixed), axis=1)
+
+
+def hessian_range(potential, points):
+    """The smallest and largest eigenvalue of a potential's Hessian over points."""
+    values = jnp.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(potential)))(points))
+    return float(values.min()), float(values.max())
+
+
+# --- Proposition 5, Lemmas 9 and 10 -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("j", [1, 2, 4])
+def test_proposition_5_on_generalised_linear_models(j):
+    """Convex (softplus plus a square, slopes in [low, high]) and not (cosine)."""
+    basis = jnp.asarray(np.linalg.qr(np.random.default_rng(j).standard_normal((3, 3)))[0])
+    points = jnp.asarray(np.random.default_rng(j).uniform(-4, 4, (300, 3)))
+    convex = iterate_spectrum(0.4, 0.65, j)
+    low, high = hessian_range(glm_iterate(lambda t: jax.nn.softplus(t) + 0.2 * t**2, basis, j).potential, points)
+    assert convex.low - 1e-8 <= low <= high <= convex.high + 1e-8
+    other = iterate_spectrum(-1.0, 1.0, j)
+    low, high = hessian_range(glm_iterate(jnp.cos, basis, j).potential, points)
+    assert other.low - 1e-8 <= low < 0 < high <= other.high + 1e-8
+
+
+def test_proposition_5_is_met_by_quadratics():
+    for j in (1, 2, 3):
+        assert iterate_spectrum(0.5, 2.0, j) == (0.5**j, 2.0**j)
+        assert iterate_spectrum(-3.0, 2.0, j) == (-(3.0**j), 3.0**j)
+
+
+def test_erratum_proposition_5_has_the_exponent_j():
+    """f = x^2 / 4, j = 1, k = 3: the slope of grad f is above the printed beta^k."""
+    slope = float(jax.hessian(lambda x: x**2 / 4)(1.0))
+    assert slope > iterate_spectrum(0.5, 0.5, 3).high
+    assert slope == iterate_spectrum(0.5, 0.5, 1).high
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_lemma_9_critical_points_stay(k):
+    """Maxima, saddles and minima of a cosine are critical points of h_k, and others do not arise for small gamma."""
+    form = glm_displacement(lambda t: jnp.cos(2 * t), jnp.eye(2), 0.1, k)
+    for x in (jnp.zeros(2), jnp.array([np.pi / 2, 0.0]), jnp.array([np.pi / 2, np.pi])):
+        np.testing.assert_allclose(form.field(x), 0, atol=1e-14)
+    assert np.abs(form.field(jnp.array([0.4, 1.0]))).min() > 0.01
+
+
+LEMMA_10 = {
+    # sigma, alpha, beta; sigma'' takes values near both ends
+    "strongly_convex": (lambda t: jax.nn.softplus(t) * 4 + 0.1 * t**2, 0.2, 1.2),
+    "convex": (lambda t: 4 * jax.nn.softplus(t), 0.0, 1.0),
+    "weakly_convex": (lambda t: 0.5 * jnp.cos(t) + 0.25 * t**2, 0.0, 1.0),
+    "not_convex": (lambda t: -jnp.sin(t) + 0.1 * t**2, -0.8, 1.2),
+}
+
+
+@pytest.mark.parametrize("name", LEMMA_10)
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_lemma_10(name, k):
+    """The Hessian of h_k stays within the bounds, at learning rates up to the largest."""
+    sigma, alpha, beta = LEMMA_10[name]
+    points = jnp.asarray(np.random.default_rng(k).uniform(-6, 6, (400, 2)))
+    largest = 2 / (beta + max(alpha, 0))
+    for gamma in (0.2 / beta, 1 / beta, largest):
+        bound = surrogate_constants(alpha, beta, gamma, k)
+        jacobians = jax.vmap(jax.jacfwd(displacement(gradient_map(glm_loss(sigma, jnp.eye(2)), gamma), k)))(points)
+        values = np.linalg.eigvalsh(jacobians)
+        assert bound.low - 1e-12 <= values.min() <= values.max() <= bound.high + 1e-12
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_lemma_10_is_met_by_quadratics(k):
+    """Item 1 at gamma = 2 / (alpha + beta) with odd k."""
+    form = quadratic_displacement(jnp.diag(jnp.array([ALPHA, BETA])), jnp.zeros(2), fedavg_client_lr(ALPHA, BETA), k)
+    np.testing.assert_allclose(
+        hessian_range(form.potential, jnp.zeros((1, 2))),
+        surrogate_constants(ALPHA, BETA, fedavg_client_lr(ALPHA, BETA), k),
+    )
+
+
+def test_lemma_10_needs_its_learning_rate():
+    """Above 2 / beta a convex f has an h_k that is not convex."""
+    form = quadratic_displacement(jnp.eye(1), jnp.zeros(1), 2.1, 2)
+    assert hessian_range(form.potential, jnp.zeros((1, 1)))[0] < 0
+    with pytest.raises(ValueError, match=r"gamma = 2\.1"):
+        surrogate_constants(0.0, 1.0, 2.1, 2)
+
+
+# --- Theorem 12 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_theorem_12(seed, k):
+    """The bound holds on random quadratics, for FedAvg on the losses themselves."""
+    curvature, optima = quadratics(seed)
+    gamma = fedavg_client_lr(ALPHA, BETA)
+    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
+    found = distances(server_field(losses_of(curvature, optima), gamma, k), jnp.zeros(5), fixed)
+    bound = fedavg_distance_bound(ALPHA, BETA, k, TIMES, found[0])
+    assert np.all(found <= bound * (1 + 1e-9) + 1e-13)
+    assert found[1] > 0.01 * bound[1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("end", [0, 1])
+def test_theorem_12_is_met_with_equality(k, end):
+    """Equal curvatures, start on the eigenvector of alpha (end 0) or beta (end 1)."""
+    curvature, optima = quadratics(7)
+    curvature = jnp.broadcast_to(curvature[:1], curvature.shape)
+    gamma = fedavg_client_lr(ALPHA, BETA)
+    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
+    vector = jnp.linalg.eigh(curvature[0])[1][:, -1 if end else 0]
+    found = distances(server_field(losses_of(curvature, optima), gamma, k), fixed + vector, fixed)
+    np.testing.assert_allclose(found, fedavg_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6, atol=1e-13)
+
+
+def test_theorem_12_on_losses_that_are_not_quadratic():
+    """Strongly convex generalised linear models with orthogonal features, each client its own."""
+    rng = np.random.default_rng(3)
+    bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
+    losses = [glm_loss(lambda t, c=c: 4 * jax.nn.softplus(t - c) + 0.1 * t**2, b) for c, b in enumerate(bases)]
+    alpha, beta = 0.2, 1.2
+    for k in (1, 4):
+        field = server_field(losses, fedavg_client_lr(alpha, beta), k)
+        fixed = server_iterates(field, jnp.zeros(3), optax.sgd(1.0), 400)[-1]
+        start = jnp.asarray(rng.standard_normal(3) * 3)
+        found = distances(field, start, fixed)
+        assert np.all(found <= fedavg_distance_bound(alpha, beta, k, TIMES, found[0]) + 1e-12)
+
+
+def test_the_fixed_point_is_not_the_minimiser_of_the_mean_loss():
+    curvature, optima = quadratics(1)
+    minimiser = np.linalg.solve(curvature.sum(axis=0), np.einsum("cij,cj->i", curvature, optima))
+    gamma = fedavg_client_lr(ALPHA, BETA)
+    gaps = [np.linalg.norm(quadratic_fixed_point(curvature, optima, gamma, k) - minimiser) for k in (1, 2, 10)]
+    assert gaps[0] < 1e-12 and min(gaps[1:]) > 0.1
+
+
+# --- Theorem 13 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_theorem_13(k):
+    """Clients that are convex but not strongly convex: ln cosh along three directions of their own."""
+    rng = np.random.default_rng(k)
+    bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
+    shifts = [jnp.asarray(rng.standard_normal(3)) for _ in bases]
+
+    def sigma(shift):
+        return lambda t: jnp.logaddexp(t - shift, shift - t)  # sigma'' in (0, 1]
+
+    losses = [glm_loss(sigma(s), b) for s, b in zip(shifts, bases)]
+    forms = [glm_displacement(sigma(s), b, 1.0, k, nodes=128) for s, b in zip(shifts, bases)]
+    field = server_field(losses, 1.0, k)
+
+    def surrogate(x):
+        return sum(form.potential(x) for form in forms) / len(forms)
+
+    fixed = server_iterates(field, jnp.zeros(3), optax.sgd(1.0), 3000)[-1]
+    np.testing.assert_allclose(field(fixed), 0, atol=1e-10)
+    start = 6 * jnp.ones(3)
+    points = server_iterates(field, start, optax.sgd(1.0), ROUNDS)
+    gaps = np.asarray(jax.vmap(surrogate)(points) - surrogate(fixed))[1:]
+    bound = fedavg_gap_bound(TIMES[1:], np.linalg.norm(start - fixed))
+    assert np.all(gaps >= -1e-9) and np.all(gaps <= bound)
+
+
+def test_erratum_theorem_13_needs_a_minimiser_of_the_mean():
+    """(sqrt(x^2 + y^2) - y)^2 / 2 and (x - 1)^2 / 2: each has minimisers, the mean has none."""
+
+    def flat(p):
+        return (jnp.linalg.norm(p) - p[1]) ** 2 / 2
+
+    def square(p):
+        return (p[0] - 1) ** 2 / 2
+
+    points = jnp.asarray(np.random.default_rng(0).uniform(-5, 5, (1000, 2)))
+    values = np.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(flat)))(points))
+    assert values.min() > -1e-12 and values.max() < 5  # convex, Lipschitz gradient
+    assert flat(jnp.array([0.0, 2.0])) == square(jnp.array([1.0, 7.0])) == 0
+    field = server_field([flat, square], 0.2, 1)
+    iterates = np.asarray(jax.jit(lambda x: server_iterates(field, x, optax.sgd(1.0), 30_000))(jnp.ones(2)))
+    assert np.all(np.diff(iterates[::1000, 1]) > 0.01) and iterates[-1, 1] > 5  # it never stops going up
+    heights = [float(flat(p) + square(p)) for p in jnp.array([[1.0, 1.0], [1.0, 10.0], [1.0, 1e3], [1.0, 1e5]])]
+    assert heights == sorted(heights, reverse=True) and 0 < heights[-1] < 1e-10
+
+
+# --- Theorem 14 ---------------------------------------------------------------------------------
+
+
+def heavy_ball(k):
+    found = fedavgm_parameters(ALPHA, BETA, k)
+    return found, optax.sgd(found.lr, found.momentum)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_parameters_of_theorem_14(k):
+    """As appendix B.1 prints them; q from kappa."""
+    power = ((BETA - ALPHA) / (BETA + ALPHA)) ** k
+    kappa = (1 + power) / (1 - power)
+    found = fedavgm_parameters(ALPHA, BETA, k)
+    np.testing.assert_allclose(found.rate, (np.sqrt(kappa) - 1) / (np.sqrt(kappa) + 1))
+    ends = [abs(1 - np.sqrt(found.lr * (1 - power))), abs(1 - np.sqrt(found.lr * (1 + power)))]
+    np.testing.assert_allclose(found.momentum, max(ends) ** 2)
+    assert found.rate < power  # faster than eq. 11
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(3))
+def test_theorem_14_corrected(seed, k):
+    curvature, optima = quadratics(seed)
+    gamma = fedavg_client_lr(ALPHA, BETA)
+    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
+    _, optimizer = heavy_ball(k)
+    found = distances(server_field(losses_of(curvature, optima), gamma, k), jnp.zeros(5), fixed, optimizer)
+    assert np.all(found <= fedavgm_distance_bound(ALPHA, BETA, k, TIMES, found[0]) * (1 + 1e-9) + 1e-13)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_theorem_14_at_the_ends_of_the_spectrum(k):
+    """Erratum V3 and its other half: (1 + (1 - q) t) q^t for the smallest, (1 + (1 + q) t) q^t for the largest."""
+    form = quadratic_displacement(jnp.diag(jnp.array([ALPHA, BETA])), jnp.zeros(2), fedavg_client_lr(ALPHA, BETA), k)
+    found, optimizer = heavy_ball(k)
+    q = found.rate
+    low, high = (distances(form.field, jnp.eye(2)[i], jnp.zeros(2), optimizer) for i in (0, 1))
+    np.testing.assert_allclose(low, (1 + (1 - q) * TIMES) * q**TIMES, rtol=1e-6)
+    np.testing.assert_allclose(high, (1 + (1 + q) * TIMES) * q**TIMES, rtol=1e-6)
+    np.testing.assert_allclose(high, fedavgm_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6)
+    assert low[1] > q and high[1] > q  # eq. 14 as printed fails at t = 1
+
+
+def test_heavy_ball_is_faster_than_fedavg():
+    """To the same point: compare eqs. 11 and 14 for k = 1."""
+    curvature, optima = quadratics(2, clients=1)
+    field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), 1)
+    plain, ball = (distances(field, jnp.zeros(5), optima[0], optimizer, 40) for optimizer in (None, heavy_ball(1)[1]))
+    assert ball[-1] < 1e-3 * plain[-1]
+
+
+def test_erratum_theorem_14_fails_for_losses_that_are_not_quadratic():
+    """One client, one dimension, k = 1, alpha = 1, beta = 25 (Lessard, Recht and Packard): a cycle of period 3."""
+
+    def loss(x):
+        """Slopes 25 x, x + 24 from 1 on, 25 x - 24 from 2 on."""
+        middle, above = jnp.maximum(x - 1, 0.0), jnp.maximum(x - 2, 0.0)
+        return jnp.sum(12.5 * x**2 - 12 * middle**2 + 12 * above**2)
+
+    field = server_field([loss], fedavg_client_lr(1, 25), 1)
+    found = fedavgm_parameters(1, 25, 1)
+    np.testing.assert_allclose(found.rate, 2 / 3)
+    points = server_iterates(field, jnp.array([3.3]), optax.sgd(found.lr, found.momentum), 200)[:, 0]
+    np.testing.assert_allclose(points[-3:], points[-6:-3], rtol=1e-6)
+    assert np.abs(points[-10:]).min() > 0.5
+    assert np.all(np.abs(points[100:]) > fedavgm_distance_bound(1, 25, 1, np.arange(100, 201), 3.3))
+    plain = server_iterates(field, jnp.array([3.3]), optax.sgd(1.0), 400)[:, 0]
+    assert np.all(np.abs(plain) <= fedavg_distance_bound(1, 25, 1, np.arange(401), 3.3) + 1e-12)  # Theorem 12 holds
+
+
+# --- input --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda: fedavg_client_lr(0, 1), "alpha"),
+        (lambda: fedavg_client_lr(2, 1), "beta"),
+        (lambda: fedavg_distance_bound(1, 2, 0, 1, 1.0), "k"),
+        (lambda: fedavg_distance_bound(1, 2, 1, -1, 1.0), "t"),
+        (lambda: fedavg_gap_bound(0, 1.0), "t"),
+        (lambda: fedavgm_distance_bound(1, 2, 1, -1, 1.0), "t"),
+        (lambda: iterate_spectrum(2, 1, 1), "high"),
+        (lambda: iterate_spectrum(0, 1, 0), "j"),
+        (lambda: surrogate_constants(0, 0, 1, 1), "beta"),
+        (lambda: surrogate_constants(-2, 1, 1, 1), "alpha"),
+        (lambda: surrogate_constants(1, 1, 1.01, 1), "gamma"),
+        (lambda: surrogate_constants(0, 1, 1, 0), "k"),
+    ],
+)
+def test_bad_input(call, field):
+    with pytest.raises(ValueError, match=f"^{field} = "):
+        call()

@@ -1,0 +1,230 @@
+"""Antisymmetry, dense and from random pairs, against NumPy; what the matrix-free form costs and how sure it is."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from fedjax_async.theory.vector_fields import (
+    antisymmetric_part,
+    antisymmetry,
+    curl,
+    displacement,
+    estimate_antisymmetry,
+    estimate_curl,
+    gradient_map,
+    is_k_conservative,
+    iterate,
+)
+
+MAPS = 50
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def random_weights(seed, dim=12):
+    """``inner, outer, x`` of :func:`map_of`, as NumPy arrays."""
+    rng = np.random.default_rng(seed)
+    inner, outer = (rng.standard_normal((dim, dim)) / dim**0.5 for _ in range(2))
+    return inner, outer, {"a": rng.standard_normal((dim // 3, 2)), "b": rng.standard_normal(dim // 3)}
+
+
+def map_of(inner, outer, x):
+    """A smooth map of trees like ``x`` that is no gradient."""
+    _, unravel = ravel_pytree(x)
+
+    def field(x):
+        flat = ravel_pytree(x)[0]
+        return unravel(flat - 0.3 * (outer @ jnp.tanh(inner @ flat)))
+
+    return field
+
+
+def random_map(seed, dim=12):
+    inner, outer, x = jax.tree.map(jnp.asarray, random_weights(seed, dim))
+    return map_of(inner, outer, x), x
+
+
+def random_maps(dim):
+    """The weights of ``MAPS`` maps, stacked."""
+    each = [random_weights(seed, dim) for seed in range(MAPS)]
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *each)
+
+
+def relative(matrix):
+    return np.linalg.norm(matrix - matrix.T) / np.linalg.norm(matrix + matrix.T)
+
+
+def test_iterate_applies_a_field_k_times():
+    field, x = random_map(0)
+    again = x
+    for k in range(5):
+        for leaf, expected in zip(jax.tree.leaves(iterate(field, k)(x)), jax.tree.leaves(again), strict=True):
+            np.testing.assert_allclose(leaf, expected, rtol=1e-14)
+        again = field(again)
+
+
+def test_gradient_map_is_a_step_of_gradient_descent():
+    x = {"w": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}
+    moved = gradient_map(lambda x: jnp.sum(x["w"] ** 2) * x["b"], 0.1)(x)
+    np.testing.assert_allclose(moved["w"], [1 - 0.6, -2 + 1.2])
+    np.testing.assert_allclose(moved["b"], 3 - 0.5)
+
+
+def test_the_learning_rate_may_be_a_tracer():
+    def moved(gamma):
+        return gradient_map(lambda x: jnp.sum(x**2), gamma)(jnp.ones(2)).sum()
+
+    np.testing.assert_allclose(jax.jit(jax.grad(moved))(0.1), -4.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_the_matrix_free_antisymmetry_equals_the_dense_one_on_50_maps(k):
+    """From D pairs on it is exact, so chance plays no part."""
+
+    def both(key, inner, outer, x):
+        field = map_of(inner, outer, x)
+        return antisymmetry(field, k, x), estimate_antisymmetry(key, field, k, x, pairs=12)
+
+    dense, free = jax.jit(jax.vmap(both))(jax.random.split(jax.random.key(0), MAPS), *random_maps(12))
+    assert dense.shape == (MAPS,) and dense.min() > 0.1
+    np.testing.assert_allclose(free.value, dense, rtol=1e-11)
+    assert not np.any(free.standard_error)
+
+
+def test_fewer_pairs_are_as_far_off_as_the_standard_error_says():
+    """50 maps x 20 keys: the mean of the scores is near 0, that of their squares near 1."""
+
+    def score(keys, inner, outer, x):
+        field = map_of(inner, outer, x)
+        free = jax.vmap(lambda key: estimate_antisymmetry(key, field, 2, x, pairs=20))(keys)
+        return (free.value - antisymmetry(field, 2, x)) / free.standard_error
+
+    keys = jax.random.split(jax.random.key(0), (MAPS, 20))
+    scores = np.asarray(jax.jit(jax.vmap(score))(keys, *random_maps(60)))
+    assert abs(scores.mean()) < 0.25
+    assert 0.8 < np.mean(scores**2) < 1.3
+    assert np.abs(scores).max() < 6
+
+
+def test_the_standard_error_falls_with_the_root_of_the_pairs():
+    field, x = random_map(3, dim=300)
+
+    def error(pairs):
+        keys = jax.random.split(jax.random.key(0), 10)
+        estimates = jax.jit(jax.vmap(lambda key: estimate_antisymmetry(key, field, 1, x, pairs=pairs)))(keys)
+        return estimates.standard_error.mean()
+
+    ratio = error(8) / error(32)
+    assert 1.6 < ratio < 2.6  # sqrt(4 (1 - 8/300) / (1 - 32/300)) = 2.09
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_antisymmetry_is_of_the_displacement(k):
+    """As NumPy computes it from a linear map's powers."""
+    matrix = np.eye(4) - 0.1 * np.random.default_rng(k).standard_normal((4, 4))
+    value = antisymmetry(lambda x: jnp.asarray(matrix) @ x, k, jnp.ones(4))
+    np.testing.assert_allclose(value, relative(np.eye(4) - np.linalg.matrix_power(matrix, k)), rtol=1e-10)
+
+
+def test_the_identity_does_not_hide_a_small_step():
+    """V = I - h R: relative to V its antisymmetry vanishes with h, relative to the displacement it stays."""
+    turn = jnp.array([[1.0, -0.5], [0.5, 1.0]])
+    for h in (1e-1, 1e-3, 1e-5):
+
+        def field(x, h=h):
+            return x - h * (turn @ x)
+
+        np.testing.assert_allclose(antisymmetry(field, 1, jnp.ones(2)), 0.5, rtol=1e-9)
+        assert curl(field, jnp.ones(2)) < 0.6 * h
+
+
+def test_curl_at_the_ends_of_its_range():
+    x = jnp.ones(2)
+    assert curl(lambda x: 0 * x, x) == 0
+    assert curl(lambda x: 3 * x, x) == 0
+    assert curl(lambda x: jnp.stack([x[1], -x[0]]), x) == np.inf
+    free = estimate_curl(jax.random.key(0), lambda x: 3 * x, jnp.ones(5), pairs=3)
+    assert free.value == 0 and free.standard_error == 0
+
+
+def test_equation_8():
+    field, x = random_map(5)
+    flat, unravel = ravel_pytree(x)
+    jacobian = jax.jacrev(lambda v: ravel_pytree(iterate(field, 2)(unravel(v)))[0])(flat)
+    np.testing.assert_allclose(antisymmetric_part(field, 2, x), jacobian - jacobian.T, atol=1e-14)
+    np.testing.assert_allclose(
+        curl(displacement(field, 2), x), relative(np.eye(len(flat)) - np.asarray(jacobian)), rtol=1e-12
+    )
+
+
+def test_is_k_conservative_reports_the_worst_point():
+    """f = x^2 y on three points; the antisymmetry at each by itself."""
+    step = gradient_map(lambda x: x["x"] ** 2 * x["y"], 0.1)
+    points = {"x": jnp.array([0.0, 1.0, 0.5]), "y": jnp.array([1.0, 2.0, 0.1])}
+    assert is_k_conservative(step, 1, points).holds
+    found = is_k_conservative(step, 2, points)
+    each = [antisymmetry(step, 2, jax.tree.map(lambda leaf, i=i: leaf[i], points)) for i in range(3)]
+    assert not found.holds
+    assert found.worst == np.argmax(each)
+    np.testing.assert_allclose(found.largest, max(each))
+    assert is_k_conservative(step, 2, points, tol=1.0).holds
+
+
+def test_values_that_are_not_finite_do_not_hold():
+    found = is_k_conservative(jnp.log, 2, -jnp.ones((2, 3)))
+    assert not found.holds
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_dtypes_are_kept_and_everything_compiles(dtype):
+    x = {"w": jnp.ones((2, 2), dtype), "b": jnp.ones(1, dtype)}
+    step = gradient_map(lambda x: jnp.sum(jnp.sin(x["w"])) * x["b"][0], 0.1)
+    assert {leaf.dtype for leaf in jax.tree.leaves(displacement(step, 2)(x))} == {jnp.dtype(dtype)}
+    assert jax.jit(lambda x: antisymmetry(step, 2, x))(x).dtype == dtype
+    free = jax.jit(lambda key, x: estimate_antisymmetry(key, step, 2, x, pairs=3))(jax.random.key(0), x)
+    assert free.value.dtype == free.standard_error.dtype == dtype
+
+
+def test_the_field_is_evaluated_once_for_all_pairs():
+    field, x = random_map(0)
+
+    def uses(pairs):
+        jaxpr = jax.make_jaxpr(lambda key: estimate_curl(key, field, x, pairs=pairs))(jax.random.key(0))
+        return str(jaxpr).count("= tanh")
+
+    assert uses(2) == uses(8) == 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_univariate_field_in_rotated_coordinates_is_conservative(k):
+    """Its Jacobians are symmetric and commute; 100 rotations and points."""
+    rng = np.random.default_rng(k)
+    bases = jnp.asarray(np.linalg.qr(rng.standard_normal((100, 5, 5)))[0])
+
+    def value(basis, x):
+        return antisymmetry(lambda x: basis @ jnp.sin(basis.T @ x), k, x)
+
+    assert jax.jit(jax.vmap(value))(bases, jnp.asarray(rng.standard_normal((100, 5)))).max() < 1e-12
+
+
+@pytest.mark.parametrize("pairs", [1, 0, 2.0])
+def test_too_few_pairs(pairs):
+    with pytest.raises(ValueError, match="pairs = "):
+        estimate_curl(jax.random.key(0), lambda x: x, jnp.ones(3), pairs=pairs)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="k = -1"):
+        iterate(lambda x: x, -1)
+    with pytest.raises(ValueError, match="gamma = 0"):
+        gradient_map(jnp.sum, 0)
+    with pytest.raises(ValueError, match="tol = -1"):
+        is_k_conservative(lambda x: x, 1, jnp.ones((2, 2)), tol=-1)
