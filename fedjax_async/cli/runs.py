@@ -1,9 +1,8 @@
-"""What ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan`` do."""
+"""The commands ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -16,43 +15,44 @@ from fedjax_async import check
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, wave_statistics
 from fedjax_async.config import Experiment, Settings, execute, prepare
+from fedjax_async.config.settings import as_dict
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compare import compare as compare_methods
 from fedjax_async.results.figure import require_matplotlib, require_picture
-from fedjax_async.results.resume import run_into, unfinished
+from fedjax_async.results.runs import compare as compare_methods
+from fedjax_async.results.runs import run_into, unfinished
 from fedjax_async.results.store import require_room
 
 
 def _precision(settings: Settings) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode for runs in float64."""
+    """JAX's 64-bit mode if the run computes in float64."""
     return jax.enable_x64(True) if settings.compute == "float64" else nullcontext()
 
 
 def resume(arguments: argparse.Namespace) -> None:
-    """Go on with the run in ``arguments.folder``."""
+    """Continue the run in ``arguments.folder``."""
     arguments.out, arguments.overwrite = arguments.folder, False
-    unfinished(Path(arguments.folder))  # no folder is made for a name that is wrong
+    unfinished(Path(arguments.folder))  # before the folder is made: the name may be wrong
     with claimed(arguments.out):
-        _execute(arguments, unfinished(Path(arguments.folder)))
+        _run(arguments, unfinished(Path(arguments.folder)))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Simulate one method."""
-    _execute(arguments, settings_of(arguments, RUN_BASE))
+    _run(arguments, settings_of(arguments, RUN_BASE))
 
 
-def _execute(arguments: argparse.Namespace, settings: Settings) -> None:
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.out:
         require_matplotlib()
     with _precision(settings), claimed(arguments.out or None):
-        _execute_prepared(arguments, prepare(settings))
+        _run_prepared(arguments, prepare(settings))
 
 
-def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
     began = time.perf_counter()
     if arguments.out:
-        require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
+        require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
@@ -78,12 +78,12 @@ def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> 
 
 
 def quickstart(arguments: argparse.Namespace) -> None:
-    """A comparison with settings of its own."""
-    _compare(arguments, settings_of(arguments, dataclasses.asdict(QUICKSTART)))
+    """Compare seven methods, with the settings of the quickstart."""
+    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """The same experiment with several methods and seeds."""
+    """Run the same experiment with several methods and seeds."""
     _compare(arguments, settings_of(arguments, RUN_BASE))
 
 

@@ -1,4 +1,4 @@
-"""Numbers that summarise runs: how accurate, and after how much time, how many updates, how many bytes."""
+"""Numbers that summarise a run: its accuracy, and the time, updates and bytes that it took."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
 
-    ``bytes`` are both directions, ``bytes_up`` what clients sent, ``values_bytes_up`` the same without the places,
-    scales and headers of compressed uploads, as AsynFLC's Table III counts.
+    ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
+    indices, scales and headers of compressed uploads, as in AsynFLC's Table III.
     """
     check.one_of("unit", unit, UNITS)
     return np.asarray(UNITS[unit](run.evaluations), np.float64)
 
 
 def to_target(run: Run, target: float, unit: str = "time") -> float:
-    """Where the first evaluation reaches the accuracy ``target``, in ``unit``; NaN if none does.
+    """The amount of ``unit`` at the first evaluation with an accuracy of ``target`` or more; NaN if there is none.
 
     ``unit``: ``time`` (virtual seconds), ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` or
-    ``values_bytes_up`` (see :func:`progress_in`). Not interpolated between evaluations: the answer is an upper bound,
-    as fine as the evaluations are.
+    ``values_bytes_up`` (see :func:`progress_in`). It is not interpolated between evaluations, so it is an upper bound.
     """
     reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
     amounts = progress_in(run, unit)
@@ -55,7 +54,7 @@ def final_accuracy(run: Run) -> float:
 
 
 def best_accuracy(run: Run) -> float:
-    """The highest accuracy of any evaluation, in [0, 1]; NaN where every one is NaN."""
+    """The highest accuracy of any evaluation, in [0, 1]; NaN if all are NaN."""
     accuracy = _accuracy(run)
     finite = accuracy[~np.isnan(accuracy)]
     return float(finite.max()) if finite.size else math.nan
@@ -64,8 +63,8 @@ def best_accuracy(run: Run) -> float:
 def area(run: Run, unit: str = "time") -> float:
     """Mean accuracy over the run: the area under the curve against ``unit``, divided by its width.
 
-    The curve is a step function: an accuracy holds until the next evaluation. With a single evaluation
-    (no width) it is that accuracy.
+    The curve is a step function: an accuracy holds until the next evaluation. If there is only one evaluation, the
+    result is its accuracy.
     """
     accuracy, at = _accuracy(run), progress_in(run, unit)
     width = at[-1] - at[0]
@@ -73,7 +72,7 @@ def area(run: Run, unit: str = "time") -> float:
 
 
 class Relative(NamedTuple):
-    """Times to a common target, one entry a seed."""
+    """Times to a common target, one entry per seed."""
 
     target: np.ndarray  # float64[seeds]  accuracy to reach
     time: dict[str, np.ndarray]  # method -> float64[seeds], in the unit asked for
@@ -83,11 +82,11 @@ class Relative(NamedTuple):
 def relative_time(
     runs: Mapping[str, Sequence[Run]], baseline: str, *, share: float = 0.95, unit: str = "time"
 ) -> Relative:
-    """How long each method takes to a common accuracy, relative to ``baseline``.
+    """How long each method takes to reach a common accuracy, relative to ``baseline``.
 
-    For each seed the target is ``share`` times the lowest final accuracy among the methods, so that
-    every method reaches it; a ratio below 1 is faster than the baseline. ``runs`` maps a method to its
-    runs, in the same order of seeds for all. NaN where the baseline starts at or above the target.
+    For each seed the target is ``share`` times the lowest final accuracy among the methods, so every method reaches
+    it. A ratio below 1 is faster than the baseline; it is NaN if the baseline starts at or above the target. ``runs``
+    maps each method to its runs, one per seed, with the seeds in the same order.
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """

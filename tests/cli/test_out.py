@@ -14,7 +14,8 @@ import pytest
 
 from fedjax_async import cli, disk
 from fedjax_async.cli import runs, sweep
-from fedjax_async.results import compare, load, resume
+from fedjax_async.results import load
+from fedjax_async.results import runs as run_folders
 from tests.results import sweep_engine
 from tests.results.test_claim import another_process, elsewhere, never
 
@@ -45,8 +46,8 @@ def here(tmp_path, monkeypatch):
 def idle(monkeypatch):
     """Preparing (which compiles the first model), planning and training fail the test."""
     monkeypatch.setattr(runs, "prepare", never)
-    monkeypatch.setattr(compare, "prepare", never)
-    monkeypatch.setattr(resume, "execute", never)
+    monkeypatch.setattr(run_folders, "prepare", never)
+    monkeypatch.setattr(run_folders, "execute", never)
     monkeypatch.setattr(sweep, "read", never)
     monkeypatch.setattr(sweep, "plan_sweep", never)
 
@@ -79,7 +80,7 @@ def begun(folder: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "execute", cut)
+        patch.setattr(run_folders, "execute", cut)
         with pytest.raises(KeyboardInterrupt):
             cli.main(["run", *SMALL, "--checkpoint", "2", "--out", folder])
 
@@ -136,7 +137,7 @@ def test_an_interrupted_run_without_checkpoints_leaves_no_folder(tmp_path, monke
     def cut(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(resume, "execute", cut)
+    monkeypatch.setattr(run_folders, "execute", cut)
     for command in ("run", *SMALL), ("compare", "fedasync", *SMALL):
         with pytest.raises(KeyboardInterrupt):
             cli.main([*command, "--out", "deep/out"])

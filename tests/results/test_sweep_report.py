@@ -14,8 +14,7 @@ import pytest
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import metrics
-from fedjax_async.results.sweep_plots import MOST_CURVES, cells, curves, heat_map, pictures
-from fedjax_async.results.sweep_report import best, write_sweep
+from fedjax_async.results.sweep_report import MOST_CURVES, best, cells, curves, heat_map, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
     as_columns,
     columns_of,
