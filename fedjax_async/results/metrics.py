@@ -1,4 +1,4 @@
-"""Numbers that summarise a run: its accuracy, and the time, updates and bytes that it took."""
+"""Numbers that summarise a run (accuracy, time, updates, bytes), and their means over seeds for tables and curves."""
 
 from __future__ import annotations
 
@@ -101,3 +101,92 @@ def relative_time(
     }
     below = np.where(time[baseline] > 0, time[baseline], np.nan)
     return Relative(target, time, {name: amount / below for name, amount in time.items()})
+
+
+# --- over seeds ---------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over ``seeds`` runs."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+class Curve(NamedTuple):
+    """Mean and sample standard deviation over seeds of one column of the evaluations."""
+
+    at: np.ndarray  # float64[P]  virtual seconds, updates, server steps or bytes
+    mean: np.ndarray  # float64[P]
+    std: np.ndarray  # float64[P]  NaN for a single seed
+    steps: bool  # whether a value holds until the next point; else the points may be joined by lines
+
+
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample standard deviation (divisor n - 1; NaN for n = 1) over the last axis, that of the seeds.
+
+    All tables and pictures average over seeds here, so that they show the same numbers.
+    """
+    values = np.ascontiguousarray(values, np.float64)
+    mean = np.mean(values, axis=-1)
+    return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
+
+
+def spread(values: Sequence[float] | np.ndarray) -> Spread:
+    """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value per seed.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, seeds=3)
+    """
+    array = np.asarray(values, np.float64)
+    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    mean, std = mean_and_std(array)
+    return Spread(float(mean), float(std), array.size)
+
+
+def mean_curve(runs: Sequence[Run], unit: str = "time", column: str = "accuracy", factor: float = 1.0) -> Curve:
+    """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
+
+    If the evaluations of all seeds match, the k-th point averages the k-th evaluations, at their mean amount of
+    ``unit``. They match if there are equally many, and at each of them all seeds have made equally many updates, or
+    server steps, or have reached the same time.
+
+    Otherwise each seed is a step function: it keeps its last value, also after its end. The points then lie where seeds
+    are evaluated. Evaluations of different seeds that follow each other within half an interval share a
+    point, at the last of them: a seed that is evaluated a moment later does not widen the band for that moment.
+
+    In both cases the last point averages the last evaluations of all seeds: ``spread`` of the final values.
+    """
+    check.require(len(runs) > 0, "runs", list(runs), "at least one run")
+    at = [progress_in(run, unit) for run in runs]
+    values = [factor * np.asarray(run.evaluations[column], np.float64) for run in runs]
+    matching = _match(runs)
+    if matching:
+        grid, _ = mean_and_std(np.stack(at, axis=-1))
+    else:
+        grid = _common_grid(at)
+        values = [y[np.searchsorted(x, grid, side="right") - 1] for x, y in zip(at, values, strict=True)]
+    return Curve(grid, *mean_and_std(np.stack(values, axis=-1)), steps=not matching)
+
+
+def _match(runs: Sequence[Run]) -> bool:
+    """Whether the k-th evaluations of all runs follow as many updates, as many server steps, or as much time."""
+    first, *others = (run.evaluations for run in runs)
+    return any(all(np.array_equal(first[unit], other[unit]) for other in others) for unit in ("update", "step", "time"))
+
+
+def _common_grid(at: Sequence[np.ndarray]) -> np.ndarray:
+    """Where the seeds, evaluated ``at`` these sorted amounts, are averaged; increasing, from where all have begun."""
+    intervals = np.concatenate([np.diff(x) for x in at])
+    near = np.median(intervals[intervals > 0]) / 2 if np.any(intervals > 0) else 0.0
+    grid: list[float] = []
+    together: set[int] = set()  # the seeds whose evaluations share the last point
+    for amount, seed in sorted((float(amount), seed) for seed, x in enumerate(at) for amount in x):
+        if grid and (amount == grid[-1] or (amount - grid[-1] <= near and seed not in together)):
+            grid[-1] = amount
+        else:
+            grid.append(amount)
+            together = set()
+        together.add(seed)
+    return np.array([amount for amount in grid if amount >= max(x[0] for x in at)])

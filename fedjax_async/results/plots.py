@@ -18,25 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _steps(at: np.ndarray, values: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """The last value at or before each grid point; NaN before the first."""
-    index = np.searchsorted(at, grid, side="right") - 1
-    return np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
-
-
-def band(runs: Sequence[Run], unit: str, column: str = "accuracy") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and standard deviation over seeds of a column as a step function: (grid, mean, std).
-
-    The grid holds every seed's evaluations from where all have begun to where the first one ends.
-    """
-    curves = [(metrics.progress_in(run, unit), np.asarray(run.evaluations[column], np.float64)) for run in runs]
-    start, end = max(at[0] for at, _ in curves), min(at[-1] for at, _ in curves)
-    grid = np.unique(np.concatenate([at for at, _ in curves]))
-    grid = grid[(grid >= start) & (grid <= end)]
-    stack = np.stack([_steps(at, values, grid) for at, values in curves])
-    return grid, stack.mean(0), stack.std(0, ddof=1) if len(curves) > 1 else np.zeros(grid.size)
-
-
 def spread_out(wanted: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
     """Label positions at least ``gap`` apart within [low, high], as near to ``wanted`` as possible (least squares).
 
@@ -87,8 +68,10 @@ def _name_lines(axes: Axes, names: Iterable[str]) -> None:
 def accuracy_curve(runs: Mapping[str, Sequence[Run]], x: str = "time") -> Figure:
     """Test accuracy against ``x``: ``time`` (virtual), ``update``, ``step`` or ``bytes``.
 
-    ``runs`` maps each name to its runs, one per seed: the line is their mean, the band one standard deviation on
-    either side, both of step functions. Each line's name stands at its end instead of in a legend.
+    ``runs`` maps each name to its runs, one per seed. The line is their mean (see
+    :func:`fedjax_async.results.metrics.mean_curve`), the band one standard deviation on either side; a bar shows the
+    deviation at the end. A line with steps means that the seeds were evaluated at different moments. Each line's name
+    stands at its end instead of in a legend.
     """
     figure, axes = _curves(runs, x, "accuracy", "test accuracy (%)", 100.0)
     low, high = axes.get_ylim()
@@ -107,15 +90,17 @@ def loss_curve(runs: Mapping[str, Sequence[Run]], x: str = "time") -> Figure:
 def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, factor: float) -> tuple[Figure, Axes]:
     """Means and bands of one column, drawn in the order of ``runs``."""
     check.require(len(runs) > 0 and all(len(seeds) > 0 for seeds in runs.values()), "runs", list(runs), "not empty")
-    bands = [band(seeds, x, column) for seeds in runs.values()]
-    longest = max(float(grid[-1]) for grid, _, _ in bands)
+    curves = [metrics.mean_curve(seeds, x, column, factor) for seeds in runs.values()]
+    longest = max(float(curve.at[-1]) for curve in curves)
     size, label = canvas.axis(x, longest)
     figure, axes = canvas.new(5.2 + 0.085 * max(map(len, runs)), 3.6)  # inches; the names stand beside the axes
-    for index, (grid, mean, std) in enumerate(bands):
+    for index, curve in enumerate(curves):
         colour, dash = canvas.look(index)
-        axes.plot(grid / size, factor * mean, color=colour, linestyle=dash, linewidth=1.6)
-        low, high = factor * (mean - std), factor * (mean + std)
-        axes.fill_between(grid / size, low, high, color=colour, alpha=0.15, linewidth=0)
+        at, low, high = curve.at / size, curve.mean - curve.std, curve.mean + curve.std
+        style = "steps-post" if curve.steps else "default"
+        axes.plot(at, curve.mean, color=colour, linestyle=dash, linewidth=1.6, drawstyle=style)
+        axes.fill_between(at, low, high, step="post" if curve.steps else None, color=colour, alpha=0.15, linewidth=0)
+        axes.vlines(at[-1:], low[-1:], high[-1:], color=colour, alpha=0.5, linewidth=2, clip_on=False)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     canvas.label(axes, label, title)

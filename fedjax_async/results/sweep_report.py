@@ -24,6 +24,7 @@ from fedjax_async.results.sweep_table import (
     rank,
     records,
     setting_rows,
+    spread_of,
     write_tables,
 )
 from fedjax_async.results.sweeps import Sweep
@@ -78,7 +79,7 @@ def cells(found: Sequence[Record], metric: str) -> Cells | None:
     mean = np.full((len(first), len(second)), np.nan)
     for group in by_setting(found).values():
         row, column_value = (value_of(group[0].point.settings, path) for path in paths)
-        mean[first.index(row), second.index(column_value)] = factor * np.mean([each.numbers[column] for each in group])
+        mean[first.index(row), second.index(column_value)] = spread_of(group, column, factor).mean
     if not np.isfinite(mean).any():
         return None
     names = columns_of(found)

@@ -120,8 +120,9 @@ def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def _spread(each: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread:
-    return tables.spread([factor * record.numbers[name] for record in each])
+def spread_of(group: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread:
+    """``factor`` times a number of each run of one setting, as mean and deviation over its seeds."""
+    return tables.spread([factor * each.numbers[name] for each in group])
 
 
 def has_accuracy(found: Iterable[Record]) -> bool:
@@ -148,7 +149,7 @@ def setting_rows(found: Sequence[Record], target: float | None = None) -> list[d
         settings = group[0].point.settings
         values = values_of(settings, columns).items()
         chosen = {columns[path]: tables.NOTHING if value is None else str(value) for path, value in values}
-        spreads = {title: _spread(group, name, factor) for title, (name, factor) in wanted.items()}
+        spreads = {title: spread_of(group, name, factor) for title, (name, factor) in wanted.items()}
         rows.append({**chosen, "seeds": len(group), **spreads})
     return rows
 
@@ -170,7 +171,7 @@ def rank(found: Sequence[Record]) -> Ranked:
         if has_accuracy(found)
         else (1.0, "final_loss", "final test loss")
     )
-    spreads = [_spread(group, name) for group in by_setting(found).values()]
+    spreads = [spread_of(group, name) for group in by_setting(found).values()]
 
     def key(index: int) -> tuple[bool, float, float]:
         mean, std = spreads[index].mean, spreads[index].std

@@ -7,36 +7,17 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_async import check, disk
 from fedjax_async.results import metrics
+from fedjax_async.results.metrics import Spread, spread
 from fedjax_async.types import Run
 
 Row = Mapping[str, Any]
 NOTHING = "-"  # a cell without a value, such as a target that was never reached
-
-
-class Spread(NamedTuple):
-    """Mean and sample standard deviation over ``seeds`` runs."""
-
-    mean: float
-    std: float
-    seeds: int
-
-
-def spread(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value per seed.
-
-    >>> spread([1.0, 2.0, 3.0])
-    Spread(mean=2.0, std=1.0, seeds=3)
-    """
-    array = np.asarray(values, np.float64)
-    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
-    std = float(np.std(array, ddof=1)) if array.size > 1 else math.nan
-    return Spread(float(np.mean(array)), std, array.size)
 
 
 def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
