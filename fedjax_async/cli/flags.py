@@ -179,6 +179,22 @@ def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
     return [spec for spec in specs if isinstance(spec, str)]
 
 
+def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> None:
+    """Add ``--seeds``, ``--baseline`` and ``--target``."""
+    usual = baseline or "fedavg, else the first"
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
+    parser.add_argument(
+        "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
+    )
+    parser.add_argument(
+        "--target",
+        default="95%",
+        metavar="ACCURACY",
+        help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a share "
+        "such as 95%% of the lowest final accuracy [95%%]",
+    )
+
+
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add ``--out``, ``--overwrite`` and ``--quiet``."""
     group = parser.add_argument_group("output")
@@ -234,8 +250,7 @@ def parser() -> argparse.ArgumentParser:
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
-    quick.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
-    quick.add_argument("--baseline", default="fedavg", metavar="METHOD", help="method whose time counts as 1 [fedavg]")
+    _add_comparison(quick, "fedavg")
     _add_settings(quick, base=dataclasses.asdict(QUICKSTART), without=("method",))
     _add_outputs(quick, "runs/quickstart")
 
@@ -251,8 +266,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument(
         "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
     )
-    compare.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
-    compare.add_argument("--baseline", metavar="METHOD", help="method whose time counts as 1 [fedavg, else the first]")
+    _add_comparison(compare, None)
     _add_settings(compare, base=RUN_BASE, without=("method",))
     _add_outputs(compare, "runs/compare")
 

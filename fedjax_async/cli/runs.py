@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_async import check
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
@@ -19,6 +20,7 @@ from fedjax_async.config.settings import as_dict
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib, require_picture
+from fedjax_async.results.metrics import target_accuracy
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import run_into, unfinished
 from fedjax_async.results.store import require_room
@@ -91,6 +93,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     began = time.perf_counter()
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
+    target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
     with _precision(settings), claimed(arguments.out):
         runs = compare_methods(
@@ -101,7 +104,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
             overwrite=arguments.overwrite,
             progress=False if arguments.quiet else None,
         )
-        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline)
+        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline, target=arguments.target)
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")

@@ -79,28 +79,50 @@ class Relative(NamedTuple):
     ratio: dict[str, np.ndarray]  # method -> float64[seeds], time divided by the baseline's
 
 
+SHARE = "95%"  # the target unless another is asked for: this share of the lowest final accuracy
+
+
+def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = SHARE) -> np.ndarray:
+    """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
+
+    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name, for its
+    final accuracy; or a share such as ``"95%"``, of the lowest final accuracy among the methods.
+    """
+    lowest = np.min(list(final.values()), axis=0)
+    if target in final:
+        return np.asarray(final[str(target)], np.float64)
+    text = str(target)
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = math.nan
+    allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
+    check.require(0 < number <= 1, "target", target, allowed)
+    return number * lowest if text.endswith("%") else np.full(lowest.shape, number)
+
+
 def relative_time(
-    runs: Mapping[str, Sequence[Run]], baseline: str, *, share: float = 0.95, unit: str = "time"
+    runs: Mapping[str, Sequence[Run]], baseline: str, *, target: str | float = SHARE, unit: str = "time"
 ) -> Relative:
     """How long each method takes to reach a common accuracy, relative to ``baseline``.
 
-    For each seed the target is ``share`` times the lowest final accuracy among the methods, so every method reaches
-    it. A ratio below 1 is faster than the baseline; it is NaN if the baseline starts at or above the target. ``runs``
-    maps each method to its runs, one per seed, with the seeds in the same order.
+    ``target`` as in :func:`target_accuracy`; every method reaches a share of the lowest final accuracy. A ratio below
+    1 is faster than the baseline; it is NaN if one of the two does not reach the target, or if the baseline starts at
+    or above it. ``runs`` maps each method to its runs, one per seed, with the seeds in the same order.
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """
-    check.in_range("share", share, 0.0, 1.0)
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
-    target = share * np.min([[final_accuracy(run) for run in seeds] for seeds in runs.values()], axis=0)
+    final = {name: np.array([final_accuracy(run) for run in seeds]) for name, seeds in runs.items()}
+    goals = target_accuracy(final, target)
     time = {
-        name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, target, strict=True)])
+        name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
         for name, seeds in runs.items()
     }
     below = np.where(time[baseline] > 0, time[baseline], np.nan)
-    return Relative(target, time, {name: amount / below for name, amount in time.items()})
+    return Relative(goals, time, {name: amount / below for name, amount in time.items()})
 
 
 # --- over seeds ---------------------------------------------------------------------------------------

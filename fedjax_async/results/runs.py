@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from fedjax_async import check, disk
 from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.record import Progress
-from fedjax_async.results import files, store, tables
+from fedjax_async.results import files, metrics, store, tables
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.plots import accuracy_curve, gantt, loss_curve, staleness_histogram
@@ -51,21 +51,39 @@ def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path) -> None:
 
 
 def write_comparison(
-    runs: Mapping[str, Sequence[Run]], folder: str | Path, plots: bool = True, *, baseline: str | None = None
+    runs: Mapping[str, Sequence[Run]],
+    folder: str | Path,
+    plots: bool = True,
+    *,
+    baseline: str | None = None,
+    target: str | float = metrics.SHARE,
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order; ``baseline`` as in
-    :func:`fedjax_async.results.tables.comparison`. Returns the table as text, to be printed.
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` and ``target``:
+    as in :func:`fedjax_async.results.tables.comparison`. The CSV has the target too. Returns the table as text, to be
+    printed, with the target below it.
     """
     folder = Path(folder)
-    rows = tables.comparison(runs, baseline)
-    for name in ("comparison.csv", "comparison.md"):
-        tables.write(rows, folder / name, decimals=tables.COMPARISON_DECIMALS)
+    rows = tables.comparison(runs, baseline, target)
+    final = {name: np.array([metrics.final_accuracy(run) for run in seeds]) for name, seeds in runs.items()}
+    goal = tables.spread(100 * metrics.target_accuracy(final, target))
+    labelled = "final accuracy (%)" in rows[0]
+    extended = [row | ({"target (%)": goal} if labelled else {}) for row in rows]
+    tables.write(extended, folder / "comparison.csv")
+    tables.write(rows, folder / "comparison.md", decimals=tables.COMPARISON_DECIMALS)
     if plots:
         _draw_curve(runs, folder)
     disk.sweep_up(folder)
-    return tables.table(rows, decimals=tables.COMPARISON_DECIMALS)
+    text = tables.table(rows, decimals=tables.COMPARISON_DECIMALS)
+    return f"{text}\ntarget: {tables.cell(goal)} % ({_described(target, final)})\n" if labelled else text
+
+
+def _described(target: str | float, methods: Collection[str]) -> str:
+    if target in methods:
+        return f"the final accuracy of {target}"
+    share = str(target).removesuffix("%")
+    return "as asked for" if share == str(target) else f"{share} % of the lowest final accuracy among the methods"
 
 
 # --- one run that can be continued --------------------------------------------------------------------

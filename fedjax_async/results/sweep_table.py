@@ -120,9 +120,13 @@ def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def spread_of(group: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread:
-    """``factor`` times a number of each run of one setting, as mean and deviation over its seeds."""
-    return tables.spread([factor * each.numbers[name] for each in group])
+def spread_of(group: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread | tables.Reached:
+    """``factor`` times a number of each run of one setting, as mean and deviation over its seeds.
+
+    For amounts to a target that not all seeds reach: how many do.
+    """
+    spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
+    return spread([factor * each.numbers[name] for each in group])
 
 
 def has_accuracy(found: Iterable[Record]) -> bool:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,26 @@ from fedjax_async.types import Run
 
 Row = Mapping[str, Any]
 NOTHING = "-"  # a cell without a value, such as a target that was never reached
+
+
+@dataclass(frozen=True)
+class Reached:
+    """In place of a :class:`Spread`: only ``reached`` of ``seeds`` runs have a value, such as the time to a target."""
+
+    reached: int
+    seeds: int
+    mean: float = math.nan
+    std: float = math.nan
+
+
+def spread_or_count(values: Sequence[float] | np.ndarray) -> Spread | Reached:
+    """The spread of one value per seed, or how many seeds have a value if it is NaN for others.
+
+    >>> cell(spread_or_count([10.0, math.nan, 20.0]))
+    '2 of 3 reached'
+    """
+    count = int(np.isfinite(np.asarray(values, np.float64)).sum())
+    return spread(values) if count == len(values) or len(values) == 1 else Reached(count, len(values))
 
 
 def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
@@ -33,6 +54,8 @@ def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
 
 def cell(value: Any, decimals: int = 2) -> str:
     """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std."""
+    if isinstance(value, Reached):
+        return f"{value.reached} of {value.seeds} reached"
     if isinstance(value, Spread):
         tail = f" ± {value.std:.{decimals}f}" if value.seeds > 1 and not math.isnan(value.mean) else ""
         return cell(value.mean, decimals) + tail
@@ -68,15 +91,21 @@ def _text(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
 
 
 def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
-    """All digits; a spread over several seeds becomes two columns, ``name`` and ``name std``."""
+    """All digits; a spread over several seeds becomes two columns, ``name`` and ``name std``.
+
+    Where not all seeds reached a value, both are NaN, and the column ``name reached`` has the number that did.
+    """
     del decimals
     flat: list[dict[str, Any]] = []
     for row in rows:
         flat.append({})
         for name, value in row.items():
-            flat[-1][name] = value.mean if isinstance(value, Spread) else value
-            if isinstance(value, Spread) and value.seeds > 1:
+            spreads = isinstance(value, (Spread, Reached))
+            flat[-1][name] = value.mean if spreads else value
+            if spreads and value.seeds > 1:
                 flat[-1][f"{name} std"] = value.std
+            if isinstance(value, Reached):
+                flat[-1][f"{name} reached"] = value.reached
     stream = io.StringIO()
     writer = csv.DictWriter(stream, _columns(flat), lineterminator="\n")
     writer.writeheader()
@@ -118,27 +147,29 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
     return path
 
 
-def comparison(runs: Mapping[str, Sequence[Run]], baseline: str | None = None) -> list[dict[str, Any]]:
+def comparison(
+    runs: Mapping[str, Sequence[Run]], baseline: str | None = None, target: str | float = metrics.SHARE
+) -> list[dict[str, Any]]:
     """One row per method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
 
     If no run has class labels, the final loss replaces accuracy and times.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg``
-    if it is among them, else the first. Cells are spreads over the seeds. The target is defined in
-    :func:`fedjax_async.results.metrics.relative_time`. Bytes are those of the whole run, in both directions.
+    if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`. Cells
+    are spreads over the seeds. Bytes are those of the whole run, in both directions.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
     has_accuracy = any(not math.isnan(metrics.final_accuracy(run)) for seeds in runs.values() for run in seeds)
-    relative = metrics.relative_time(runs, baseline)
+    relative = metrics.relative_time(runs, baseline, target=target)
 
     def outcome(name: str) -> dict[str, Any]:
         if not has_accuracy:
             return {"final loss": spread([float(run.evaluations["loss"][-1]) for run in runs[name]])}
         return {
             "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in runs[name]]),
-            "time to target (s)": spread(relative.time[name]),
-            f"relative to {baseline}": spread(relative.ratio[name]),
+            "time to target (s)": spread_or_count(relative.time[name]),
+            f"relative to {baseline}": spread_or_count(relative.ratio[name]),
         }
 
     return [

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.results import area, best_accuracy, final_accuracy, relative_time, spread, to_target
-from fedjax_async.results.metrics import mean_curve
+from fedjax_async.results.metrics import mean_curve, target_accuracy
 from tests.results.made_up import make_run
 
 
@@ -132,3 +132,15 @@ def test_a_mean_curve_averages_last_values_and_ends_with_the_spread_of_the_final
         for at, mean in zip(curve.at, curve.mean, strict=True):
             last = [run.evaluations["accuracy"][run.evaluations["time"] <= at][-1] for run in runs]
             np.testing.assert_allclose(mean, 100 * np.mean(np.asarray(last, np.float64)))
+
+
+def test_a_target_is_a_value_a_method_or_a_share():
+    final = {"fedavg": np.array([0.5, 0.8]), "fedasync": np.array([0.6, 0.7])}
+    np.testing.assert_array_equal(target_accuracy(final), 0.95 * np.array([0.5, 0.7]))
+    np.testing.assert_array_equal(target_accuracy(final, "50%"), [0.25, 0.35])
+    np.testing.assert_array_equal(target_accuracy(final, "fedasync"), [0.6, 0.7])
+    for value in (0.7, "0.7"):
+        np.testing.assert_array_equal(target_accuracy(final, value), [0.7, 0.7])
+    for wrong in ("70", "fedbuff", "0%", "120%", "nan", "", "%", 0, 1.5):
+        with pytest.raises(ValueError, match=r"an accuracy in .* a share such as 95%, or one of fedavg, fedasync"):
+            target_accuracy(final, wrong)
