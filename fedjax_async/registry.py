@@ -47,7 +47,10 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated")
-        options[key.strip().replace("-", "_")] = parse_value(value.strip())
+        key = key.strip().replace("-", "_")
+        if key in options:
+            raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
+        options[key] = parse_value(value.strip())
     return name, options
 
 

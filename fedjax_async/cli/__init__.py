@@ -17,13 +17,16 @@ __all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or 2 after one line on standard error about input that cannot be used."""
+    """Run a command; returns 0, or after one line on standard error 2 (unusable input) or 130 (interrupted)."""
     arguments = parser().parse_args(argv)
     try:
         arguments.action(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as interrupt:
+        print("fedjax-async: interrupted", *interrupt.args, sep="", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
         return 2

@@ -86,6 +86,13 @@ QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca
 RUN_BASE: dict[str, Any] = {"updates": 200}
 
 
+def _folder(text: str) -> str:
+    """The type of ``--out``."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a folder")
+    return text
+
+
 def _later(module: str, name: str) -> Action:
     """The function ``name`` of ``module`` in this package, which is imported when it is called: most need JAX."""
 
@@ -198,7 +205,9 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> No
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add ``--out``, ``--overwrite`` and ``--quiet``."""
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", default=default, help=f"folder for the results [{default}]")
+    group.add_argument(
+        "--out", type=_folder, metavar="DIR", default=default, help=f"folder for the results [{default}]"
+    )
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -207,7 +216,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``sweep``."""
     sub.epilog, sub.formatter_class = SWEEP_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument("file", metavar="FILE.toml", help="the file that describes the sweep")
-    sub.add_argument("--out", metavar="DIR", help="folder for the results [runs/FILE]")
+    sub.add_argument("--out", type=_folder, metavar="DIR", help="folder for the results [runs/FILE]")
     sub.add_argument("--dry-run", action="store_true", help="check and plan everything, print the plan, train nothing")
     sub.add_argument(
         "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [the device's]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedjax_async.results.figure import require_matplotlib, require_picture
 from fedjax_async.results.metrics import target_accuracy
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import run_into, unfinished
-from fedjax_async.results.store import require_room
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
 
 
 def _precision(settings: Settings) -> AbstractContextManager[Any]:
@@ -61,6 +62,10 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
             run = run_into(experiment, Path(arguments.out), overwrite=arguments.overwrite, progress=meter.report)
         else:
             run = execute(experiment, progress=meter.report)
+    except KeyboardInterrupt:
+        kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
+        advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
+        raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
     last = {name: column[-1] for name, column in run.evaluations.items()}
@@ -96,14 +101,19 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
     with _precision(settings), claimed(arguments.out):
-        runs = compare_methods(
-            arguments.methods,
-            settings,
-            seeds=arguments.seeds,
-            folder=arguments.out,
-            overwrite=arguments.overwrite,
-            progress=False if arguments.quiet else None,
-        )
+        try:
+            runs = compare_methods(
+                arguments.methods,
+                settings,
+                seeds=arguments.seeds,
+                folder=arguments.out,
+                overwrite=arguments.overwrite,
+                progress=False if arguments.quiet else None,
+            )
+        except KeyboardInterrupt:
+            finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))
+            advice = f"finished runs are kept in {arguments.out}" if finished else "no run was finished"
+            raise KeyboardInterrupt(f"; {advice}") from None
         comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline, target=arguments.target)
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"

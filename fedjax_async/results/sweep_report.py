@@ -50,6 +50,7 @@ class Cells(NamedTuple):
     rows: tuple[str, list[float]]  # name and values of the first swept setting
     columns: tuple[str, list[float]]  # of the second swept setting
     mean: np.ndarray  # float64[rows, columns], NaN where the sweep has no run
+    std: np.ndarray  # float64[rows, columns], over seeds; NaN for one seed too
 
 
 def curves(found: Sequence[Record], metric: str, x: str = "time") -> Figure:
@@ -76,21 +77,23 @@ def cells(found: Sequence[Record], metric: str) -> Cells | None:
     if len(first) < 2 or len(second) < 2 or len(first) * len(second) > MOST_CELLS:
         return None
     column, factor, _, _ = METRICS[metric]
-    mean = np.full((len(first), len(second)), np.nan)
+    mean, std = np.full((2, len(first), len(second)), np.nan)
     for group in by_setting(found).values():
         row, column_value = (value_of(group[0].point.settings, path) for path in paths)
-        mean[first.index(row), second.index(column_value)] = spread_of(group, column, factor).mean
+        cell = first.index(row), second.index(column_value)
+        spread = spread_of(group, column, factor)
+        mean[cell], std[cell] = spread.mean, spread.std
     if not np.isfinite(mean).any():
         return None
     names = columns_of(found)
-    return Cells((names[paths[0]], first), (names[paths[1]], second), mean)
+    return Cells((names[paths[0]], first), (names[paths[1]], second), mean, std)
 
 
 def heat_map(grid: Cells, metric: str) -> Figure:
-    """The mean final metric over two swept numbers; each cell shows its number."""
+    """The mean final metric over two swept numbers; each cell shows its mean and its deviation over seeds."""
     _, _, title, decimals = METRICS[metric]
     (row_name, rows), (column_name, columns) = grid.rows, grid.columns
-    figure, axes = canvas.new(1.6 + 0.55 * max(len(columns), 4), 1.1 + 0.36 * max(len(rows), 4))
+    figure, axes = canvas.new(1.6 + 0.58 * max(len(columns), 4), 1.1 + 0.42 * max(len(rows), 4))
     image = axes.imshow(np.ma.masked_invalid(grid.mean), cmap="cividis", aspect="auto", origin="lower")
     for side in axes.spines.values():
         side.set_visible(False)
@@ -102,6 +105,7 @@ def heat_map(grid: Cells, metric: str) -> Figure:
     for (row, column), value in np.ndenumerate(grid.mean):
         ink = "white" if value < middle else "black"  # cividis goes from dark to light
         text = f"{value:.{decimals}f}" if np.isfinite(value) else "-"
+        text += f"\n± {grid.std[row, column]:.{decimals}f}" if np.isfinite(grid.std[row, column]) else ""
         axes.text(column, row, text, ha="center", va="center", fontsize=8, color=ink if text != "-" else canvas.FAINT)
     canvas.label(axes, column_name, row_name)
     bar = figure.colorbar(image, ax=axes)

@@ -289,7 +289,17 @@ def test_what_the_operating_system_refuses_is_one_line_too(capsys, tmp_path):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("run", "--clints", "3"), ("run", "--clients", "three"), ("compare",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("run", "--clints", "3"),
+        ("run", "--clients", "three"),
+        ("compare",),
+        ("run", "--out", ""),
+        ("sweep", "a.toml", "--out", ""),
+    ],
+)
 def test_flags_that_do_not_exist_are_usage_errors(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

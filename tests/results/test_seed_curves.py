@@ -184,7 +184,7 @@ def test_curves_heat_map_and_table_of_a_sweep_agree(metric):
         assert grid.mean[divmod(number, 2)] == row[column].mean
     texts = [text.get_text() for text in heat_map(grid, metric).axes[0].texts]
     decimals = 1 if metric == "accuracy" else 2
-    assert texts == [f"{row[column].mean:.{decimals}f}" for row in rows.values()]
+    assert texts == [f"{row[column].mean:.{decimals}f}\n± {row[column].std:.{decimals}f}" for row in rows.values()]
 
 
 def test_the_best_of_a_sweep_is_the_best_in_every_picture():
