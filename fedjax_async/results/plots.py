@@ -134,7 +134,8 @@ def _window(schedule: Schedule, clients: Sequence[int], until: float) -> np.ndar
 def gantt(schedule: Schedule, clients: int | Sequence[int] = 12, until: float | None = None) -> Figure:
     """Who trains when: one row per client, a bar per job from dispatch to upload, coloured by staleness.
 
-    A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied.
+    A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied. If only a
+    part of the clients or of the time is shown, the title says so.
     ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for about eight
     jobs per client).
     """
@@ -153,11 +154,23 @@ def gantt(schedule: Schedule, clients: int | Sequence[int] = 12, until: float | 
     check.positive("until", until)
     figure, axes = canvas.new(7.0, 0.9 + 0.24 * max(len(rows), 6))
     _draw_jobs(figure, axes, schedule, rows, until)
+    axes.set_title(_left_out(schedule, rows, until), loc="left", fontsize=8, color=canvas.FAINT)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [str(row) for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
+
+
+def _left_out(schedule: Schedule, rows: list[int], until: float) -> str:
+    """What a Gantt chart does not show, as text; empty if it shows everything."""
+    parts = [f"{len(rows)} of {schedule.num_clients} clients"] if len(rows) < schedule.num_clients else []
+    end = float(schedule.time[-1])
+    if until < end:
+        size, label = canvas.axis("time", end)
+        unit = label.partition("(")[2].removesuffix(")")
+        parts.append(f"the first {until / size:.3g} of {end / size:.3g} {unit}")
+    return ", ".join(parts)
 
 
 def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], until: float) -> None:
