@@ -167,9 +167,9 @@ def _left_out(schedule: Schedule, rows: list[int], until: float) -> str:
     parts = [f"{len(rows)} of {schedule.num_clients} clients"] if len(rows) < schedule.num_clients else []
     end = float(schedule.time[-1])
     if until < end:
-        size, label = canvas.axis("time", end)
+        size, label = canvas.axis("time", until)
         unit = label.partition("(")[2].removesuffix(")")
-        parts.append(f"the first {until / size:.3g} of {end / size:.3g} {unit}")
+        parts.append(f"the first {until / size:,.0f} of {end / size:,.0f} {unit}")
     return ", ".join(parts)
 
 
