@@ -15,8 +15,8 @@ def require(condition: bool, field: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{field} = {value!r}: must be {allowed}")
 
 
-def _to_check(field: str, value: Any, allowed: str) -> bool:
-    """Whether ``value`` can be checked now: tracers, arrays and schedules pass, text, None and truth values do not."""
+def _is_number(field: str, value: Any, allowed: str) -> bool:
+    """Whether ``value`` is a number; False for tracers, arrays and schedules. Text, None and booleans are refused."""
     require(value is not None and not isinstance(value, (str, bool)), field, value, allowed)
     return isinstance(value, numbers.Real)
 
@@ -24,28 +24,28 @@ def _to_check(field: str, value: Any, allowed: str) -> bool:
 def positive(field: str, value: Any) -> None:
     """A finite number > 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number > 0"
-    if _to_check(field, value, allowed):
+    if _is_number(field, value, allowed):
         require(math.isfinite(value) and value > 0, field, value, allowed)
 
 
 def non_negative(field: str, value: Any) -> None:
     """A finite number >= 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number >= 0"
-    if _to_check(field, value, allowed):
+    if _is_number(field, value, allowed):
         require(math.isfinite(value) and value >= 0, field, value, allowed)
 
 
 def in_range(field: str, value: Any, low: float, high: float) -> None:
     """A number in the closed range [low, high] (tracers, arrays and schedules pass)."""
     allowed = f"between {low} and {high}"
-    if _to_check(field, value, allowed):
+    if _is_number(field, value, allowed):
         require(low <= value <= high, field, value, allowed)
 
 
 def below_one(field: str, value: Any) -> None:
     """A number in [0, 1), such as a decay rate of moments (tracers, arrays and schedules pass)."""
     allowed = "at least 0 and below 1"
-    if _to_check(field, value, allowed):
+    if _is_number(field, value, allowed):
         require(0 <= value < 1, field, value, allowed)
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there; arrays in them as ``.npz``, without pickling, the same bytes each time."""
+"""Atomic writing of files; arrays as ``.npz`` files, without pickling and with the same bytes each time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import IO, Any
 import ml_dtypes  # noqa: F401  (NumPy learns the names bfloat16, float8_...; JAX depends on it)
 import numpy as np
 
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip entry can carry
-LOCK = ".fedjax_async.lock"  # in a folder that a process uses: see results.claim
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the time stamp of all zip entries: the earliest one possible
+LOCK = ".fedjax_async.lock"  # in a folder that a process uses (see results.claim)
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write, which becomes ``path`` when all of it is on the disk; a reader never sees half of it.
+    """Open a temporary file in the folder of ``path``; it is renamed to ``path`` when it is complete and on the disk.
 
-    It has a temporary name in the same folder until then. After an error, such as the ``OSError`` of a full disk,
-    ``path`` is what it was and the temporary file is gone.
+    A reader never sees half a file. After an error, such as the ``OSError`` of a full disk, ``path`` is unchanged and
+    the temporary file is removed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -41,7 +41,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _sync(folder: Path) -> None:
-    """The new name too survives a loss of power, where the file system can promise that of a folder."""
+    """Write the folder's entries to the disk, so that a new name survives a loss of power (where this is supported)."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -51,7 +51,7 @@ def _sync(folder: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a path is named as what a killed process leaves: a temporary file of ``replacing``, or a lock's file."""
+    """Whether a killed process may have left ``path``: its name is that of a temporary file or of a lock."""
     return path.name == LOCK or _is_temporary(path)
 
 
@@ -60,64 +60,64 @@ def _is_temporary(path: Path) -> bool:
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote; a lock's file may be in use and stays."""
+    """Remove the temporary files of killed processes; the file of a lock stays, because it may be in use."""
     for path in filter(_is_temporary, folder.iterdir()):
         path.unlink(missing_ok=True)
 
 
 def prove(path: Path) -> None:
-    """``OSError`` unless a file can be written at ``path``: one beside it is written, renamed and removed."""
+    """``OSError`` unless a file can be written at ``path``: a file beside it is written, renamed and removed."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    proof = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write(proof, b"a file can be written here\n")
+        write(probe, b"a file can be written here\n")
     finally:
-        proof.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
 
 
 def write(path: str | Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``, whole or not at all."""
+    """Replace the file ``path`` by ``content``, all of it or nothing."""
     with replacing(path) as file:
         file.write(content)
 
 
 def write_npz(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
-    """``numpy.savez`` with fixed time stamps, array by array, without pickling; bfloat16 and the like keep their type.
+    """``numpy.savez`` with fixed time stamps and without pickling; bfloat16 and similar types are kept.
 
-    No name may hold a ``:``.
+    Names must not contain ``:``.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, value in arrays.items():
             array = np.asarray(value)
             entry = name
-            if array.dtype.isbuiltin == 2:  # a type NumPy's own format does not know: store the bits, name the type
+            if array.dtype.isbuiltin == 2:  # not a type of NumPy's format: store the bits, and the type in the name
                 entry, array = f"{name}:{array.dtype.name}", array.view(f"u{array.dtype.itemsize}")
             with archive.open(zipfile.ZipInfo(f"{entry}.npy", EPOCH), "w", force_zip64=True) as part:
                 np.lib.format.write_array(part, array, allow_pickle=False)
 
 
 def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
-    """What ``write_npz`` writes."""
+    """The bytes that ``write_npz`` writes."""
     stream = io.BytesIO()
     write_npz(stream, arrays)
     return stream.getvalue()
 
 
 def read_npz(source: Path | IO[bytes]) -> dict[str, np.ndarray]:
-    """The arrays that ``write_npz`` or ``numpy.savez`` wrote, in their order.
+    """The arrays that ``write_npz`` or ``numpy.savez`` wrote, in the same order.
 
-    ``ValueError`` unless it is such an archive, whole and with the check sums of its entries; ``OSError`` if
+    ``ValueError`` unless the archive is of this kind, complete, and each entry has its check sum; ``OSError`` if
     ``source`` cannot be opened.
     """
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(source, "rb")) if isinstance(source, Path) else source
         try:
             with zipfile.ZipFile(file) as archive:
-                if (damaged := archive.testzip()) is not None:  # before anything in it is interpreted
+                if (damaged := archive.testzip()) is not None:  # before any entry is interpreted
                     raise ValueError(f"the check sum of {damaged!r} differs")
                 return dict(_entry(archive, name) for name in archive.namelist())
-        except Exception as error:  # zipfile raises anything: BadZipFile, RuntimeError, zlib.error, MemoryError
+        except Exception as error:  # zipfile raises many kinds: BadZipFile, RuntimeError, zlib.error, MemoryError
             raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
 
 

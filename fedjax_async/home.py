@@ -1,6 +1,6 @@
-"""Where fetched data sets and pretrained models are kept, and whether they are there; no file is opened.
+"""The folders of fetched data sets and pretrained models, and checks that the files exist; no file is opened.
 
-It needs neither NumPy nor JAX, so that the command line can name missing files before it imports anything.
+This file needs neither NumPy nor JAX, so the command line can report missing files before it imports them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedjax_async.registry import parse_spec
 
 
 class Kept(NamedTuple):
-    """How a data set is kept: in which version, and whether TFDS and ``data fetch`` know it under this name."""
+    """The version of a data set, and whether TFDS and ``data fetch`` know it by this name."""
 
     version: str
     in_tfds: bool = True
@@ -26,8 +26,8 @@ KEPT: dict[str, Kept] = {
     "fashion_mnist": Kept("3.0.1"),
     "cifar10": Kept("3.0.2"),
     "cifar100": Kept("3.0.2", fetched=False),
-    "har": Kept("1.0.0", in_tfds=False),  # the version of our windows
-    "newsgroups20": Kept("1.0.0", in_tfds=False),  # of our token ids
+    "har": Kept("1.0.0", in_tfds=False),  # our own version: windows
+    "newsgroups20": Kept("1.0.0", in_tfds=False),  # our own version: token ids
 }
 PRETRAINED_VERSIONS = {"minilm": "0.1.0"}
 
@@ -39,17 +39,17 @@ def default_data_dir() -> Path:
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
-    """``data_dir`` as a path, the default if it is None."""
+    """``data_dir`` as a path; the default folder for None."""
     return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
 
 
 def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:
-    """Where the files of a pretrained model belong."""
+    """The folder for the files of a pretrained model."""
     return data_dir / "pretrained" / name / version
 
 
 def arrays_folder(name: str, version: str, data_dir: Path) -> Path:
-    """Where the prepared arrays of a data set belong."""
+    """The folder for the prepared arrays of a data set."""
     return data_dir / "arrays" / name / version
 
 
@@ -62,22 +62,22 @@ def tfds_version_folder(name: str, data_dir: Path) -> Path | None:
 
 
 def tfds_home(name: str, data_dir: Path) -> Path | None:
-    """A TFDS data directory in which ``name`` is prepared: ``data_dir`` itself, or TFDS's own default."""
+    """The TFDS data directory that holds ``name``: ``data_dir`` or TFDS's default; None if neither does."""
     if name in KEPT and not KEPT[name].in_tfds:
         return None
-    own = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
-    return next((home for home in (data_dir, own) if tfds_version_folder(name, home)), None)
+    default = Path(os.environ.get("TFDS_DATA_DIR") or Path.home() / "tensorflow_datasets")
+    return next((home for home in (data_dir, default) if tfds_version_folder(name, home)), None)
 
 
 def missing(name: str, data_dir: Path) -> ValueError:
-    """What to say of a data set that is not there: the command that fetches it, or what else can be done."""
-    own = "prepare it there with TFDS, or add download=true (needs a network, and for some TensorFlow)"
-    advice = f"run: fedjax-async data fetch {name}" if name in KEPT and KEPT[name].fetched else own
+    """The error for a missing data set: it names the command that fetches it, or what else can be done."""
+    otherwise = "prepare it there with TFDS, or add download=true (needs a network, and for some TensorFlow)"
+    advice = f"run: fedjax-async data fetch {name}" if name in KEPT and KEPT[name].fetched else otherwise
     return ValueError(f"dataset = {name!r}: not in {data_dir}; {advice}")
 
 
 def require_data(name: str, data_dir: Path) -> None:
-    """``ValueError`` where neither the prepared arrays nor a TFDS folder of a data set are there."""
+    """``ValueError`` if neither the prepared arrays nor a TFDS folder of the data set exist."""
     has_arrays = name in KEPT and arrays_folder(name, KEPT[name].version, data_dir).is_dir()
     if not has_arrays and tfds_home(name, data_dir) is None:
         raise missing(name, data_dir)
@@ -99,8 +99,7 @@ def require_metadata(folder: str | os.PathLike[str]) -> Path:
     return file
 
 
-# What a data set of the registry must have before it can be loaded; any other needs no files. Given the options of
-# its spec and the data directory.
+# Data set -> check(options of its spec, data directory) that its files exist; a data set not listed needs no files.
 _NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
     **{name: lambda options, home, name=name: require_data(name, home) for name in KEPT},  # type: ignore[misc]
     "tfds": lambda options, home: require_data(str(options.get("name", "")), home),
@@ -109,9 +108,9 @@ _NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
 
 
 def require_datasets(specs: Iterable[str]) -> None:
-    """``ValueError`` for the first spec, such as ``"mnist"`` or ``"folder:path=DIR"``, whose files are not there.
+    """``ValueError`` for the first spec, such as ``"mnist"`` or ``"folder:path=DIR"``, with missing files.
 
-    Nothing else is judged: names and options that do not exist, or a download that is asked for, pass.
+    Nothing else is checked: unknown names and options pass, and so do specs with ``download=true``.
     """
     for spec in specs:
         name, options = parse_spec("dataset", spec)
@@ -120,7 +119,7 @@ def require_datasets(specs: Iterable[str]) -> None:
 
 
 def require_fetched(names: Iterable[str], data_dir: str | os.PathLike[str] | None) -> None:
-    """``ValueError`` for the first data set or pretrained model that has not been fetched; unknown names pass."""
+    """``ValueError`` for the first data set or pretrained model that is not fetched; unknown names pass."""
     home = resolve_data_dir(data_dir)
     for name in names:
         if name in KEPT:

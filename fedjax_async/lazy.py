@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for (PEP 562), so that looking at flags costs no JAX."""
+"""Lazy imports (PEP 562): a package imports a public name at its first use, so that ``--help`` needs no JAX."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 
 def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The ``__getattr__`` and ``__dir__`` of a package; ``names``: public name -> the module inside it that has it.
+    """``__getattr__`` and ``__dir__`` for ``package``; ``names``: public name -> the module of the package that has it.
 
-    Modules of the package are found too. No public name may be that of a module: importing the module would hide it.
+    Modules of the package are found too. No public name may equal the name of a module: importing the module would
+    hide it.
     """
 
     def find(name: str) -> Any:
@@ -22,7 +23,7 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
             value = importlib.import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        setattr(sys.modules[package], name, value)  # so that it is asked for once
+        setattr(sys.modules[package], name, value)  # so that this function is not called again
         return value
 
     return find, lambda: sorted({*names, *vars(sys.modules[package])})

@@ -1,7 +1,6 @@
-"""Names to factories: registries are dict literals, and this file reads them.
+"""From names to factories: registries are dict literals; this file looks names up and parses their options.
 
-A *spec* is ``NAME`` or ``NAME:key=value,key=value``, as typed on the command line, for example
-``dirichlet:alpha=0.1`` or ``buffer:size=10,concurrency=20``.
+A *spec* is ``NAME`` or ``NAME:key=value,key=value``, such as ``dirichlet:alpha=0.1`` on the command line.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
-TRACED = "a number that may be traced"  # in the metadata of such an annotation: ``types.Traced``
+TRACED = "a number that may be traced"  # the metadata of the annotation ``types.Traced``
 
 
 def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
-    """The entry called ``name``; a ``ValueError`` with the nearest match if there is none."""
+    """The entry called ``name``; ``ValueError`` with the nearest name if there is none."""
     if name in registry:
         return registry[name]
     near = difflib.get_close_matches(str(name), registry, n=1, cutoff=0.5)
@@ -48,12 +47,15 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
         key, equals, value = item.partition("=")
         if not equals or not key:
             raise ValueError(f"{kind} = {spec!r}: options are written key=value, comma-separated")
-        options[key.strip().replace("-", "_")] = parse_value(value.strip())
+        key = key.strip().replace("-", "_")
+        if key in options:
+            raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
+        options[key] = parse_value(value.strip())
     return name, options
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keyword-only parameters of a factory, what a spec may set; their annotations are types, not text."""
+    """The keyword-only parameters of a factory, which a spec may set; with types as annotations, not text."""
     types = typing.get_type_hints(getattr(factory, "func", factory), include_extras=True)
     return {
         name: parameter.replace(annotation=types.get(name, parameter.annotation))
@@ -69,31 +71,31 @@ def is_traced(parameter: inspect.Parameter) -> bool:
 
 
 def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
-    """Let a factory take over the options of ``groups``, each a function of keyword-only options.
+    """Add the options of ``groups``, each a function of keyword-only options, to a factory.
 
-    ``@takes(guards=guard_rails)`` makes ``f(*, server_lr, guards)`` an ``f(*, server_lr, clip, ...)``
-    that hands the result of ``guard_rails(clip=...)`` on as ``guards``. So factories share options without
-    repeating them, and whoever asks for the signature (registry, command line, sweeps) sees each, where the
-    group stood. Another default for one of them: ``takes(guards=functools.partial(guard_rails, clip=1.0))``.
+    ``@takes(guards=guard_rails)`` turns ``f(*, server_lr, guards)`` into ``f(*, server_lr, clip, ...)``, which calls
+    ``guard_rails(clip=...)`` and passes the result as ``guards``. So factories share options without repeating them,
+    and the signature that registry, command line and sweeps read lists each option in the group's position. Another
+    default for one option: ``takes(guards=functools.partial(guard_rails, clip=1.0))``.
     """
-    taken = {name: options_of(group) for name, group in groups.items()}
+    group_options = {name: options_of(group) for name, group in groups.items()}
 
     def decorate(factory: Callable[..., Made]) -> Callable[..., Made]:
-        places = (taken.get(name, {name: p}) for name, p in options_of(factory).items())
-        parameters = [p for options in places for p in options.values()]
+        expanded = (group_options.get(name, {name: p}) for name, p in options_of(factory).items())
+        parameters = [p for options in expanded for p in options.values()]
 
         @functools.wraps(factory)
-        def taking(**options: Any) -> Made:
+        def with_groups(**options: Any) -> Made:
             built = {
-                name: group(**{key: options.pop(key) for key in taken[name] if key in options})
+                name: group(**{key: options.pop(key) for key in group_options[name] if key in options})
                 for name, group in groups.items()
             }
             return factory(**options, **built)
 
         made = inspect.signature(factory).return_annotation
-        taking.__signature__ = inspect.Signature(parameters, return_annotation=made)  # type: ignore[attr-defined]
-        taking.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": made}
-        return taking
+        with_groups.__signature__ = inspect.Signature(parameters, return_annotation=made)  # type: ignore[attr-defined]
+        with_groups.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": made}
+        return with_groups
 
     return decorate
 
@@ -101,8 +103,8 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
 def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **defaults: Any) -> Callable[..., Any]:
     """The factory named by ``spec`` with the spec's options bound; only positional arguments remain.
 
-    ``defaults`` are options that yield to the spec's, and are passed only where the factory takes
-    them. Unknown options raise ``ValueError`` listing the known ones, missing ones by name.
+    ``defaults`` are options for a factory that has them; the spec's options take precedence. ``ValueError`` for an
+    unknown option, listing the known ones, and for a missing one.
     """
     name, options = parse_spec(kind, spec)
     factory = find(kind, registry, name)
@@ -111,8 +113,8 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            takes = ", ".join(known) or "none"
-            raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {takes})")
+            options_text = ", ".join(known) or "none"
+            raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {options_text})")
     merged = {k: v for k, v in defaults.items() if k in known} | options
     missing = [k for k, p in known.items() if p.default is inspect.Parameter.empty and k not in merged]
     if missing:
@@ -125,5 +127,5 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
 
 
 def summary(entry: Any) -> str:
-    """First line of an entry's docstring."""
+    """The first line of an entry's docstring."""
     return (inspect.getdoc(entry) or "").split("\n", 1)[0]

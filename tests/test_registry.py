@@ -197,3 +197,9 @@ def test_a_group_may_be_taken_with_another_default():
 
     assert {name: p.default for name, p in registry.options_of(dot).items()} == {"thick": 7.0, "dashed": False}
     assert (dot(), dot(thick=1.0, dashed=True)) == ("7.0", "1.0 dashed")
+
+
+def test_an_option_given_twice_is_refused():
+    for spec in ("fedbuff:clip=1,clip=2", "fedbuff:server-lr=1,server_lr=1"):
+        with pytest.raises(ValueError, match="must be given once, not twice"):
+            registry.parse_spec("method", spec)

@@ -1,7 +1,8 @@
-"""The command line: ``fedjax-async quickstart | run | compare | sweep | plan | list | data``.
+"""The command line: ``fedjax-async quickstart | run | resume | compare | sweep | plan | list | data``.
 
-Flags are parsed, and missing data sets are named, without NumPy and JAX; a command's own module is imported when it
-starts.
+Start with :func:`main`; then read ``flags.py`` (all commands, flags and the sweep file), ``runs.py`` (single runs,
+comparisons, plans), ``sweep.py`` and ``listing.py`` (``list`` and ``data``). Flags are parsed, and missing data sets
+are reported, without NumPy and JAX; the module of a command is imported when the command starts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ __all__ = ["main", "parser"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point: 0, or 2 with one line on standard error for input that cannot be used."""
+    """Run a command; returns 0, or after one line on standard error 2 (unusable input) or 130 (interrupted)."""
     arguments = parser().parse_args(argv)
     try:
         arguments.action(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as interrupt:
+        print("fedjax-async: interrupted", *interrupt.args, sep="", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
         return 2

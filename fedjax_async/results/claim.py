@@ -1,7 +1,7 @@
-"""The place for results, before the work: made, proven writable, and used by one process at a time.
+"""Claim a folder before the work: make it, check that it can be written, lock it against other processes.
 
 The operating system holds the lock and releases it when the process ends, however it ends. A killed process leaves
-the lock's file behind, which stops nobody.
+the lock's file behind; that file blocks no later process.
 """
 
 from __future__ import annotations
@@ -18,80 +18,78 @@ from fedjax_async import disk
 
 try:
     import fcntl
-except ImportError:  # Windows: folders are proven writable, but not locked
+except ImportError:  # Windows: folders are checked, but not locked
     fcntl = None  # type: ignore[assignment]
 
-OWNER_LENGTH = 200  # bytes of the text in a lock's file, so that one write replaces all of it
-TRIES = 100  # to lock a file that its owner does not remove at that moment
-_this_thread = threading.local()  # `places`: the folders that this thread has claimed
+OWNER_LENGTH = 200  # bytes of the text in a lock's file; a fixed length, so that one write replaces all of it
+TRIES = 100  # attempts to lock the file, which its owner may remove at the same moment
+_this_thread = threading.local()  # `folders`: the real paths that this thread has claimed
 
 
 @contextlib.contextmanager
 def claimed(folder: str | Path | None, *, shared: bool = False) -> Iterator[None]:
-    """Have ``folder`` for this thread alone, or share it with others that ask to share it.
+    """Reserve ``folder`` for this thread alone, or with ``shared`` for all who ask to share it.
 
-    The folder and its parents are made, and a file is written into it and removed. In the end the folders made here
-    that are still empty are removed. A claim inside a claim of the same folder by the same thread does nothing, and
-    so does ``None``.
+    The folder and its parents are made, and a file is written into it and removed. At the end, folders that were
+    made here and are still empty are removed. Nothing happens for ``None``, and where this thread has already claimed
+    the folder. Where the platform or the file system has no locks (``fcntl.flock``), the folder is only checked.
 
-    Where the platform or the file system has no locks (``fcntl.flock``), the folder is only proven writable.
-
-    Raises: ``ValueError`` naming the folder where it cannot be made or written, or is in use; the latter names the
-    process that uses it.
+    Raises: ``ValueError`` naming the folder if it cannot be made or written, or if another process (which the
+    message names) uses it.
     """
-    places: set[str] = _this_thread.__dict__.setdefault("places", set())
-    place = None if folder is None else os.path.realpath(folder)
-    if place is None or place in places:
+    claims: set[str] = _this_thread.__dict__.setdefault("folders", set())
+    real = None if folder is None else os.path.realpath(folder)
+    if real is None or real in claims:
         yield
         return
     with contextlib.ExitStack() as stack:
         try:
-            home = stack.enter_context(_made(Path(place)))
-            stack.enter_context(_locked(home / disk.LOCK, str(folder), shared))
-            disk.prove(home / disk.LOCK)
+            made = stack.enter_context(_made(Path(real)))
+            stack.enter_context(_locked(made / disk.LOCK, str(folder), shared))
+            disk.prove(made / disk.LOCK)
         except (FileExistsError, NotADirectoryError) as error:  # the folder or one above it
             raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file") from error
         except OSError as error:
             raise ValueError(
-                f"folder = {str(folder)!r}: must be a folder that can be written ({_why(error)})"
+                f"folder = {str(folder)!r}: must be a folder that can be written ({_reason(error)})"
             ) from error
-        places.add(place)
-        stack.callback(places.discard, place)
+        claims.add(real)
+        stack.callback(claims.discard, real)
         yield
 
 
 def require_writable(field: str, path: str | Path) -> None:
-    """``ValueError`` naming ``field`` unless a file can be written at ``path``; nothing is left behind."""
+    """``ValueError`` naming ``field`` unless a file can be written at ``path``; no trace is left there."""
     path = Path(path)
     try:
         with _made(path.parent):
             disk.prove(path)
     except OSError as error:
         is_file = isinstance(error, (FileExistsError, NotADirectoryError))  # the folder or one above it
-        why = f"{str(path.parent)!r} is not a folder" if is_file else _why(error)
-        raise ValueError(f"{field} = {str(path)!r}: must be a file that can be written ({why})") from error
+        reason = f"{str(path.parent)!r} is not a folder" if is_file else _reason(error)
+        raise ValueError(f"{field} = {str(path)!r}: must be a file that can be written ({reason})") from error
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[Path]:
-    """Make a folder with its parents; in the end, those that are new and still empty are removed."""
-    new = [place for place in (folder, *folder.parents) if not os.path.exists(place)]
+    """Make a folder with its parents; at the end, remove those that are new and still empty."""
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
     finally:
-        for place in new:
+        for path in new:
             with contextlib.suppress(OSError):
-                place.rmdir()
+                path.rmdir()
 
 
 @contextlib.contextmanager
 def _locked(path: Path, folder: str, shared: bool) -> Iterator[None]:
-    """Hold the lock of a file, which is made if missing; the last process that holds it removes it."""
+    """Hold the lock on the file ``path``, made if missing; the last process that holds the lock removes it."""
     if fcntl is None:
         yield
         return
@@ -100,13 +98,13 @@ def _locked(path: Path, folder: str, shared: bool) -> Iterator[None]:
         os.pwrite(opened, _owner(shared).encode().ljust(OWNER_LENGTH)[:OWNER_LENGTH], 0)
         yield
     finally:
-        if _lock(opened, fcntl.LOCK_EX):  # no other process shares it
+        if _lock(opened, fcntl.LOCK_EX):  # no other process shares the lock
             path.unlink(missing_ok=True)
         os.close(opened)
 
 
 def _open_locked(path: Path, folder: str, kind: int) -> int:
-    """The file, opened and locked; ``ValueError`` naming the process that holds it."""
+    """The descriptor of the opened and locked file; ``ValueError`` naming the process that holds the lock."""
     for _ in range(TRIES):
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         if not _lock(opened, kind):
@@ -115,12 +113,12 @@ def _open_locked(path: Path, folder: str, kind: int) -> int:
             raise ValueError(f"folder = {folder!r}: must be free, but the folder is in use by {owner}")
         if _is_at(opened, path):
             return opened
-        os.close(opened)  # its owner removed it after it was opened here
+        os.close(opened)  # the file was removed by its owner after it was opened here
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
 
 def _lock(opened: int, kind: int) -> bool:
-    """Whether no other process holds the lock against ``kind``; also true on a file system without locks."""
+    """Lock without waiting; False if another process holds a lock against it. True on a file system without locks."""
     try:
         fcntl.flock(opened, kind | fcntl.LOCK_NB)
     except BlockingIOError:

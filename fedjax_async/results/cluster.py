@@ -1,10 +1,11 @@
-"""The stacks of a sweep as independent jobs of an existing scheduler, through ``submitit`` (extra ``cluster``).
+"""The stacks of a sweep as independent jobs of a cluster's scheduler, through ``submitit`` (extra ``cluster``).
 
-Each job trains some runs of the sweep whose definition stands in the folder, and writes them there; a job
-that failed or ran out of time is submitted again by starting the sweep again, which skips what is finished.
+Each job trains some runs of the sweep that the folder defines, and writes them there. If a job fails or runs out of
+time, start the sweep again: it submits what is missing and skips what is finished.
 
-The running jobs of a sweep share the lock of its folder, so that nothing else trains into it meanwhile. Each job also
-locks the folder of its first run: two submissions cut a sweep into the same stacks, and no two jobs train the same one.
+The running jobs of a sweep share the lock of its folder, so that no other command trains into it meanwhile. Each job
+also locks the folder of its first run. Two submissions cut a sweep into the same stacks, so no two jobs train the same
+stack.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ class Job(NamedTuple):
     """One submitted job."""
 
     id: str
-    runs: tuple[str, ...]  # the names of what is left for it to train
+    runs: tuple[str, ...]  # the names of the runs left to train
     handle: Any  # submitit's object
 
 
 def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
-    """``"slurm:partition=gpu,time=120"`` -> the scheduler and its options, checked.
+    """``"slurm:partition=gpu,time=120"`` -> the scheduler's name and its options, checked.
 
-    ``time`` in minutes (60 unless told), ``memory`` in GB, ``cpus`` and ``gpus`` a job, ``partition``,
-    ``account``, ``qos``, ``constraint``, and ``at_once``, the most jobs that run at the same time.
-    ``local`` starts a process a job on this machine, and hides the GPUs that were not asked for.
-    SLURM tells a job to stop 90 to 150 seconds before its ``time`` is over: ask for some minutes more.
+    Options: ``time`` in minutes (default 60), ``memory`` in GB, ``cpus`` and ``gpus`` per job, ``partition``,
+    ``account``, ``qos``, ``constraint``, and ``at_once``, the largest number of jobs that run at the same time.
+    ``local`` starts one process per job on this machine and hides all GPUs that were not asked for. SLURM tells a job
+    to stop 90 to 150 seconds before its ``time`` is over, so ask for a few minutes more.
 
     >>> parse_target("slurm:partition=gpu,gpus=1")
     ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
@@ -77,7 +78,7 @@ def _executor(scheduler: str, options: Mapping[str, Any], folder: Path) -> Any:
     try:
         executor = submitit.AutoExecutor(folder / LOGS / "%j", cluster=scheduler)
     except RuntimeError as error:  # no srun on this machine
-        raise ValueError(f"submit = {scheduler!r}: must be a scheduler that is at hand; {error}") from error
+        raise ValueError(f"submit = {scheduler!r}: must be a scheduler of this machine; {error}") from error
     parameters = {OPTIONS[option]: value for option, value in options.items()}
     executor.update_parameters(name="fedjax-async-sweep", **parameters)
     return executor
@@ -91,46 +92,46 @@ def submit(
     memory_limit: int | None = None,
     lanes: int | None = None,
 ) -> list[Job]:
-    """Submit every stack that has something left to train as a job of its own; returns at once.
+    """Submit each stack that is not finished as a job of its own; returns at once.
 
-    ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs are one array. ``folder`` must be
-    on a disk that the nodes share. ``memory_limit`` should be the nodes', where they differ from this machine.
-    Wait for the jobs before you start the sweep again: what they are training now looks unfinished.
+    ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs form one array. ``folder`` must be on a disk
+    that the nodes share. ``memory_limit`` should be that of the nodes, if it differs from this machine's. Wait for the
+    jobs before you start the sweep again: until then their runs look unfinished.
 
-    Raises: ``ValueError`` with the scheduler's own words, where it refuses the jobs (an unknown partition), and for a
-    folder that cannot be written or is in use, by jobs too.
+    Raises: ``ValueError`` with the scheduler's message if it refuses the jobs (an unknown partition), and for a folder
+    that cannot be written or is in use, also by jobs.
     """
     scheduler, options = parse_target(target)
-    check.require(not work.probes, "probes", list(work.probes or ()), "left out of what is submitted")
-    home = Path(folder).resolve()
-    executor = _executor(scheduler, options, home)
-    with claimed(home):  # and released before the first job starts
-        sweep_folder.begin(home, work.points)
-    # whole stacks, finished runs too: the job of a stack that was cut short finds the stack's checkpoint
+    check.require(not work.probes, "probes", list(work.probes or ()), "left out of a sweep that is submitted")
+    folder = Path(folder).resolve()
+    executor = _executor(scheduler, options, folder)
+    with claimed(folder):  # released before the first job starts
+        sweep_folder.begin(folder, work.points)
+    # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
     if not stacks:
         return []
     limits = [_text(memory_limit), _text(lanes)]
     members = [",".join(map(str, stack)) for stack in stacks]
     count = len(stacks)
-    columns = ([str(home)] * count, members, *([limit] * count for limit in limits))
-    with _one_line(target):
+    columns = ([str(folder)] * count, members, *([limit] * count for limit in limits))
+    with _refusals(target):
         handles = executor.map_array(train_members, *columns)
-    left = ([place for place in stack if place not in work.finished] for stack in stacks)
-    names = [tuple(work.points[place].name for place in places) for places in left]
+    left = ([member for member in stack if member not in work.finished] for stack in stacks)
+    names = [tuple(work.points[member].name for member in members) for members in left]
     return [Job(handle.job_id, runs, handle) for handle, runs in zip(handles, names, strict=True)]
 
 
 @contextmanager
-def _one_line(target: str) -> Iterator[None]:
-    """What the scheduler says against the jobs, as a ``ValueError``."""
+def _refusals(target: str) -> Iterator[None]:
+    """Turn the scheduler's refusal of the jobs into a ``ValueError`` of one line."""
     from submitit.core.utils import FailedJobError  # noqa: PLC0415
 
     try:
         yield
     except FailedJobError as error:
-        says = " ".join(str(error).split())
-        raise ValueError(f"submit = {target!r}: must be what the scheduler takes; {says}") from error
+        message = " ".join(str(error).split())
+        raise ValueError(f"submit = {target!r}: must be accepted by the scheduler; {message}") from error
 
 
 def _text(value: int | None) -> str:
@@ -138,16 +139,16 @@ def _text(value: int | None) -> str:
 
 
 def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> str:
-    """What a job does: train the runs at the places ``members`` ("0,3,5") of the sweep in ``folder``.
+    """The work of one job: train the runs with the indices ``members`` ("0,3,5") of the sweep in ``folder``.
 
-    Arguments and result are plain texts, because submitit pickles them. Empty limits are the machine's own.
+    Arguments and result are plain texts, because submitit pickles them. An empty limit means the machine's default.
     """
-    home = Path(folder)
+    root = Path(folder)
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
-    with claimed(home, shared=True):
-        points = sweep_folder.read_definition(home)
-        chosen = [points[int(place)] for place in members.split(",")]
-        with claimed(sweep_folder.run_folder(home, chosen[0])):
-            work = plan_sweep(chosen, folder=home, memory_limit=limits["memory_limit"], lanes=limits["lanes"])
-            train_into(home, work, progress=False)
+    with claimed(root, shared=True):
+        points = sweep_folder.read_definition(root)
+        chosen = [points[int(index)] for index in members.split(",")]
+        with claimed(sweep_folder.run_folder(root, chosen[0])):
+            work = plan_sweep(chosen, folder=root, memory_limit=limits["memory_limit"], lanes=limits["lanes"])
+            train_into(root, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"

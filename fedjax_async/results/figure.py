@@ -1,7 +1,7 @@
-"""A quiet figure to draw on: colours, axes, units, and files that come out the same twice.
+"""An empty figure with plain axes; colours, units of axes; picture files with the same bytes each time.
 
 Pictures are :class:`matplotlib.figure.Figure` objects: no pyplot, no global state, no display needed.
-matplotlib comes with the extra ``plot`` and is imported when a picture is made.
+matplotlib comes with the extra ``plot`` and is imported only when a picture is made.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito (2008): told apart with any kind of colour vision, ordered by contrast on white.
+# Okabe and Ito (2008): distinct for any kind of colour vision; ordered by contrast on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # once the colours are used up
 INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
-# What is left out of a file of each kind, because it would differ the next time.
+# Metadata left out of each kind of file, because it differs between two savings of the same figure.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -56,7 +56,7 @@ def new(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def look(index: int) -> tuple[str, Any]:
-    """Colour and dash pattern of the ``index``-th line; 28 differ."""
+    """Colour and dash pattern of the ``index``-th line; the first 28 are different."""
     return PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
 
 
@@ -67,12 +67,12 @@ def label(axes: Axes, x: str, y: str) -> None:
 
 
 def _scale(largest: float, scales: Sequence[tuple[float, float, str]]) -> tuple[float, str]:
-    """The unit, and its size, in which ``largest`` is a handy number."""
+    """Size and name of the unit that suits numbers up to ``largest``."""
     return next((size, unit) for least, size, unit in scales if largest >= least)
 
 
 def axis(unit: str, largest: float) -> tuple[float, str]:
-    """Divisor and label of an axis of virtual time, updates, steps or bytes."""
+    """Divisor and label of an axis: virtual time, updates, steps or bytes up to ``largest``."""
     if unit in AMOUNTS:
         return 1.0, AMOUNTS[unit]
     size, name = _scale(largest, TIMES if unit == "time" else SIZES)
@@ -80,14 +80,14 @@ def axis(unit: str, largest: float) -> tuple[float, str]:
 
 
 def require_picture(field: str, path: str | Path) -> None:
-    """``ValueError`` unless :func:`save_figure` can write ``path``: to be asked before long work, not after."""
+    """``ValueError`` unless :func:`save_figure` can write ``path``; called before long work, not after."""
     require_matplotlib()
     check.one_of("file ending", Path(path).suffix, UNDATED)
     require_writable(field, path)
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a PNG, PDF or SVG by the path's ending; the same figure gives the same bytes."""
+    """Write PNG, PDF or SVG, by the path's ending; the same figure gives the same bytes."""
     from matplotlib import rc_context  # noqa: PLC0415
 
     path = Path(path)

@@ -1,4 +1,4 @@
-"""What files of results hold, as bytes: JSON and CSV, of which the same content gives the same bytes."""
+"""The contents of result files: JSON, CSV, and the versions a run was computed with. Equal content, equal bytes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ import io
 import json
 import math
 import os
+import platform
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
+
+PACKAGES = ("fedjax-async", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it.
+    """``value`` in the types that JSON has.
 
-    Arrays become lists, tuples lists, NaN and infinities None; a function or another object becomes
-    its qualified name, never its address, so that two equal runs write equal files.
+    Arrays and tuples become lists, NaN and infinities None. A function or another object becomes its qualified
+    name, never its address, so that two equal runs write equal files.
     """
     if hasattr(value, "_asdict"):
         value = value._asdict()
@@ -44,7 +50,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _cells(column: np.ndarray) -> list[Any]:
-    """Python values whose text reads back exactly, with the fewest digits that do."""
+    """Python values with the shortest text that reads back exactly."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
         texts = [str(value) for value in column]
         if np.array_equal(np.array(texts, np.float64).astype(column.dtype), column, equal_nan=True):
@@ -53,7 +59,10 @@ def _cells(column: np.ndarray) -> list[Any]:
 
 
 def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
-    """A header and one line a row; floats with as many digits as reading back exactly takes."""
+    """A header and one line per row; every float reads back exactly.
+
+    ``ValueError`` unless all columns are one-dimensional and equally long.
+    """
     arrays = {name: np.asarray(column) for name, column in columns.items()}
     for name, array in arrays.items():
         if array.ndim != 1 or len({len(a) for a in arrays.values() if a.ndim}) > 1:
@@ -74,6 +83,45 @@ def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarr
     for name in header:
         dtype = dtypes[name]
         cells = [cell == "True" for cell in texts[name]] if np.dtype(dtype).kind == "b" else list(texts[name])
-        through = np.float64 if np.dtype(dtype).kind == "f" else dtype
-        columns[name] = np.array(cells, dtype=through).astype(dtype)
+        parsed = np.float64 if np.dtype(dtype).kind == "f" else dtype
+        columns[name] = np.array(cells, dtype=parsed).astype(dtype)
     return columns
+
+
+# --- versions -----------------------------------------------------------------------------------------
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return None
+
+
+def revision() -> str | None:
+    """The git commit of this package's source, with ``-dirty`` if it was edited since; None outside git."""
+    folder = Path(__file__).resolve().parent
+    # An installed copy may lie inside another project's repository: the commit is ours only if this file is tracked.
+    tracked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str | int | None]:
+    """What a run is computed with, as ``versions.json`` holds it: Python, packages, commit, kind of device.
+
+    It holds neither time nor host name.
+    """
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        **{name: _package_version(name) for name in PACKAGES},
+        "revision": revision(),
+        "backend": devices[0].platform,
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+    }

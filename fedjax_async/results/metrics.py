@@ -1,4 +1,4 @@
-"""Numbers that summarise runs: how accurate, and after how much time, how many updates, how many bytes."""
+"""Numbers that summarise a run (accuracy, time, updates, bytes), and their means over seeds for tables and curves."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
 
-    ``bytes`` are both directions, ``bytes_up`` what clients sent, ``values_bytes_up`` the same without the places,
-    scales and headers of compressed uploads, as AsynFLC's Table III counts.
+    ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
+    indices, scales and headers of compressed uploads, as in AsynFLC's Table III.
     """
     check.one_of("unit", unit, UNITS)
     return np.asarray(UNITS[unit](run.evaluations), np.float64)
 
 
 def to_target(run: Run, target: float, unit: str = "time") -> float:
-    """Where the first evaluation reaches the accuracy ``target``, in ``unit``; NaN if none does.
+    """The amount of ``unit`` at the first evaluation with an accuracy of ``target`` or more; NaN if there is none.
 
     ``unit``: ``time`` (virtual seconds), ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` or
-    ``values_bytes_up`` (see :func:`progress_in`). Not interpolated between evaluations: the answer is an upper bound,
-    as fine as the evaluations are.
+    ``values_bytes_up`` (see :func:`progress_in`). It is not interpolated between evaluations, so it is an upper bound.
     """
     reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
     amounts = progress_in(run, unit)
@@ -55,7 +54,7 @@ def final_accuracy(run: Run) -> float:
 
 
 def best_accuracy(run: Run) -> float:
-    """The highest accuracy of any evaluation, in [0, 1]; NaN where every one is NaN."""
+    """The highest accuracy of any evaluation, in [0, 1]; NaN if all are NaN."""
     accuracy = _accuracy(run)
     finite = accuracy[~np.isnan(accuracy)]
     return float(finite.max()) if finite.size else math.nan
@@ -64,8 +63,8 @@ def best_accuracy(run: Run) -> float:
 def area(run: Run, unit: str = "time") -> float:
     """Mean accuracy over the run: the area under the curve against ``unit``, divided by its width.
 
-    The curve is a step function: an accuracy holds until the next evaluation. With a single evaluation
-    (no width) it is that accuracy.
+    The curve is a step function: an accuracy holds until the next evaluation. If there is only one evaluation, the
+    result is its accuracy.
     """
     accuracy, at = _accuracy(run), progress_in(run, unit)
     width = at[-1] - at[0]
@@ -73,32 +72,143 @@ def area(run: Run, unit: str = "time") -> float:
 
 
 class Relative(NamedTuple):
-    """Times to a common target, one entry a seed."""
+    """Times to a common target, one entry per seed."""
 
     target: np.ndarray  # float64[seeds]  accuracy to reach
     time: dict[str, np.ndarray]  # method -> float64[seeds], in the unit asked for
     ratio: dict[str, np.ndarray]  # method -> float64[seeds], time divided by the baseline's
 
 
-def relative_time(
-    runs: Mapping[str, Sequence[Run]], baseline: str, *, share: float = 0.95, unit: str = "time"
-) -> Relative:
-    """How long each method takes to a common accuracy, relative to ``baseline``.
+SHARE = "95%"  # the target unless another is asked for: this share of the lowest final accuracy
 
-    For each seed the target is ``share`` times the lowest final accuracy among the methods, so that
-    every method reaches it; a ratio below 1 is faster than the baseline. ``runs`` maps a method to its
-    runs, in the same order of seeds for all. NaN where the baseline starts at or above the target.
+
+def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = SHARE) -> np.ndarray:
+    """The accuracy that the methods have to reach, one entry per seed; float64[seeds].
+
+    ``final``: method -> final accuracies, float[seeds]. ``target``: an accuracy in (0, 1]; a method's name, for its
+    final accuracy; or a share such as ``"95%"``, of the lowest final accuracy among the methods.
+    """
+    lowest = np.min(list(final.values()), axis=0)
+    if target in final:
+        return np.asarray(final[str(target)], np.float64)
+    text = str(target)
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = math.nan
+    allowed = "an accuracy in (0, 1], a share such as 95%, or one of " + ", ".join(final)
+    check.require(0 < number <= 1, "target", target, allowed)
+    return number * lowest if text.endswith("%") else np.full(lowest.shape, number)
+
+
+def relative_time(
+    runs: Mapping[str, Sequence[Run]], baseline: str, *, target: str | float = SHARE, unit: str = "time"
+) -> Relative:
+    """How long each method takes to reach a common accuracy, relative to ``baseline``.
+
+    ``target`` as in :func:`target_accuracy`; every method reaches a share of the lowest final accuracy. A ratio below
+    1 is faster than the baseline; it is NaN if one of the two does not reach the target, or if the baseline starts at
+    or above it. ``runs`` maps each method to its runs, one per seed, with the seeds in the same order.
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """
-    check.in_range("share", share, 0.0, 1.0)
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
-    target = share * np.min([[final_accuracy(run) for run in seeds] for seeds in runs.values()], axis=0)
+    final = {name: np.array([final_accuracy(run) for run in seeds]) for name, seeds in runs.items()}
+    goals = target_accuracy(final, target)
     time = {
-        name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, target, strict=True)])
+        name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
         for name, seeds in runs.items()
     }
     below = np.where(time[baseline] > 0, time[baseline], np.nan)
-    return Relative(target, time, {name: amount / below for name, amount in time.items()})
+    return Relative(goals, time, {name: amount / below for name, amount in time.items()})
+
+
+# --- over seeds ---------------------------------------------------------------------------------------
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation over ``seeds`` runs."""
+
+    mean: float
+    std: float
+    seeds: int
+
+
+class Curve(NamedTuple):
+    """Mean and sample standard deviation over seeds of one column of the evaluations."""
+
+    at: np.ndarray  # float64[P]  virtual seconds, updates, server steps or bytes
+    mean: np.ndarray  # float64[P]
+    std: np.ndarray  # float64[P]  NaN for a single seed
+    steps: bool  # whether a value holds until the next point; else the points may be joined by lines
+
+
+def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample standard deviation (divisor n - 1; NaN for n = 1) over the last axis, that of the seeds.
+
+    All tables and pictures average over seeds here, so that they show the same numbers.
+    """
+    values = np.ascontiguousarray(values, np.float64)
+    mean = np.mean(values, axis=-1)
+    return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
+
+
+def spread(values: Sequence[float] | np.ndarray) -> Spread:
+    """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value per seed.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, std=1.0, seeds=3)
+    """
+    array = np.asarray(values, np.float64)
+    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    mean, std = mean_and_std(array)
+    return Spread(float(mean), float(std), array.size)
+
+
+def mean_curve(runs: Sequence[Run], unit: str = "time", column: str = "accuracy", factor: float = 1.0) -> Curve:
+    """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
+
+    If the evaluations of all seeds match, the k-th point averages the k-th evaluations, at their mean amount of
+    ``unit``. They match if there are equally many, and at each of them all seeds have made equally many updates, or
+    server steps, or have reached the same time.
+
+    Otherwise each seed is a step function: it keeps its last value, also after its end. The points then lie where seeds
+    are evaluated. Evaluations of different seeds that follow each other within half an interval share a
+    point, at the last of them: a seed that is evaluated a moment later does not widen the band for that moment.
+
+    In both cases the last point averages the last evaluations of all seeds: ``spread`` of the final values.
+    """
+    check.require(len(runs) > 0, "runs", list(runs), "at least one run")
+    at = [progress_in(run, unit) for run in runs]
+    values = [factor * np.asarray(run.evaluations[column], np.float64) for run in runs]
+    matching = _match(runs)
+    if matching:
+        grid, _ = mean_and_std(np.stack(at, axis=-1))
+    else:
+        grid = _common_grid(at)
+        values = [y[np.searchsorted(x, grid, side="right") - 1] for x, y in zip(at, values, strict=True)]
+    return Curve(grid, *mean_and_std(np.stack(values, axis=-1)), steps=not matching)
+
+
+def _match(runs: Sequence[Run]) -> bool:
+    """Whether the k-th evaluations of all runs follow as many updates, as many server steps, or as much time."""
+    first, *others = (run.evaluations for run in runs)
+    return any(all(np.array_equal(first[unit], other[unit]) for other in others) for unit in ("update", "step", "time"))
+
+
+def _common_grid(at: Sequence[np.ndarray]) -> np.ndarray:
+    """Where the seeds, evaluated ``at`` these sorted amounts, are averaged; increasing, from where all have begun."""
+    intervals = np.concatenate([np.diff(x) for x in at])
+    near = np.median(intervals[intervals > 0]) / 2 if np.any(intervals > 0) else 0.0
+    grid: list[float] = []
+    together: set[int] = set()  # the seeds whose evaluations share the last point
+    for amount, seed in sorted((float(amount), seed) for seed, x in enumerate(at) for amount in x):
+        if grid and (amount == grid[-1] or (amount - grid[-1] <= near and seed not in together)):
+            grid[-1] = amount
+        else:
+            grid.append(amount)
+            together = set()
+        together.add(seed)
+    return np.array([amount for amount in grid if amount >= max(x[0] for x in at)])

@@ -1,6 +1,6 @@
 """A progress bar on standard error: virtual time, updates per second, staleness, accuracy.
 
-The engine knows nothing of it: it calls back ``progress(done, total, *, time, staleness, accuracy)``.
+The engine does not import it: it calls ``progress(done, total, *, time, staleness, accuracy)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 
 def clock_text(seconds: float) -> str:
-    """Virtual seconds as people read them.
+    """Virtual seconds as readable text.
 
     >>> clock_text(42.0), clock_text(4000.0), clock_text(200_000.0)
     ('42.0s', '1h06m40s', '2d07h33m')
@@ -40,10 +40,10 @@ def clock_text(seconds: float) -> str:
 def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", file: TextIO | None = None) -> Progress:
     """A bar over ``total_updates`` updates, on standard error.
 
-    ``enabled``: None shows it on a terminal only, True always, False never. ``label`` stands in front,
-    such as the method's name. ``report`` may be called as often or as rarely as one likes, with the
-    updates done so far, the virtual time in seconds, the mean staleness and the last accuracy (NaN
-    where unknown); drawing is limited to a few times a second. ``close`` leaves the last state on screen.
+    ``enabled``: None shows the bar on a terminal only, True always, False never. ``label``: text in front of it, such
+    as the method's name. ``report`` gets the updates done so far, the virtual time in seconds, the mean staleness and
+    the last accuracy (NaN if unknown); it may be called at any rate, the bar is drawn a few times a second at most.
+    ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
     hidden = None if enabled is None else not enabled

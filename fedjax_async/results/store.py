@@ -1,4 +1,4 @@
-"""One folder a run: everything a :class:`~fedjax_async.types.Run` holds, in files that other tools read."""
+"""The folder of a run: everything a :class:`~fedjax_async.types.Run` holds, in files that other tools read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 from fedjax_async import disk
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
-from fedjax_async.results.provenance import versions
 from fedjax_async.types import Params, Run
 
 FORMAT = "fedjax_async run 1"
@@ -28,21 +27,21 @@ FILES = (
     "per_client.npz",
     "params.npz",
 )
-PROBES = "probes.npz"  # only of a run with probes: arrays named probe/column
-SCHEDULE = "schedule.npz"  # the clock has its own format
-CHECKPOINTS = "checkpoints"  # of a run that is not finished
+PROBES = "probes.npz"  # only in the folder of a run with probes: arrays named probe/column
+SCHEDULE = "schedule.npz"  # written by the clock, in its own format
+CHECKPOINTS = "checkpoints"  # only while the run is not finished
 BARE = "."  # the name of a parameter tree that is a single array
 
 
 def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
     """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host.
 
-    Entries of lists and tuples are named by their position. ``ValueError`` for a name with ``/`` or ``:``.
+    Entries of lists and tuples are named by their index. ``ValueError`` for a name with ``/`` or ``:``.
     """
     if hasattr(params, "_asdict"):
         params = params._asdict()
     elif isinstance(params, (list, tuple)):
-        params = {str(position): item for position, item in enumerate(params)}
+        params = {str(index): item for index, item in enumerate(params)}
     if not isinstance(params, Mapping):
         return {prefix or BARE: np.asarray(params)}
     flat: dict[str, np.ndarray] = {}
@@ -54,7 +53,7 @@ def flatten(params: Params, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
-    """The nested dict that ``flatten`` came from (lists and tuples come back as dicts by position)."""
+    """The inverse of ``flatten``, as nested dicts (lists and tuples come back as dicts by index)."""
     if set(flat) == {BARE}:
         return flat[BARE]
     tree: dict[str, Any] = {}
@@ -70,7 +69,7 @@ def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
 def _contents(run: Run) -> dict[str, bytes]:
     contents = (
         files.json_bytes(run.settings),
-        files.json_bytes(versions()),
+        files.json_bytes(files.versions()),
         files.json_bytes(run.counters),
         files.csv_bytes(run.evaluations),
         files.csv_bytes(run.updates),
@@ -85,19 +84,25 @@ def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
     return {name: np.asarray(column).dtype.str for name, column in columns.items()}
 
 
-def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Path:
-    """``ValueError`` unless a run of ``settings`` may be saved in ``folder``: better asked before a run than after.
-
-    That is: unless it is missing, empty, or holds a run, finished or not, of the same settings (or ``overwrite``).
-    What a killed process left behind is no obstacle.
-    """
+def require_folder(folder: str | Path) -> Path:
+    """``ValueError`` if ``folder``, or a path above it, is a file."""
     folder = Path(folder)
     if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
         raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    return folder
+
+
+def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: bool = False) -> Path:
+    """Check, before a run, that it may be saved in ``folder``; returns the folder.
+
+    It may if the folder is missing, is empty or holds a run of the same settings, finished or not, or if
+    ``overwrite`` is set. Files that a killed process left behind do not count. ``ValueError`` otherwise.
+    """
+    folder = require_folder(folder)
     if not overwrite and not _is_bare(folder):
-        places = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
-        saved = [place for place in places if place.is_file()]
-        if not saved or any(place.read_bytes() != files.json_bytes(settings) for place in saved):
+        paths = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
+        saved = [path for path in paths if path.is_file()]
+        if not saved or any(path.read_bytes() != files.json_bytes(settings) for path in saved):
             raise ValueError(
                 f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
             )
@@ -105,7 +110,7 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether there is nothing in a folder but what a process leaves that is killed before its first file is whole."""
+    """Whether the folder is missing, or holds only what a process leaves that was killed before its first file."""
     if not folder.exists():
         return True
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
@@ -115,14 +120,14 @@ def _is_bare(folder: Path) -> bool:
 def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Write ``run`` into ``folder`` (made if missing) and return the folder.
 
-    ``settings.json``, ``versions.json`` and ``counters.json``; ``evaluations.csv`` and ``updates.csv``, floats
-    with every digit; ``per_client.npz``, ``params.npz`` (arrays named by their path, such as ``conv/kernel``),
-    ``schedule.npz`` and, of a run with probes, ``probes.npz`` (named ``probe/column``), all readable by
-    ``numpy.load``; ``manifest.json`` with column types and check sums, written last. The same run gives the same
-    bytes: no file holds a wall-clock time or a host name.
+    - ``settings.json``, ``versions.json``, ``counters.json``;
+    - ``evaluations.csv`` and ``updates.csv``, floats with every digit;
+    - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
+      for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
+    - ``manifest.json`` with column types and check sums, written last.
 
-    ``ValueError`` as in ``require_room``. Temporary files of processes that were killed while they wrote are
-    removed, other files in the folder left alone.
+    The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
+    processes are removed, other files in the folder are left alone. ``ValueError`` as in ``require_room``.
     """
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
@@ -142,7 +147,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a saved run; ``ValueError`` unless the folder holds one."""
+    """The manifest of the run saved in ``folder``; ``ValueError`` if there is none."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["format"] == FORMAT and set(manifest["sha256"]) - {PROBES} == {*FILES, SCHEDULE}:
@@ -156,7 +161,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_checked(folder: Path, name: str, digest: str) -> bytes:
-    """The content of a file of a saved run; ``ValueError`` unless it is what was written."""
+    """The content of a saved run's file; ``ValueError`` if it is missing or has another check sum than ``digest``."""
     try:
         content = (folder / name).read_bytes()
     except OSError as error:
@@ -167,7 +172,7 @@ def read_checked(folder: Path, name: str, digest: str) -> bytes:
 
 
 def load(folder: str | Path) -> Run:
-    """Read back what ``save`` wrote; arrays are NumPy arrays, equal bit for bit, with their types.
+    """The run that ``save`` wrote; all arrays come back as NumPy arrays, bit for bit and with their types.
 
     Settings and counters come back as JSON holds them: tuples as lists, non-finite numbers as None.
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.

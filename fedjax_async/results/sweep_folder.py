@@ -1,4 +1,4 @@
-"""A sweep's folder: what it is a sweep of (``sweep.json``), and one folder a finished run (``runs/NAME/``)."""
+"""The folder of a sweep: its definition (``sweep.json``), and a folder for each finished run (``runs/NAME/``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedjax_async import disk
 from fedjax_async.config.grid import Point
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.results import files, store
-from fedjax_async.results.report import write_run
+from fedjax_async.results.runs import write_run
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
@@ -21,12 +21,12 @@ DEFINITION = "sweep.json"
 
 
 def run_folder(folder: Path, point: Point) -> Path:
-    """Where the run of a point is kept."""
+    """Where the run of ``point`` is kept."""
     return folder / "runs" / point.name
 
 
 def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bytes:
-    """The sweep as its folder keeps it: every run's name, swept values in order, and settings; the probes, if any."""
+    """The content of ``sweep.json``: each run's name, swept values in order and settings; the probes, if any."""
     runs = [{"name": p.name, "values": list(p.values.items()), "settings": as_dict(p.settings)} for p in points]
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
     about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
@@ -34,7 +34,7 @@ def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None)
 
 
 def read_definition(folder: str | Path) -> list[Point]:
-    """The points of the sweep in a folder; ``ValueError`` where there is none."""
+    """The points of the sweep in ``folder``; ``ValueError`` if it holds none."""
     path = Path(folder) / DEFINITION
     try:
         content = json.loads(path.read_bytes())
@@ -49,13 +49,13 @@ def read_definition(folder: str | Path) -> list[Point]:
 
 
 def is_finished(folder: Path, settings: Settings) -> bool:
-    """Whether ``folder`` holds a whole run of ``settings``: every file there, with the check sum it was saved with."""
+    """Whether ``folder`` holds a whole run of ``settings``: every file, with the check sum it was saved with."""
     if not (folder / store.MANIFEST).is_file():
         return False
     try:
         digests = store.read_manifest(folder)["sha256"]
         contents = {name: store.read_checked(folder, name, digest) for name, digest in digests.items()}
-    except ValueError:  # cut short, changed, or foreign: as if it were not there
+    except ValueError:  # incomplete, changed or foreign
         return False
     return contents["settings.json"] == files.json_bytes(as_dict(settings))
 
@@ -63,13 +63,12 @@ def is_finished(folder: Path, settings: Settings) -> bool:
 def require_room(
     folder: str | Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None, *, overwrite: bool = False
 ) -> Path:
-    """``ValueError`` unless the sweep may use ``folder``: missing, empty, or of the same definition (or ``overwrite``).
+    """Check that the sweep may use ``folder``; returns the folder.
 
-    What a killed process left behind is no obstacle.
+    It may if the folder is missing, is empty or holds the same definition, or if ``overwrite`` is set. Files that a
+    killed process left behind do not count. ``ValueError`` otherwise.
     """
-    folder = Path(folder)
-    if any(parent.exists() and not parent.is_dir() for parent in (folder, *folder.parents)):
-        raise ValueError(f"folder = {str(folder)!r}: must be a folder, not a file")
+    folder = store.require_folder(folder)
     if overwrite or not folder.exists():
         return folder
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
@@ -84,7 +83,7 @@ def require_room(
 
 
 def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
-    """Write the definition, before the first run is."""
+    """Write the definition; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     disk.write(folder / DEFINITION, definition(points, probes))
     disk.sweep_up(folder)
@@ -96,7 +95,7 @@ def save_run(run: Run, folder: Path, point: Point) -> None:
 
 
 def saved_updates(folder: Path, point: Point) -> int:
-    """How many updates a finished run has."""
+    """The number of updates of a finished run."""
     return int(json.loads((run_folder(folder, point) / "counters.json").read_bytes())["updates"])
 
 

@@ -1,4 +1,4 @@
-"""The tables of a sweep: one row a run, one row an evaluation, and means over seeds with the best settings."""
+"""The tables of a sweep: one row per run, per evaluation and per setting (means over seeds); the ranking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedjax_async.results import files, metrics, tables
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.types import Run
 
-# How a run was executed, not what came out of it: it may differ between a run alone and the same run in a sweep.
+# Counters of the execution, not of the result: they may differ between a run alone and the same run in a sweep.
 EXECUTION = frozenset(
     ("waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs")
 )
@@ -29,7 +29,7 @@ Columns = dict[str, Any]  # equally long lists or arrays
 
 
 class Record(NamedTuple):
-    """What the tables and pictures need of a run; its parameters and updates are not kept."""
+    """What tables and pictures need of a run; parameters and updates are left out."""
 
     point: Point
     numbers: dict[str, Any]
@@ -37,14 +37,14 @@ class Record(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """Settings by how well they did."""
+    """Settings ordered by the final metric."""
 
     metric: str  # "final test accuracy (%)"
-    order: list[int]  # places in the list of settings, the best first
+    order: list[int]  # indices of the settings as in ``by_setting``, the best first
 
 
 def record(point: Point, run: Run, target: float | None = None) -> Record:
-    """Everything a run's row says; times, updates and bytes to ``target`` are NaN where it was never reached."""
+    """The numbers of a run's row; time, updates and bytes to ``target`` are NaN if it was never reached."""
     staleness = np.asarray(run.updates["staleness"])
     final = metrics.final_accuracy(run)
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
@@ -66,18 +66,18 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
 
 
 def records(sweep: Sweep, target: float | None = None) -> list[Record]:
-    """One a run, in order; the runs pass through memory one at a time."""
+    """A record for each run, in order; only one run is in memory at a time."""
     if target is not None:
         check.require(isinstance(target, float | int) and 0 < target <= 1, "target", target, "an accuracy in (0, 1]")
     return [record(point, run, target) for point, run in zip(sweep.points, sweep.runs, strict=True)]
 
 
 def columns_of(found: Sequence[Record]) -> dict[str, str]:
-    """Swept path (the seed aside) -> its column; never the name of a measured one."""
+    """Swept path (except the seed) -> the name of its column, which no measured column has."""
     short = labels(swept(each.point for each in found))
-    taken = {"run", "seed", *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
-    clear = {path: path if "." in path else f"setting.{path}" for path in short}
-    return {path: clear[path] if name in taken else name for path, name in short.items() if path != "seed"}
+    measured = {"run", "seed", *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    longer = {path: path if "." in path else f"setting.{path}" for path in short}
+    return {path: longer[path] if name in measured else name for path, name in short.items() if path != "seed"}
 
 
 def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run_rows(found: Sequence[Record]) -> list[dict[str, Any]]:
-    """The tidy table: name, swept values, seed, and what came out, one row a run."""
+    """The tidy table, one row per run: name, swept values, seed and results."""
     columns = columns_of(found)
     return [_identity(each, columns) | each.numbers for each in found]
 
 
 def evaluation_columns(found: Sequence[Record]) -> Columns:
-    """The long table: name, swept values, seed and one evaluation a row."""
+    """The long table, one row per evaluation: name, swept values, seed and scores."""
     columns = columns_of(found)
     counts = [len(each.run.evaluations["time"]) for each in found]
     identities = [_identity(each, columns) for each in found]
@@ -102,14 +102,14 @@ def evaluation_columns(found: Sequence[Record]) -> Columns:
         for name in identities[0]
     }
     for name in dict.fromkeys(name for each in found for name in each.run.evaluations):
-        # a run without compression has no column of its values: they are all it sends
-        own = [each.run.evaluations for each in found]
-        repeated[name] = np.concatenate([one[name] if name in one else one["bytes_up"] for one in own])
+        # only compressed runs have values_bytes_up; the others send nothing but values
+        columns_of_runs = [each.run.evaluations.get(name, each.run.evaluations["bytes_up"]) for each in found]
+        repeated[name] = np.concatenate(columns_of_runs)
     return repeated
 
 
 def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
-    """Runs that differ in their seed alone, by the name of their setting, in order of first use."""
+    """Setting -> the runs that differ only in their seed; settings in order of first use."""
     short = labels(swept(each.point for each in found))
     names: dict[Settings, str] = {}
     grouped: dict[str, list[Record]] = {}
@@ -120,17 +120,22 @@ def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def _spread(each: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread:
-    return tables.spread([factor * record.numbers[name] for record in each])
+def spread_of(group: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread | tables.Reached:
+    """``factor`` times a number of each run of one setting, as mean and deviation over its seeds.
+
+    For amounts to a target that not all seeds reach: how many do.
+    """
+    spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
+    return spread([factor * each.numbers[name] for each in group])
 
 
 def has_accuracy(found: Iterable[Record]) -> bool:
-    """Whether anything was classified; otherwise the loss is what counts."""
+    """Whether any run has class labels; otherwise settings are compared by the loss."""
     return any(not math.isnan(each.numbers["final_accuracy"]) for each in found)
 
 
 def setting_rows(found: Sequence[Record], target: float | None = None) -> list[dict[str, Any]]:
-    """One row a setting: mean and sample standard deviation over its seeds."""
+    """One row per setting: mean and sample standard deviation over its seeds."""
     columns = columns_of(found)
     reached = "" if target is None else f"to {100 * target:g} %"
     wanted: dict[str, tuple[str, float]] = {
@@ -148,32 +153,32 @@ def setting_rows(found: Sequence[Record], target: float | None = None) -> list[d
         settings = group[0].point.settings
         values = values_of(settings, columns).items()
         chosen = {columns[path]: tables.NOTHING if value is None else str(value) for path, value in values}
-        spreads = {title: _spread(group, name, factor) for title, (name, factor) in wanted.items()}
+        spreads = {title: spread_of(group, name, factor) for title, (name, factor) in wanted.items()}
         rows.append({**chosen, "seeds": len(group), **spreads})
     return rows
 
 
 def decimals_of(rows: Sequence[tables.Row]) -> dict[str, int]:
-    """Places of each column of :func:`setting_rows` in text and Markdown."""
+    """The decimal places of each column of :func:`setting_rows` in text and Markdown."""
     whole = ("time ", "updates ", "rejected", "lost", "late", "duplicates")
     return {name: 0 if name.startswith(whole) else 4 if name == "final loss" else 2 for row in rows for name in row}
 
 
 def rank(found: Sequence[Record]) -> Ranked:
-    """The settings from best to worst by the mean of the final metric, ties by the smaller spread.
+    """The settings from best to worst by the mean of the final metric; the smaller deviation breaks ties.
 
-    The metric is the accuracy at the last evaluation, or the loss where nothing has classes, both of the
-    test data; settings without a finite mean come last.
+    The metric is the test accuracy at the last evaluation, or the test loss if no run has class labels. Settings
+    without a finite mean come last.
     """
     sign, name, metric = (
         (-1.0, "final_accuracy", "final test accuracy (%)")
         if has_accuracy(found)
         else (1.0, "final_loss", "final test loss")
     )
-    spreads = [_spread(group, name) for group in by_setting(found).values()]
+    spreads = [spread_of(group, name) for group in by_setting(found).values()]
 
-    def key(place: int) -> tuple[bool, float, float]:
-        mean, std = spreads[place].mean, spreads[place].std
+    def key(index: int) -> tuple[bool, float, float]:
+        mean, std = spreads[index].mean, spreads[index].std
         finite = math.isfinite(mean)
         return not finite, sign * mean if finite else 0.0, 0.0 if math.isnan(std) else std
 
@@ -184,13 +189,13 @@ def rank(found: Sequence[Record]) -> Ranked:
 
 
 def as_columns(rows: Sequence[tables.Row]) -> Columns:
-    """Rows as columns; None where a row has no such cell."""
+    """Rows as columns; None where a row lacks the cell."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _arrow(column: Any) -> Any:
-    """A list as Parquet can hold it, of one type: whole numbers among floats become floats, other mixtures texts."""
+    """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures texts."""
     kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
     if len(kinds) > 1:
         convert: Callable[[Any], Any] = float if kinds == {int, float} else str
@@ -199,7 +204,7 @@ def _arrow(column: Any) -> Any:
 
 
 def parquet_writer() -> Callable[[Columns], bytes] | None:
-    """Columns -> the bytes of a Parquet file; None where pyarrow, of the extra ``sweep``, is not installed."""
+    """A function: columns -> the bytes of a Parquet file; None if pyarrow (extra ``sweep``) is not installed."""
     try:
         import pyarrow  # noqa: PLC0415
         from pyarrow import parquet  # noqa: PLC0415
@@ -216,7 +221,7 @@ def parquet_writer() -> Callable[[Columns], bytes] | None:
 
 
 def write_tables(found: Sequence[Record], folder: Path, target: float | None = None) -> list[str]:
-    """``runs`` and ``evaluations`` as CSV and Parquet, ``settings`` as CSV and Markdown; returns what was written."""
+    """Write ``runs`` and ``evaluations`` as CSV and Parquet, ``settings`` as CSV and Markdown; returns the names."""
     rows, long = run_rows(found), evaluation_columns(found)
     summary = setting_rows(found, target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +233,7 @@ def write_tables(found: Sequence[Record], folder: Path, target: float | None = N
     parquet = parquet_writer()
     for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
         if parquet is None:
-            (folder / name).unlink(missing_ok=True)  # of an earlier call: better none than one of other runs
+            (folder / name).unlink(missing_ok=True)  # an earlier call's file may hold other runs
         else:
             disk.write(folder / name, parquet(columns))
             written.append(name)

@@ -22,11 +22,11 @@ from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
 from fedjax_async.types import Run
 
-CHECKPOINTS = "checkpoints"  # of stacks under way, inside the sweep's folder
+CHECKPOINTS = "checkpoints"  # of unfinished stacks, inside the sweep's folder
 
 
 class Sweep(NamedTuple):
-    """Finished runs, in the order of ``points``: in memory, or read from their folder one at a time."""
+    """Finished runs in the order of ``points``: kept in memory, or read from the folder one at a time."""
 
     points: tuple[Point, ...]
     folder: Path | None
@@ -39,40 +39,40 @@ class Sweep(NamedTuple):
 
     @property
     def values(self) -> list[dict[str, Any]]:
-        """What the sweep set in each run, by path."""
+        """What the sweep sets in each run: path -> value."""
         return [point.values for point in self.points]
 
     @property
     def runs(self) -> Iterator[Run]:
-        """The runs, loaded as they are asked for; an iterator that starts afresh with every use."""
+        """The runs, each loaded when it is asked for; every use gives a new iterator."""
         return (self.run(index) for index in range(len(self.points)))
 
     def run(self, index: int) -> Run:
-        """One run by its place among the points."""
+        """The run of ``points[index]``."""
         return self.kept[index] if self.folder is None else sweep_folder.load_run(self.folder, self.points[index])
 
 
 class Work(NamedTuple):
-    """What is left of a sweep, and how it will be done."""
+    """What is left to do of a sweep. Runs are given by their index into ``points``."""
 
     points: tuple[Point, ...]
-    finished: frozenset[int]  # places among the points
-    groups: tuple[Group, ...]  # the stacks with something left to train; members are places among the points
-    probes: Mapping[str, Any] | None = None  # of every run
+    finished: frozenset[int]
+    groups: tuple[Group, ...]  # the stacks in which a run is left to train
+    probes: Mapping[str, Any] | None = None  # evaluated in every run
 
     @property
     def updates(self) -> int:
-        """Of everything that will be trained."""
+        """The number of updates that will be trained."""
         return sum(group.updates for group in self.groups)
 
 
 def resolved(points: Iterable[Point]) -> list[Point]:
-    """The points with the settings that their runs will have: what follows from the data set filled in."""
+    """The points with the settings that their runs will have: defaults that follow from the data set filled in."""
     return [point._replace(settings=resolved_settings(point.settings)) for point in points]
 
 
 def precision(points: Sequence[Point]) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode for a sweep in float64; ``ValueError`` where only a part of it is."""
+    """JAX's 64-bit mode for a sweep in float64; ``ValueError`` if only some of its runs are in float64."""
     wide = [point.settings.compute == "float64" for point in points]
     check.require(all(wide) or not any(wide), "compute", "float64", "that of all runs of a sweep or of none")
     return jax.enable_x64(True) if any(wide) else nullcontext()
@@ -86,10 +86,10 @@ def plan_sweep(
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
 ) -> Work:
-    """Look at everything, change nothing: which runs are finished, and how the others are grouped.
+    """Find out which runs are finished, and how the others are grouped; writes nothing.
 
-    Finished runs are planned too: so the stacks of a sweep that goes on are those it began with, and its
-    results the same bit for bit. A stack that was interrupted between two writes is trained as a whole.
+    Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
+    results bit for bit. A stack of which only some runs are saved is trained as a whole.
 
     Raises: ``ValueError`` if the settings of any run cannot be used.
     """
@@ -102,20 +102,27 @@ def plan_sweep(
         groups = sweeping.plan_groups(settings, memory_limit=memory_limit, lanes=lanes, probes=probes)
     if folder is None:
         return Work(tuple(points), frozenset(), tuple(groups), probes)
-    home = Path(folder)
-    done = [sweep_folder.is_finished(sweep_folder.run_folder(home, point), point.settings) for point in points]
-    finished = frozenset(place for place, yes in enumerate(done) if yes)
-    left = (_left(group, finished, points, home) for group in groups)
+    finished = _finished(points, Path(folder))
+    left = (_left(group, finished, points, Path(folder)) for group in groups)
     return Work(tuple(points), finished, tuple(group for group in left if group.stacks), probes)
 
 
+def _finished(points: Sequence[Point], folder: Path) -> frozenset[int]:
+    """The indices of the points with a whole run in ``folder``."""
+    return frozenset(
+        index
+        for index, point in enumerate(points)
+        if sweep_folder.is_finished(sweep_folder.run_folder(folder, point), point.settings)
+    )
+
+
 def _left(group: Group, finished: frozenset[int], points: Sequence[Point], folder: Path) -> Group:
-    """The group without the stacks whose runs are all finished."""
+    """The group without the stacks in which every run is finished."""
     stacks = tuple(stack for stack in group.stacks if not finished.issuperset(stack))
-    kept = {place for stack in stacks for place in stack}
-    members = tuple(place for place in group.members if place in kept)
-    gone = sum(sweep_folder.saved_updates(folder, points[place]) for place in group.members if place not in kept)
-    return group._replace(members=members, stacks=stacks, updates=group.updates - gone)
+    left = {member for stack in stacks for member in stack}
+    members = tuple(member for member in group.members if member in left)
+    done = sum(sweep_folder.saved_updates(folder, points[member]) for member in group.members if member not in left)
+    return group._replace(members=members, stacks=stacks, updates=group.updates - done)
 
 
 def train(
@@ -125,25 +132,25 @@ def train(
     folder: Path | None = None,
     progress: bool | None = None,
 ) -> None:
-    """Train what is left, group after group; ``on_finished(place among the points, run)`` for each new run."""
+    """Train what is left, one group after the other; ``on_finished(index, run)`` is called for each new run."""
     total, before = work.updates, 0
-    new = sum(place not in work.finished for group in work.groups for place in group.members)
+    new = sum(member not in work.finished for group in work.groups for member in group.members)
     meter = bar(total, progress, label=f"{new} runs")
 
     def report(done: int, of: int, **status: Any) -> None:
         shown = {name: status.get(name, math.nan) for name in ("staleness", "accuracy")}
         meter.report(before + done, total, time=status.get("time", 0.0), **shown)
 
-    def finish(place: int, run: Run) -> None:
-        if place not in work.finished:
-            on_finished(place, run)
+    def finish(member: int, run: Run) -> None:
+        if member not in work.finished:
+            on_finished(member, run)
 
     settings = [point.settings for point in work.points]
-    kept = None if folder is None else folder / CHECKPOINTS
+    checkpoints = None if folder is None else folder / CHECKPOINTS
     try:
         with precision(work.points):
             for group in work.groups:
-                options: dict[str, Any] = {"progress": report, "folder": kept, "probes": work.probes}
+                options: dict[str, Any] = {"progress": report, "folder": checkpoints, "probes": work.probes}
                 sweeping.execute_group(settings, group, on_finished=finish, **options)
                 before += group.updates
     finally:
@@ -151,27 +158,27 @@ def train(
 
 
 def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
-    """Train what :func:`plan_sweep` found left, in memory or into ``folder``, which was looked at before.
+    """Train what :func:`plan_sweep` left to do, in memory or into ``folder``, the one given to ``plan_sweep``.
 
     The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
     """
     if folder is None:
         finished: dict[int, Run] = {}
         train(work, on_finished=finished.__setitem__, progress=progress)
-        return Sweep(work.points, None, tuple(finished[place] for place in range(len(work.points))))
-    home = Path(folder)
-    with claimed(home):
-        sweep_folder.begin(home, work.points, work.probes)
-        train_into(home, work, progress=progress)
-        shutil.rmtree(home / CHECKPOINTS, ignore_errors=True)
-    return Sweep(work.points, home)
+        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))))
+    folder = Path(folder)
+    with claimed(folder):
+        sweep_folder.begin(folder, work.points, work.probes)
+        train_into(folder, work, progress=progress)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return Sweep(work.points, folder)
 
 
 def train_into(folder: Path, work: Work, *, progress: bool | None = None) -> None:
-    """Train what is left, and write each run into the sweep's folder at once."""
+    """Train what is left; each run is written into the sweep's folder as soon as it is finished."""
 
-    def save(place: int, run: Run) -> None:
-        sweep_folder.save_run(run, folder, work.points[place])
+    def save(index: int, run: Run) -> None:
+        sweep_folder.save_run(run, folder, work.points[index])
 
     train(work, on_finished=save, folder=folder, progress=progress)
 
@@ -191,21 +198,22 @@ def sweep(
 ) -> Sweep:
     """Run every combination of a grid; runs that differ only in numbers are trained side by side.
 
-    Every setting is checked and every schedule planned before the first run starts. A result equals that
-    of the same settings run alone, to rounding.
+    Every setting is checked and every schedule planned before the first run starts. Each result equals that of the
+    same settings run alone, to rounding.
 
     Args:
       base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`.
-      folder: if given, each run is saved as soon as it is finished, under ``folder/runs/NAME``, and a sweep
-        that is started again goes on where it was, even after a kill. A folder of another sweep is refused, and
-        so is one that cannot be written or is in use, before anything is compiled.
-      memory_limit: bytes of device memory that may be in use (default: what the device has).
+      folder: if given, each run is saved under ``folder/runs/NAME`` as soon as it is finished. A sweep that was
+        interrupted or killed continues when it is started again. ``ValueError``, before anything is compiled, for a
+        folder that holds another sweep, cannot be written or is in use.
+      memory_limit: bytes of device memory that may be in use (default: depends on the device).
       lanes: see ``Settings.lanes``.
       progress: show a bar over all updates (default: on a terminal).
-      overwrite: let the sweep take the place of another in ``folder``; finished runs of the same settings stay.
-      probes: of every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with others is refused.
+      overwrite: replace another sweep in ``folder``; finished runs of the same settings are kept.
+      probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
+        probes is refused.
 
-    Returns: the finished runs; with a folder they are read from it when asked for.
+    Returns: the finished runs; if there is a folder, they are read from it when they are asked for.
 
     >>> found = sweep(
     ...     dict(model="logistic", clients=4, steps=1, updates=8), {"method.mixing": [0.4, 0.8]}, progress=False
@@ -223,9 +231,9 @@ def sweep(
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
-    """What is finished of the sweep in a folder, and the points that are still missing."""
+    """The finished runs of the sweep in ``folder``, and the points of the missing ones."""
     folder = Path(folder)
     points = sweep_folder.read_definition(folder)
-    done = [sweep_folder.is_finished(sweep_folder.run_folder(folder, point), point.settings) for point in points]
-    here = tuple(point for point, yes in zip(points, done) if yes)
-    return Sweep(here, folder), tuple(point for point, yes in zip(points, done) if not yes)
+    finished = _finished(points, folder)
+    missing = tuple(point for index, point in enumerate(points) if index not in finished)
+    return Sweep(tuple(points[index] for index in sorted(finished)), folder), missing

@@ -1,4 +1,4 @@
-"""Tables: rows are dicts, one function writes them as Markdown, CSV or aligned text."""
+"""Tables: rows are dicts; one function writes them as Markdown, CSV or aligned text. The comparison of methods."""
 
 from __future__ import annotations
 
@@ -6,41 +6,43 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedjax_async import check, disk
 from fedjax_async.results import metrics
+from fedjax_async.results.metrics import Spread, spread
 from fedjax_async.types import Run
 
 Row = Mapping[str, Any]
 NOTHING = "-"  # a cell without a value, such as a target that was never reached
 
 
-class Spread(NamedTuple):
-    """Mean and sample standard deviation over ``seeds`` runs."""
+@dataclass(frozen=True)
+class Reached:
+    """In place of a :class:`Spread`: only ``reached`` of ``seeds`` runs have a value, such as the time to a target."""
 
-    mean: float
-    std: float
+    reached: int
     seeds: int
+    mean: float = math.nan
+    std: float = math.nan
 
 
-def spread(values: Sequence[float] | np.ndarray) -> Spread:
-    """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value a seed.
+def spread_or_count(values: Sequence[float] | np.ndarray) -> Spread | Reached:
+    """The spread of one value per seed, or how many seeds have a value if it is NaN for others.
 
-    >>> spread([1.0, 2.0, 3.0])
-    Spread(mean=2.0, std=1.0, seeds=3)
+    >>> cell(spread_or_count([10.0, math.nan, 20.0]))
+    '2 of 3 reached'
     """
-    array = np.asarray(values, np.float64)
-    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
-    std = float(np.std(array, ddof=1)) if array.size > 1 else math.nan
-    return Spread(float(np.mean(array)), std, array.size)
+    count = int(np.isfinite(np.asarray(values, np.float64)).sum())
+    return spread(values) if count == len(values) or len(values) == 1 else Reached(count, len(values))
 
 
 def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
-    """``mean ± standard deviation`` over seeds; one value stands alone, NaN is ``-``.
+    """``mean ± standard deviation`` over seeds as text; the mean alone for one seed, ``-`` for NaN.
 
     >>> mean_std([75.0, 76.0])
     '75.50 ± 0.71'
@@ -51,7 +53,9 @@ def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
 
 
 def cell(value: Any, decimals: int = 2) -> str:
-    """One cell's text: floats with ``decimals`` places, whole numbers whole, spreads as mean ± std."""
+    """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std."""
+    if isinstance(value, Reached):
+        return f"{value.reached} of {value.seeds} reached"
     if isinstance(value, Spread):
         tail = f" ± {value.std:.{decimals}f}" if value.seeds > 1 and not math.isnan(value.mean) else ""
         return cell(value.mean, decimals) + tail
@@ -65,7 +69,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _grid(rows: Sequence[Row], decimals: Mapping[str, int]) -> tuple[list[list[str]], list[bool]]:
-    """Header and cells, padded to equal widths, and whether each column is of numbers."""
+    """Header and cells, padded to equal widths, and whether each column holds numbers."""
     columns = _columns(rows)
     grid = [columns] + [[cell(row.get(name), decimals.get(name, 2)) for name in columns] for row in rows]
     numbers = [all(not isinstance(row.get(name), str) for row in rows) for name in columns]
@@ -87,15 +91,21 @@ def _text(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
 
 
 def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
-    """All digits; a spread over several seeds takes two columns, ``name`` and ``name std``."""
+    """All digits; a spread over several seeds becomes two columns, ``name`` and ``name std``.
+
+    Where not all seeds reached a value, both are NaN, and the column ``name reached`` has the number that did.
+    """
     del decimals
     flat: list[dict[str, Any]] = []
     for row in rows:
         flat.append({})
         for name, value in row.items():
-            flat[-1][name] = value.mean if isinstance(value, Spread) else value
-            if isinstance(value, Spread) and value.seeds > 1:
+            spreads = isinstance(value, (Spread, Reached))
+            flat[-1][name] = value.mean if spreads else value
+            if spreads and value.seeds > 1:
                 flat[-1][f"{name} std"] = value.std
+            if isinstance(value, Reached):
+                flat[-1][f"{name} reached"] = value.reached
     stream = io.StringIO()
     writer = csv.DictWriter(stream, _columns(flat), lineterminator="\n")
     writer.writeheader()
@@ -114,7 +124,7 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".txt": "text"}
 def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, int] | None = None) -> str:
     """``rows`` as one string; ``style``: ``markdown``, ``csv`` or ``text``; columns in order of first use.
 
-    ``decimals`` gives the places of a column's floats (2 unless told); CSV always has all digits.
+    ``decimals``: column -> decimal places of its floats (default 2); CSV always has all digits.
 
     >>> print(table([{"method": "fedavg", "accuracy": 0.75}, {"method": "fedasync", "accuracy": 0.7}]), end="")
     method    accuracy
@@ -137,33 +147,35 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
     return path
 
 
-def comparison(runs: Mapping[str, Sequence[Run]], baseline: str | None = None) -> list[dict[str, Any]]:
-    """One row a method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
+def comparison(
+    runs: Mapping[str, Sequence[Run]], baseline: str | None = None, target: str | float = metrics.SHARE
+) -> list[dict[str, Any]]:
+    """One row per method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
 
-    Targets that are numbers have no accuracy: then the final loss, and no time to a target.
+    If no run has class labels, the final loss replaces accuracy and times.
 
-    ``runs`` maps each method to its runs, one a seed, in the same order of seeds. ``baseline`` is
-    ``fedavg`` if it is among them, else the first. Cells are spreads over the seeds; the target is that of
-    :func:`fedjax_async.results.metrics.relative_time`. Bytes are the whole run's, both directions.
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg``
+    if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`. Cells
+    are spreads over the seeds. Bytes are those of the whole run, in both directions.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
     has_accuracy = any(not math.isnan(metrics.final_accuracy(run)) for seeds in runs.values() for run in seeds)
-    relative = metrics.relative_time(runs, baseline)
+    relative = metrics.relative_time(runs, baseline, target=target)
 
-    def quality(name: str) -> dict[str, Any]:
+    def outcome(name: str) -> dict[str, Any]:
         if not has_accuracy:
             return {"final loss": spread([float(run.evaluations["loss"][-1]) for run in runs[name]])}
         return {
             "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in runs[name]]),
-            "time to target (s)": spread(relative.time[name]),
-            f"relative to {baseline}": spread(relative.ratio[name]),
+            "time to target (s)": spread_or_count(relative.time[name]),
+            f"relative to {baseline}": spread_or_count(relative.ratio[name]),
         }
 
     return [
         {
             "method": name,
-            **quality(name),
+            **outcome(name),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
         }

@@ -274,6 +274,9 @@ def test_compare_looks_at_everything_first(capsys, tmp_path):
     assert "baseline = 'fedavg': must be one of asgd" in refused(
         capsys, "compare", "asgd", "--baseline", "fedavg", *small
     )
+    assert "target = 'fedavg': must be an accuracy in (0, 1], a share such as 95%, or one of asgd" in refused(
+        capsys, "compare", "asgd", "--target", "fedavg", *small
+    )
     assert "seeds = 0" in refused(capsys, "compare", "asgd", "--seeds", "0", *small)
     (tmp_path / "file").write_text("not a folder")
     assert "not a file" in refused(capsys, "compare", "asgd", *SMALL, "--out", str(tmp_path / "file"))
@@ -286,7 +289,17 @@ def test_what_the_operating_system_refuses_is_one_line_too(capsys, tmp_path):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("run", "--clints", "3"), ("run", "--clients", "three"), ("compare",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("run", "--clints", "3"),
+        ("run", "--clients", "three"),
+        ("compare",),
+        ("run", "--out", ""),
+        ("sweep", "a.toml", "--out", ""),
+    ],
+)
 def test_flags_that_do_not_exist_are_usage_errors(capsys, arguments):
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

@@ -14,7 +14,9 @@ import pytest
 
 from fedjax_async import cli, disk
 from fedjax_async.cli import runs, sweep
-from fedjax_async.results import compare, load, resume
+from fedjax_async.engine import checkpoint
+from fedjax_async.results import load
+from fedjax_async.results import runs as run_folders
 from tests.results import sweep_engine
 from tests.results.test_claim import another_process, elsewhere, never
 
@@ -45,8 +47,8 @@ def here(tmp_path, monkeypatch):
 def idle(monkeypatch):
     """Preparing (which compiles the first model), planning and training fail the test."""
     monkeypatch.setattr(runs, "prepare", never)
-    monkeypatch.setattr(compare, "prepare", never)
-    monkeypatch.setattr(resume, "execute", never)
+    monkeypatch.setattr(run_folders, "prepare", never)
+    monkeypatch.setattr(run_folders, "execute", never)
     monkeypatch.setattr(sweep, "read", never)
     monkeypatch.setattr(sweep, "plan_sweep", never)
 
@@ -79,13 +81,13 @@ def begun(folder: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "execute", cut)
-        with pytest.raises(KeyboardInterrupt):
-            cli.main(["run", *SMALL, "--checkpoint", "2", "--out", folder])
+        patch.setattr(run_folders, "execute", cut)
+        assert cli.main(["run", *SMALL, "--checkpoint", "2", "--out", folder]) == 130
 
 
 def test_resume_looks_first_too(capsys, tmp_path, monkeypatch, request):
     begun("out")
+    capsys.readouterr()
     request.getfixturevalue("idle")
     with elsewhere("out"):
         assert "in use by process" in refused(capsys, "resume", "out")
@@ -132,15 +134,54 @@ def test_bad_settings_leave_no_folder(capsys, tmp_path, command):
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 
 
-def test_an_interrupted_run_without_checkpoints_leaves_no_folder(tmp_path, monkeypatch):
+def test_an_interrupted_run_without_checkpoints_leaves_no_folder(capsys, tmp_path, monkeypatch):
     def cut(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(resume, "execute", cut)
-    for command in ("run", *SMALL), ("compare", "fedasync", *SMALL):
-        with pytest.raises(KeyboardInterrupt):
-            cli.main([*command, "--out", "deep/out"])
+    monkeypatch.setattr(run_folders, "execute", cut)
+    for command, says in (
+        (("run", *SMALL), "there is no checkpoint (see --checkpoint)"),
+        (("compare", "fedasync", *SMALL), "no run was finished"),
+    ):
+        assert cli.main([*command, "--out", "deep/out"]) == 130
+        assert capsys.readouterr().err == f"fedjax-async: interrupted; {says}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_interrupted_it_says_how_to_continue(capsys, monkeypatch):
+    """Ctrl-C at the second checkpoint; the printed command continues the run."""
+    replacing = checkpoint.disk.replacing
+    written = []
+
+    def interrupt(path):
+        written.append(path)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        return replacing(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.disk, "replacing", interrupt)
+        patch.setattr(disk, "write", lambda path, content: Path(path).write_bytes(content))
+        assert cli.main(["run", *SMALL, "--checkpoint", "2", "--out", "my out"]) == 130
+    says = capsys.readouterr().err
+    assert says == "fedjax-async: interrupted; continue with: fedjax-async resume 'my out'\n"
+    assert cli.main(["resume", "my out", "--quiet"]) == 0
+    assert load("my out").counters["updates"] == 6
+
+
+def test_a_comparison_keeps_the_runs_that_were_finished(capsys, monkeypatch):
+    execute, calls = run_folders.execute, []
+
+    def cut(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return execute(*arguments, **options)
+
+    monkeypatch.setattr(run_folders, "execute", cut)
+    assert cli.main(["compare", "fedasync", "asgd", *SMALL, "--out", "out"]) == 130
+    assert capsys.readouterr().err == "fedjax-async: interrupted; finished runs are kept in out\n"
+    assert load("out/runs/fedasync/seed_0").counters["updates"] == 6
 
 
 def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.config import Settings, prepare
-from fedjax_async.results.resume import run_into
+from fedjax_async.results.runs import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async.cli"]
 RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "600", "--eval-updates", "100",

@@ -18,7 +18,7 @@ from fedjax_async.engine.run import run_stack
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import mean_loss
 from fedjax_async.results import load, save
-from fedjax_async.results.resume import run_into
+from fedjax_async.results.runs import run_into
 from fedjax_async.types import ClientAlgorithm, ClientData, Info, Message, Probe, ServerAlgorithm
 from tests.engine.problem import MODEL, case, client, close, data
 

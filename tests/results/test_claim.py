@@ -19,10 +19,9 @@ from fedjax_async import disk
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.settings import as_dict
-from fedjax_async.results import claim, cluster, resume, save, store, sweep_folder, sweeps
+from fedjax_async.results import claim, cluster, runs, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
-from fedjax_async.results.compare import compare
-from fedjax_async.results.resume import run_into
+from fedjax_async.results.runs import compare, run_into
 from tests.results import sweep_engine
 from tests.results.made_up import make_run
 
@@ -118,9 +117,9 @@ def test_a_bad_place_is_one_line(bad):
 
 def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
     experiment = prepare(SMALL)
-    monkeypatch.setattr(resume, "execute", never)
+    monkeypatch.setattr(runs, "execute", never)
     refused(bad, lambda: run_into(experiment, bad))
-    monkeypatch.setattr("fedjax_async.results.compare.prepare", never)  # which compiles the first model
+    monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # which compiles the first model
     refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, folder=bad))
     monkeypatch.setattr(sweeps, "plan_sweep", never)
     monkeypatch.setattr(sweeps, "resolved", never)
@@ -140,7 +139,7 @@ def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch, cod
 
 
 def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_async.results.compare.run_into", never)
+    monkeypatch.setattr("fedjax_async.results.runs.run_into", never)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "fedbuff").write_text("a file")
     place = tmp_path / "runs" / "fedbuff" / "seed_0"
@@ -186,7 +185,7 @@ def test_a_run_that_fails_before_it_writes_leaves_nothing(tmp_path, monkeypatch,
     def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr(resume, "execute", fail)
+    monkeypatch.setattr(runs, "execute", fail)
     with pytest.raises(error):
         run_into(prepare(SMALL), tmp_path / "a" / "run")
     with pytest.raises(error):
@@ -225,7 +224,7 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkey
     folder, experiment = tmp_path / "run", prepare(SMALL)
     with another_process(folder) as process:
         with monkeypatch.context() as patch:
-            patch.setattr(resume, "execute", never)
+            patch.setattr(runs, "execute", never)
             with pytest.raises(ValueError, match="must be free") as error:
                 run_into(experiment, folder)
         says = str(error.value)
@@ -247,7 +246,7 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
             seen.append(place)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(resume, "execute", execute)
+    monkeypatch.setattr(runs, "execute", execute)
     with pytest.raises(KeyboardInterrupt):
         compare(["fedasync"], SMALL, folder=tmp_path)
     assert seen == places
@@ -393,7 +392,7 @@ def test_a_folder_in_use_gets_no_jobs(tmp_path, monkeypatch):
 
 
 def test_a_run_with_other_settings_is_refused_under_the_lock(tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "execute", never)
+    monkeypatch.setattr(runs, "execute", never)
     save(make_run(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert as_dict(SMALL) != make_run().settings

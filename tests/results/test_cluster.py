@@ -142,7 +142,7 @@ def test_no_scheduler_or_no_submitit(tmp_path, monkeypatch):
     sweep_engine.use(monkeypatch)
     work = plan_sweep(expand({"updates": 11}, {"lr": [0.1]}))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="must be a scheduler that is at hand"):
+    with pytest.raises(ValueError, match="must be a scheduler of this machine"):
         cluster.submit(work, tmp_path / "a", "slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match="pip install"):

@@ -6,8 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedjax_async.results import area, best_accuracy, final_accuracy, relative_time, to_target
+from fedjax_async.results import area, best_accuracy, final_accuracy, relative_time, spread, to_target
+from fedjax_async.results.metrics import mean_curve, target_accuracy
 from tests.results.made_up import make_run
 
 
@@ -71,3 +74,73 @@ def test_relative_time_without_a_usable_baseline():
         relative_time(flat, "fedprox")
     with pytest.raises(ValueError, match="equally many seeds"):
         relative_time(flat | {"third": []}, "fedavg")
+
+
+def test_a_mean_curve_is_the_mean_and_deviation_of_step_functions():
+    seeds = [make_run([0.1, 0.4, 0.8], [0.0, 2.0, 4.0]), make_run([0.3, 0.6], [0.0, 3.5])]
+    curve = mean_curve(seeds)
+    assert curve.steps
+    np.testing.assert_array_equal(curve.at, [0.0, 2.0, 4.0])  # 3.5 and 4 share a point, at which both have begun
+    np.testing.assert_allclose(curve.mean, [0.2, 0.35, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(curve.std, np.array([0.2, 0.1, 0.2]) / np.sqrt(2), rtol=1e-5)
+    alone = mean_curve(seeds[:1], factor=100.0)
+    assert not alone.steps and np.isnan(alone.std).all()
+    np.testing.assert_allclose(alone.mean, [10.0, 40.0, 80.0], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"runs = \[\]"):
+        mean_curve([])
+
+
+def test_evaluations_match_by_updates_steps_or_time():
+    runs = [make_run([0.1, 0.3, 0.5], [0.0, 4.0, 8.0]), make_run([0.1, 0.5, 0.9], [0.0, 4.1, 8.3])]
+    counts = {"update": np.array([0, 5, 10]), "step": np.array([0, 2, 4])}
+    for unit in ("update", "step"):
+        other = {name: [column, column + np.array([0, 1, 2])] for name, column in counts.items()}
+        other[unit] = [counts[unit]] * 2
+        made = [
+            run._replace(evaluations=run.evaluations | {n: c[i] for n, c in other.items()})
+            for i, run in enumerate(runs)
+        ]
+        curve = mean_curve(made)
+        assert not curve.steps
+        np.testing.assert_allclose(curve.at, [0.0, 4.05, 8.15])
+        np.testing.assert_allclose(curve.mean, [0.1, 0.4, 0.7], rtol=1e-6)
+    other = {name: [column, column + np.array([0, 1, 2])] for name, column in counts.items()}
+    apart = [
+        run._replace(evaluations=run.evaluations | {n: c[i] for n, c in other.items()}) for i, run in enumerate(runs)
+    ]
+    assert mean_curve(apart).steps
+    together = [run._replace(evaluations=run.evaluations | {"time": runs[0].evaluations["time"]}) for run in apart]
+    assert not mean_curve(together).steps
+
+
+ONE_SEED = st.lists(st.tuples(st.floats(0.01, 50.0), st.floats(0.01, 1)), min_size=1, max_size=9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ONE_SEED, min_size=1, max_size=12))
+def test_a_mean_curve_averages_last_values_and_ends_with_the_spread_of_the_final_ones(seeds):
+    runs = [
+        make_run([0.1, *(score for _, score in seed)], [0.0, *np.cumsum([gap for gap, _ in seed])]) for seed in seeds
+    ]
+    curve = mean_curve(runs, factor=100.0)
+    final = spread([100 * final_accuracy(run) for run in runs])
+    assert curve.mean[-1] == final.mean
+    assert curve.std[-1] == final.std or len(runs) == 1
+    assert np.all(np.diff(curve.at) > 0)
+    if curve.steps:
+        assert curve.at[0] == 0 and curve.at[-1] == max(run.evaluations["time"][-1] for run in runs)
+        for at, mean in zip(curve.at, curve.mean, strict=True):
+            last = [run.evaluations["accuracy"][run.evaluations["time"] <= at][-1] for run in runs]
+            np.testing.assert_allclose(mean, 100 * np.mean(np.asarray(last, np.float64)))
+
+
+def test_a_target_is_a_value_a_method_or_a_share():
+    final = {"fedavg": np.array([0.5, 0.8]), "fedasync": np.array([0.6, 0.7])}
+    np.testing.assert_array_equal(target_accuracy(final), 0.95 * np.array([0.5, 0.7]))
+    np.testing.assert_array_equal(target_accuracy(final, "50%"), [0.25, 0.35])
+    np.testing.assert_array_equal(target_accuracy(final, "fedasync"), [0.6, 0.7])
+    for value in (0.7, "0.7"):
+        np.testing.assert_array_equal(target_accuracy(final, value), [0.7, 0.7])
+    for wrong in ("70", "fedbuff", "0%", "120%", "nan", "", "%", 0, 1.5):
+        with pytest.raises(ValueError, match=r"an accuracy in .* a share such as 95%, or one of fedavg, fedasync"):
+            target_accuracy(final, wrong)

@@ -23,14 +23,6 @@ def texts(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def test_band_is_the_mean_and_deviation_of_step_functions():
-    seeds = [make_run([0.1, 0.4, 0.8], [0.0, 2.0, 4.0]), make_run([0.3, 0.6], [0.0, 3.0])]
-    grid, mean, std = plots.band(seeds, "time")
-    np.testing.assert_array_equal(grid, [0.0, 2.0, 3.0])
-    np.testing.assert_allclose(mean, [0.2, 0.35, 0.5], rtol=1e-6)
-    np.testing.assert_allclose(std, np.array([0.2, 0.1, 0.2]) / np.sqrt(2), rtol=1e-5)
-
-
 def test_accuracy_curve_draws_means_in_percent_and_names_each_line():
     axes = accuracy_curve(TWO).axes[0]
     np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [10, 40, 60], rtol=1e-6)
@@ -123,6 +115,8 @@ def test_gantt_shows_a_readable_window_unless_told():
     axes = gantt(schedule).axes[0]
     assert len(axes.get_yticks()) == 12
     assert len(axes.collections[0].get_paths()) < 12 * 30
+    assert axes.get_title(loc="left") == "12 of 40 clients, the first 52 of 1,200 seconds"
+    assert gantt(make_schedule()).axes[0].get_title(loc="left") == ""
 
 
 def test_bad_input():

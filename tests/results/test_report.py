@@ -46,6 +46,11 @@ def test_a_comparison(tmp_path):
     text = write_comparison(runs, tmp_path / "a")
     assert set(read_all(tmp_path / "a")) == {"comparison.csv", "comparison.md", "accuracy.png"}
     assert "45.00 ± 7.07" in text and "45.00 ± 7.07" in (tmp_path / "a" / "comparison.md").read_text()
+    assert "target: 42.75 ± 6.72 % (95 % of the lowest final accuracy among the methods)" in text
+    assert float((tmp_path / "a" / "comparison.csv").read_text().splitlines()[1].split(",")[-2]) == pytest.approx(42.75)
+    assert "target: 50.00 ± 0.00 % (as asked for)" in write_comparison(runs, tmp_path / "c", plots=False, target=0.5)
+    text = write_comparison(runs, tmp_path / "c", plots=False, target="fedasync")
+    assert "target: 60.00 ± 0.00 % (the final accuracy of fedasync)" in text and "0 of 2 reached" in text
     write_comparison(runs, tmp_path / "b", plots=False, baseline="fedasync")
     assert "relative to fedasync" in (tmp_path / "b" / "comparison.csv").read_text()
     assert not (tmp_path / "b" / "accuracy.png").exists()

@@ -14,8 +14,7 @@ import pytest
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import metrics
-from fedjax_async.results.sweep_plots import MOST_CURVES, cells, curves, heat_map, pictures
-from fedjax_async.results.sweep_report import best, write_sweep
+from fedjax_async.results.sweep_report import MOST_CURVES, best, cells, curves, heat_map, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
     as_columns,
     columns_of,
@@ -229,7 +228,7 @@ def test_a_heat_map_of_two_numbers():
     assert grid.rows == ("mixing", [0.4, 0.8]) and grid.columns == ("lr", [0.1, 0.2, 0.3])
     np.testing.assert_allclose(grid.mean, [[29.5, 39.5, 49.5]] * 2, rtol=1e-5)
     axes = heat_map(grid, "accuracy").axes
-    assert [text.get_text() for text in axes[0].texts] == ["29.5", "39.5", "49.5"] * 2
+    assert [text.get_text() for text in axes[0].texts] == ["29.5\n± 0.7", "39.5\n± 0.7", "49.5\n± 0.7"] * 2
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0.1", "0.2", "0.3"]
     assert axes[0].get_xlabel() == "lr" and axes[0].get_ylabel() == "mixing"
     assert axes[1].get_ylabel() == "final test accuracy (%)"

@@ -95,3 +95,22 @@ def test_comparison_without_accuracies_shows_the_final_loss():
 def test_the_examples_in_the_documentation(name):
     result = doctest.testmod(importlib.import_module(f"fedjax_async.results.{name}"))
     assert result.failed == 0
+
+
+def test_a_target_that_not_all_seeds_reach_is_counted(tmp_path):
+    at = [0.0, 1.0, 4.0]
+    runs = {
+        "fedasync": [make_run([0.1, 0.6, 0.6], at), make_run([0.1, 0.2, 0.5], at), make_run([0.1, 0.2, 0.9], at)],
+        "fedavg": [make_run([0.1, 0.2, 0.7], at)] * 3,
+    }
+    rows = comparison(runs, target=0.6)
+    assert (rows[0]["time to target (s)"].reached, rows[0]["time to target (s)"].seeds) == (2, 3)
+    assert rows[1]["time to target (s)"] == (4.0, 0.0, 3)
+    lines = table(rows).splitlines()
+    assert (
+        lines[2].count("2 of 3 reached") == 2 and len({len(line) for line in table(rows, "markdown").splitlines()}) == 1
+    )
+    written = next(csv.DictReader(table(rows, "csv").splitlines()))
+    assert written["time to target (s)"] == written["time to target (s) std"] == "nan"
+    assert written["time to target (s) reached"] == "2"
+    assert table(comparison({"fedavg": runs["fedavg"][:1]}, target=0.9)).splitlines()[2].split()[-4] == "-"  # one seed
