@@ -21,7 +21,8 @@ What the paper does not say, each shown by a test:
 - Theorem 14 has the factor 1 in place of ``1 + (1 + q) t``, and fails at t = 1. With the corrected factor it holds
   for quadratics. For other losses it fails with any factor: heavy ball with these parameters may cycle on a strongly
   convex function of one variable (Lessard, Recht and Packard, 2016, section 4.6), and such functions are
-  k-conservative for all k.
+  k-conservative for all k. (The function is piecewise quadratic. The cycle stays away from its kinks, so a smooth
+  function has the same cycle.)
 
 Source: Charles and Rush (2022), sections 5 and 6 and appendix B.
 """
