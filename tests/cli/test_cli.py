@@ -190,7 +190,7 @@ def test_bad_input_is_one_line(capsys, arguments, says):
 
 HOLES = {
     "an empty cell": ("device,mean,std\na,3,1\nb,,1\n", "line 3, column 'mean': empty"),
-    "a missing cell": ("device,mean,std\na,3\n", "line 2, column 'std': empty"),
+    "a missing cell": ("device,mean,std\na,3\n", "line 2: 2 cells for 3 columns"),
     "a word": ("device,mean,std\na,fast,1\n", "line 2, column 'mean': 'fast' must be a finite number > 0"),
     "a missing client": ("client,mean,std\n0,3,1\n1,3,1\n3,3,1\n", "no line for client 2 of 4"),
 }
