@@ -3,6 +3,11 @@
 Start with :func:`compare` (``comparison.py``): the rates of ten analyses. ``rates.py`` has the bounds of the AsynFLC
 paper as functions of a problem's constants, ``orders.py`` the terms inside the O of its corollaries. ``estimate.py``
 measures these constants on a model and its data.
+
+``vector_fields.py`` measures how far an iterated map, such as local training, is from the gradient of a loss; start
+with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
+the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and ``field_examples.py`` fields that are
+known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
 """
 
 from fedjax_async.theory.closed_forms import (
