@@ -125,7 +125,7 @@ class Facts(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The job that needs a message. A rule without memory sends one message a version: it may use ``version`` only."""
+    """The job that needs a message. A rule without memory may use ``version`` only, see ``ServerAlgorithm``."""
 
     client: Any = 0  # int32[]
     time: Any = 0.0  # float[], virtual seconds, in JAX's default float type (float32 resolves 0.06 s at 1e6 s)
@@ -173,9 +173,11 @@ class ServerAlgorithm(NamedTuple):
     ``init(params) -> (state, memory)``.
     ``receive(state, memory, arrival) -> (state, memory, info)`` accumulates an arrival.
     ``close(state, memory) -> (state, memory)`` completes a server step. It is called right after ``receive`` of the
-    arrival that closes the step, with the memory of that client. ``None``: ``receive`` does everything.
-    ``dispatch(state, memory, request) -> (message, memory)``. Without memory, all jobs of one version share a message,
-    so it must depend only on what changes when a step closes. If it depends on more, the rule must have a memory.
+    arrival that closes the step, with the memory of that client only. ``None``: ``receive`` does everything.
+    ``dispatch(state, memory, request) -> (message, memory)``. Without memory it is called once a version, and all jobs
+    of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
+    ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
+    ``jnp.zeros(())``.
     ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run.
     """
 

@@ -43,6 +43,7 @@ ALLOWED = {
     "theory": CONFIG,
     "results": CONFIG,
     "cli": CONFIG | {"theory", "results", "__version__"},
+    "__main__": {"cli"},
 }
 TOP_LEVEL = {
     "pyproject.toml",

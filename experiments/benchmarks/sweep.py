@@ -61,7 +61,7 @@ def in_turn(runs: list[Settings]) -> list[Run]:
 
 def command(one: Settings) -> float:
     """Seconds of one ``fedjax-async run``."""
-    line = [sys.executable, "-m", "fedjax_async.cli", "run", "--quiet", "--method", one.method, "--model", one.model]
+    line = [sys.executable, "-m", "fedjax_async", "run", "--quiet", "--method", one.method, "--model", one.model]
     line += ["--lr", one.lr, "--seed", one.seed, "--updates", one.updates, "--eval-updates", one.eval_updates]
     began = time.perf_counter()
     subprocess.run([str(word) for word in line], check=True, capture_output=True)

@@ -9,6 +9,13 @@ together, planned on the host), ``tables.py`` (what the device reads), ``kernels
 ``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run. ``unsent.py``, ``storage.py``,
 ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each. ``record.py`` makes the tables of a run.
 ``reference.py`` is the oracle: one event at a time.
+
+Words of this room: a *stack* is runs that advance side by side, each of them a *member*. All their arrivals stand in
+one order; a *position* is a place in it, a *rank* a stretch of it in which no run occurs twice. A *wave* is jobs that
+may be trained together. A *group* is trained at the same time, one *batch* a *lane*; a lane is a host thread with
+*buffers* of its own, a *row* in them holds one job. A *segment* is the local steps of a batch that one compiled call
+executes at one width, a *stretch* the positions that one call of ``receive`` takes from one lane. A *slot* holds a
+start model, and a *write* puts a message into a slot.
 """
 
 from typing import TYPE_CHECKING

@@ -53,7 +53,7 @@ def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
 
 @lru_cache(maxsize=64)
 def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Any:
-    """Jitted :func:`serving.make_receive` or ``..._rounds``; donates what the server changes."""
+    """Jitted :func:`serving.make_receive` or ``make_receive_ranks``; donates what the server changes."""
     made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
 
     def gathered(tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array) -> Any:

@@ -122,15 +122,15 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
         message, _ = rule.dispatch(*example[:2], request_of(tables, facts, zero))
         message = message._replace(version=zero)
 
-        def both(state: State, memory: State, own: State, message: Message) -> Any:
+        def one_job(state: State, memory: State, kept: State, message: Message) -> Any:
             who = bound(client, first)
-            work = who.begin(tables.key[0], message, own, client_data(tables, zero))
-            upload, after = who.finish(work, message, own)
+            work = who.begin(tables.key[0], message, kept, client_data(tables, zero))
+            upload, after = who.finish(work, message, kept)
             arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
             seen = values_of(facts.probes, tables, zero, state, memory, arrival)
             return rule.receive(state, memory, arrival)[2], info_of(who, after), seen
 
-        info, sent, seen = jax.eval_shape(both, *example, message)
+        info, sent, seen = jax.eval_shape(one_job, *example, message)
         columns = _columns(info)
         check.require(not set(columns) & set(sent), "client.info", list(sent), f"named other than {list(columns)}")
         length = tables.client.shape[0]
@@ -170,6 +170,42 @@ def _arrived(tables: DeviceTables, carry: Carry, buffers: JobBuffers, position: 
     # without start models in the buffers nobody reads them: any message of the right shape will do
     message = tree.gather(*((buffers.message, row) if buffers.message else (carry.slots, 0)))
     return _arrival(tables, upload, message, position, buffers.accepted[row])
+
+
+def check_shared_messages(
+    server: Server, facts: StackFacts, tables: DeviceTables, carry: Carry, buffers: JobBuffers
+) -> None:
+    """``ValueError`` for a rule without memory whose messages change between two server steps.
+
+    All jobs of one version then get the message of the first. The arguments are arrays or their shapes.
+    """
+    if facts.every_closes or jax.tree.leaves(carry.memory):
+        return
+
+    def received(state: State, *given: Any) -> State:
+        tables, carry, buffers = given
+        arrival = _arrived(tables, carry, buffers, jnp.int32(0))
+        return rule_at(server, tables, facts, jnp.int32(0)).receive(state, (), arrival)[0]
+
+    def sent(state: State, tables: DeviceTables) -> Message:
+        request = request_of(tables, facts, jnp.int32(0))
+        return rule_at(server, tables, facts, jnp.int32(0)).dispatch(state, (), request)[0]
+
+    state = jax.eval_shape(lambda tables, states: state_of(tables, states, jnp.int32(0)), tables, carry.server)
+    count = len(jax.tree.leaves(state))
+    receiving = jax.make_jaxpr(received)(state, tables, carry, buffers).jaxpr
+    sending = jax.make_jaxpr(sent)(state, tables).jaxpr
+    _, read = dce_jaxpr(sending, [True] * len(sending.outvars))
+    changed = [out is not given for out, given in zip(receiving.outvars, receiving.invars[:count])]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
+    both = [path for path, moves, seen in zip(paths, changed, read[:count]) if moves and seen]
+    check.require(
+        not both,
+        "rule",
+        f"state{both[0]} changes in receive and is read by dispatch" if both else "",
+        "one that changes what it sends only in close, or that has a memory (jnp.zeros(()) will do), where a server "
+        "step has several arrivals",
+    )
 
 
 def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> bool:

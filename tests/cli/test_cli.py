@@ -312,7 +312,7 @@ def test_unknown_kinds_and_data_sets(capsys):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    command = [sys.executable, "-m", "fedjax_async.cli", "list", "--options"]
+    command = [sys.executable, "-m", "fedjax_async", "list", "--options"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 0

@@ -17,7 +17,7 @@ from fedjax_async import cli
 from fedjax_async.config import Settings, prepare
 from fedjax_async.results.runs import run_into
 
-COMMAND = [sys.executable, "-m", "fedjax_async.cli"]
+COMMAND = [sys.executable, "-m", "fedjax_async"]
 RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "600", "--eval-updates", "100",
        "--method", "fedbuff", "--checkpoint", "50", "--quiet"]  # fmt: skip
 SWEEP = """

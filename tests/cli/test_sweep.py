@@ -142,7 +142,7 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
 def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
     """SIGKILL, for real, once the first run is there."""
     out = tmp_path / "out"
-    command = ["-m", "fedjax_async.cli", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]
+    command = ["-m", "fedjax_async", "sweep", str(file), "--out", str(out), "--quiet", "--lanes", "1"]
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not list(out.glob("runs/*/manifest.json")):
             time.sleep(0.002)

@@ -56,7 +56,7 @@ def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
     command = "run --quiet --model mlp --clients 32 --delay exponential --updates 40 --devices 8"
     flags = FLAGS + " --xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=40"
     subprocess.run(
-        [sys.executable, "-m", "fedjax_async.cli", *command.split()],
+        [sys.executable, "-m", "fedjax_async", *command.split()],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         check=True,
         timeout=400,

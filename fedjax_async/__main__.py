@@ -1,4 +1,4 @@
-"""``python -m fedjax_async.cli``."""
+"""``python -m fedjax_async``: the command line."""
 
 import sys
 
