@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.config.settings import USUAL_PARTITION, Settings
-from fedjax_async.data import DATASETS, Federation, federate
+from fedjax_async.data import DATASETS, Federation, check_data, federate
 from fedjax_async.types import FederatedData
 
 # What says how a named data set is cut: of no use for data that come as clients already.
@@ -36,7 +36,7 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
 
 @lru_cache(maxsize=64)
 def _data(dataset: str, tests: int | None, *options: Any) -> FederatedData:
-    return federate(_with_fewer_tests(dataset, tests), *options)
+    return check_data(federate(_with_fewer_tests(dataset, tests), *options))
 
 
 def data_of(s: Settings, given: FederatedData | None = None) -> FederatedData:
@@ -48,7 +48,7 @@ def data_of(s: Settings, given: FederatedData | None = None) -> FederatedData:
     if given is not None:
         for name in OF_NAMED_DATA:
             check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
-        return given
+        return check_data(given)
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
     return _data(s.dataset, s.eval_examples, *options)
 

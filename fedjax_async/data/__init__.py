@@ -1,7 +1,8 @@
 """Data sets, and their division among clients: ``Dataset`` in, ``FederatedData`` out.
 
 Start with :func:`federate` (``federated.py``): it applies a partitioner (``partition.py``) to a data set.
-``datasets.py`` lists the data sets and loads them by name. Then, as needed:
+``datasets.py`` lists the data sets and loads them by name. :func:`from_arrays` (``own.py``) takes arrays of your own.
+Before a run all of them pass :func:`check_data` (``checking.py``). Then, as needed:
 
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
   ``population.py`` (with ``hashing.py``, random numbers by index);
@@ -11,11 +12,13 @@ Start with :func:`federate` (``federated.py``): it applies a partitioner (``part
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 
+from fedjax_async.data.checking import check_data
 from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.federated import Dataset, Federation, client_rows, federate
 from fedjax_async.data.fetch import fetch
 from fedjax_async.data.memmap import open_folder, pack, packed_offsets, write_clients, write_folder
+from fedjax_async.data.own import from_arrays
 from fedjax_async.data.partition import PARTITIONERS, split_clients
 from fedjax_async.data.population import ceiling, population
 from fedjax_async.data.problems import Quadratic, quadratic, quadratic_problem, synthetic
@@ -30,11 +33,13 @@ __all__ = [
     "Identity",
     "Quadratic",
     "ceiling",
+    "check_data",
     "client_rows",
     "digits",
     "fashion_mnist_6k",
     "federate",
     "fetch",
+    "from_arrays",
     "generate",
     "generated",
     "list_datasets",

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.check import require, whole
+from fedjax_async.data.checking import check_alike, check_examples
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
@@ -46,20 +47,16 @@ class Federation(NamedTuple):
 
 
 def check_dataset(dataset: Dataset) -> Dataset:
-    """Return the data set; ``ValueError`` naming the first inconsistent field."""
+    """Return the data set; ``ValueError`` naming the first wrong field or entry. A test set without rows is allowed."""
     d = dataset
-    require(len(d.x) > 0, f"{d.name}.x", f"{len(d.x)} examples", "at least one example")
-    require(len(d.y) == len(d.x), f"{d.name}.y", f"{len(d.y)} targets", f"one for each of {len(d.x)} examples")
-    found, allowed = f"{len(d.test_y)} targets", f"one for each of {len(d.test_x)} examples"
-    require(len(d.test_x) == len(d.test_y), f"{d.name}.test_y", found, allowed)
+    x, y, test_x, test_y = (f"{d.name}.{field}" for field in ("x", "y", "test_x", "test_y"))
+    check_examples((x, y), d.x, d.y, d.num_classes)
+    check_examples((test_x, test_y), d.test_x, d.test_y, d.num_classes, least=0)
+    if len(d.test_x) > 0:
+        check_alike(test_x, d.test_x, x, d.x)
+        check_alike(test_y, d.test_y, y, d.y)
     if d.groups is not None:
         require(len(d.groups) == len(d.x), f"{d.name}.groups", f"{len(d.groups)} entries", f"{len(d.x)} entries")
-    if d.num_classes is not None:
-        for field, labels in (("y", d.y), ("test_y", d.test_y)):
-            good = np.issubdtype(labels.dtype, np.integer) and (
-                len(labels) == 0 or (labels.min() >= 0 and labels.max() < d.num_classes)
-            )
-            require(bool(good), f"{d.name}.{field}", labels.dtype.name, f"integer labels in [0, {d.num_classes})")
     return dataset
 
 

@@ -1,0 +1,348 @@
+"""Data of your own: defects are refused by name before the run, and good data give the run of ``federate``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import simulate
+from fedjax_async.config import Settings, prepare
+from fedjax_async.data import (
+    Dataset,
+    check_data,
+    client_rows,
+    decode,
+    federate,
+    from_arrays,
+    generated,
+    list_datasets,
+    load,
+    open_folder,
+    write_folder,
+)
+from fedjax_async.data.arrays import write_cache
+from fedjax_async.data.checking import BLOCK
+from fedjax_async.data.published import SOURCES
+from fedjax_async.home import arrays_folder
+from fedjax_async.types import FederatedData
+from tests.data.small_mnist import small_arrays, small_published
+
+ROWS, TESTS, FEATURES, CLASSES = 24, 8, 3, 4
+SMALL = {"model": "logistic", "method": "fedasync", "updates": 6, "eval_updates": 3, "steps": 2, "batch_size": 2}
+
+
+def made_up(**fields) -> FederatedData:
+    """Four clients of 3, 5, 6 and 10 examples, with test parts of 2 and validation parts of 1."""
+    rng = np.random.default_rng(0)
+    size = np.array([3, 5, 6, 10], np.int32)
+    x = rng.normal(size=(ROWS, FEATURES)).astype(np.float32)
+    y = (np.arange(ROWS) % CLASSES).astype(np.int32)
+    four = np.arange(4, dtype=np.int32)
+    data = FederatedData(
+        "made_up", x, y, rng.permutation(ROWS).astype(np.int32), np.cumsum(size, dtype=np.int32) - size, size,
+        x[:TESTS], y[:TESTS], decode.as_is, CLASSES,
+        test_order=np.arange(TESTS, dtype=np.int32), test_offset=2 * four, test_size=np.full(4, 2, np.int32),
+        validation_order=four, validation_offset=four, validation_size=np.ones(4, np.int32),
+    )  # fmt: skip
+    return data._replace(**fields)
+
+
+def changed(field, position, value):
+    """The made-up data with one entry of one array replaced."""
+    array = getattr(made_up(), field).copy()
+    array[position] = value
+    return made_up(**{field: array})
+
+
+def without_num_classes(**fields):
+    return made_up(num_classes=None, y=np.zeros((ROWS, 2)), test_y=np.zeros((TESTS, 2)))._replace(**fields)
+
+
+class FakeTensor:
+    """What ``from_arrays`` sees of a tensor of torch, which the tests do not need."""
+
+    def __init__(self, array, dtype="float32", device="cpu", layout="torch.strided"):
+        self.array, self.dtype, self.layout = array, f"torch.{dtype}", layout
+        self.device = type("device", (), {"type": device.partition(":")[0], "__str__": lambda _: device})()
+        self.shape = array.shape
+
+    def detach(self):
+        return self
+
+    def numpy(self):
+        if self.layout != "torch.strided":
+            raise TypeError("can't convert\nthis")
+        return self.array
+
+
+FakeTensor.__module__, FakeTensor.__name__ = "torch", "Tensor"
+
+DEFECTS = [
+    # labels
+    (changed("y", 17, 99), r"data.y[17] = 99: must be a label from 0 to 3"),
+    (changed("y", 3, -1), r"data.y[3] = -1: must be a label from 0 to 3"),
+    (made_up(num_classes=2), r"data.y[2] = 2: must be a label from 0 to 1"),
+    (changed("test_y", 5, 4), r"data.test_y[5] = 4: must be a label"),
+    (made_up(y=np.zeros(ROWS)), r"data.y = 'float64': must be integer labels, since num_classes = 4"),
+    (made_up(test_y=np.zeros(TESTS)), r"data.test_y = 'float64': must be integer labels"),
+    (made_up(y=np.zeros((ROWS, 1), int)), r"data.y = 'shape [24, 1]': must be one label a row, shape [24]"),
+    (made_up(num_classes=2.5), r"data.num_classes = 2.5: must be a whole number"),
+    # values
+    (changed("x", (5, 2), np.nan), r"data.x[5, 2] = nan: must be finite"),
+    (changed("test_x", (0, 1), -np.inf), r"data.test_x[0, 1] = -inf: must be finite"),
+    (without_num_classes(y=np.r_[np.zeros(ROWS - 1), np.inf]), r"data.y[23] = inf: must be finite"),
+    (without_num_classes(test_y=np.full((TESTS, 2), np.nan)), r"data.test_y[0, 0] = nan: must be finite"),
+    (made_up(x=jnp.full((ROWS, FEATURES), jnp.nan)), r"data.x[0, 0] = nan: must be finite"),
+    # lengths, shapes and types
+    (made_up(y=made_up().y[:-4]), r"data.y = '20 rows': must be one for each of the 24 rows of data.x"),
+    (made_up(test_y=made_up().y), r"data.test_y = '24 rows': must be one for each of the 8 rows of data.test_x"),
+    (made_up(test_x=np.zeros((TESTS, 2), np.float32)), r"data.test_x = 'rows of shape [2]': must be rows of shape [3]"),
+    (made_up(test_x=np.zeros((TESTS, 3), np.uint8)), r"data.test_x = 'uint8': must be floats, as in data.x"),
+    (without_num_classes(test_y=np.zeros((TESTS, 1))), r"data.test_y = 'rows of shape [1]': must be rows of shape [2]"),
+    (made_up(x=np.zeros((ROWS, 0))), r"data.x = 'shape [24, 0]': must be rows with at least one number"),
+    (made_up(x=np.float32(3)), r"data.x = 'numpy.float32': must be a NumPy or JAX array"),
+    (made_up(x=np.array(3.0)), r"data.x = 'shape []': must be an array with an axis of rows"),
+    (made_up(x=made_up().x.tolist()), r"data.x = 'list': must be a NumPy or JAX array, such as np.asarray makes"),
+    (made_up(x=FakeTensor(made_up().x)), r"data.x = 'torch.Tensor': must be a NumPy or JAX array"),
+    (made_up(x=np.ma.masked_array(made_up().x)), r"data.x = 'numpy.MaskedArray': must be a NumPy or JAX array"),
+    (made_up(x=made_up().x.astype(object)), r"data.x = 'object': must be an array of numbers"),
+    (made_up(y=np.array(["a"] * ROWS)), r"data.y = '<U1': must be an array of numbers"),
+    (made_up(x=np.zeros((ROWS, 3), "m8[s]")), r"data.x = 'timedelta64[s]': must be an array of numbers"),
+    (made_up(test_x=None), r"data.test_x = None: must be an array: there is no run without a test set"),
+    (made_up(test_x=np.zeros((0, 3)), test_y=np.zeros(0, int)), r"data.test_x = 'no rows': must be at least one row"),
+    (made_up(x=np.zeros((0, 3)), y=np.zeros(0, int)), r"data.x = 'no rows': must be at least one row"),
+    (made_up(decode=None), r"data.decode = None: must be a function"),
+    (made_up(name=3), r"data.name = 3: must be text"),
+    # clients and their rows
+    (made_up(size=np.zeros(0, int), offset=np.zeros(0, int)), r"data.size = 'no clients': must be one entry for each"),
+    (changed("size", 1, 0), r"data.size[1] = 0: must be from 1 to 24, the length of data.order"),
+    (changed("size", 2, -1), r"data.size[2] = -1: must be from 1 to 24"),
+    (changed("size", 3, 25), r"data.size[3] = 25: must be from 1 to 24"),
+    (
+        changed("size", 3, 11),
+        r"data.offset[3] = 14: must be from 0 to 13, so that 11 rows lie within the 24 of data.or",
+    ),
+    (changed("offset", 0, -1), r"data.offset[0] = -1: must be from 0 to 21"),
+    (changed("order", 4, ROWS), r"data.order[4] = 24: must be a row of data.x, from 0 to 23"),
+    (changed("order", 0, -1), r"data.order[0] = -1: must be a row of data.x"),
+    (made_up(order=np.zeros(0, int)), r"data.order = 'no rows': must be at least one row"),
+    (made_up(offset=np.zeros(3, int)), r"data.offset = '3 entries': must be 4 entries, one a client"),
+    (made_up(size=[3, 5, 6, 10]), r"data.size = 'list': must be a NumPy or JAX array"),
+    (made_up(size=np.ones(4)), r"data.size = 'float64[4]': must be integers with one axis"),
+    (made_up(order=np.zeros((ROWS, 1), int)), r"data.order = 'int64[24, 1]': must be integers with one axis"),
+    # test and validation parts
+    (changed("test_order", 7, TESTS), r"data.test_order[7] = 8: must be a row of data.test_x, from 0 to 7"),
+    (changed("test_size", 3, 3), r"data.test_offset[3] = 6: must be from 0 to 5"),
+    (changed("test_size", 3, -1), r"data.test_size[3] = -1: must be from 0 to 8"),
+    (made_up(test_offset=None), r"data.test_offset = 'NoneType': must be a NumPy or JAX array"),
+    (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 24: must be a row of data.x, from 0 to 23"),
+    (made_up(validation_size=np.ones(3, int)), r"data.validation_size = '3 entries': must be 4 entries, one a client"),
+    (changed("validation_offset", 1, 4), r"data.validation_offset[1] = 4: must be from 0 to 3"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), DEFECTS, ids=[message.partition(":")[0] for _, message in DEFECTS])
+def test_a_defect_is_refused_by_name_before_the_run(data, message):
+    with pytest.raises(ValueError) as error:
+        prepare(Settings(**SMALL), data=data)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+def test_good_data_come_back_as_they_are():
+    for data in (
+        made_up(),
+        without_num_classes(),
+        made_up(x=jnp.asarray(made_up().x)),
+        made_up(test_size=made_up().size * 0),
+    ):
+        assert check_data(data) is data
+    with pytest.raises(ValueError, match=r"^data = 'dict': must be FederatedData"):
+        check_data({})
+
+
+def test_wider_tables_become_int32_and_give_the_same_run():
+    wide = {name: getattr(made_up(), name).astype(np.int64) for name in ("order", "offset", "size", "test_order")}
+    data = check_data(made_up(**wide))
+    assert all(getattr(data, name).dtype == np.int32 for name in wide) and data.x is made_up(x=data.x).x
+    same_runs(simulate(**SMALL, data=made_up()), simulate(**SMALL, data=made_up(**wide)))
+
+
+def test_the_first_bad_value_is_found_beyond_the_first_block():
+    x = np.zeros((BLOCK // 2 + 10, FEATURES), np.float32)
+    x[-2, 1] = x[-1, 0] = np.nan
+    with pytest.raises(ValueError, match=rf"^data\.x\[{len(x) - 2}, 1\] = nan"):
+        check_data(made_up(x=x, y=np.zeros(len(x), np.int32)))
+    halves = made_up().x.astype(ml_dtypes.bfloat16)
+    halves[7, 1] = np.inf
+    with pytest.raises(ValueError, match=r"^data\.x\[7, 1\] = inf: must be finite"):
+        check_data(made_up(x=halves))
+
+
+def test_virtual_and_streamed_examples_are_not_read():
+    calls = []
+
+    def example(parameters, client, position):
+        calls.append(client)
+        return jnp.zeros(FEATURES), client % CLASSES
+
+    own = made_up()
+    data = generated(example, sizes=np.array([2, 3]), test_x=own.test_x, test_y=own.test_y, num_classes=CLASSES)
+    calls.clear()
+    assert check_data(data) is data and calls == []
+    with pytest.raises(ValueError, match=r"^data\.order = 'Identity\(6\)': must be at most 5 rows"):
+        check_data(data._replace(x=own.x[:5], y=own.y[:5]))
+    with pytest.raises(ValueError, match=r"^data\.test_x\[0, 0\] = nan"):
+        check_data(data._replace(test_x=np.full((TESTS, FEATURES), np.nan, np.float32)))
+    unread = changed("x", (0, 0), np.nan)._replace(y=own.y + 50, streamed=True)
+    assert check_data(unread) is unread
+
+
+@pytest.mark.parametrize(
+    "name", sorted({one.name for one in list_datasets() if one.state in ("embedded", "generated")})
+)
+def test_data_sets_of_the_package_pass(name):
+    data = federate(load(name), num_clients=None if name == "synthetic" else 10, partitioner=None)
+    assert check_data(data) is data
+
+
+def test_fetched_data_sets_and_folders_pass(monkeypatch, tmp_path):
+    for one in list_datasets():
+        if one.state == "ready" and one.size != "weights":  # on this machine
+            check_data(federate(load(one.name), num_clients=10))
+    monkeypatch.setitem(SOURCES, "mnist", small_published())
+    write_cache(small_arrays(), arrays_folder("mnist", SOURCES["mnist"].version, tmp_path))
+    data = federate(load("mnist", tmp_path), num_clients=3, validation_fraction=0.2, test_fraction=0.2)
+    assert check_data(data) is data
+    written = open_folder(write_folder(tmp_path / "clients", data))
+    assert check_data(written) is written and isinstance(written.x, np.memmap)
+
+
+# --- from_arrays ------------------------------------------------------------------------------------
+
+
+def pairs(data):
+    """The examples of each client, and those of the test set."""
+    rows = [client_rows(data, client) for client in range(len(data.size))]
+    return [(data.x[own], data.y[own]) for own in rows], (data.test_x, data.test_y)
+
+
+def same_runs(one, other):
+    assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
+    for mine, theirs in ((one.evaluations, other.evaluations), (one.updates, other.updates)):
+        assert mine.keys() == theirs.keys()
+        for column in mine:
+            np.testing.assert_array_equal(mine[column], theirs[column], err_msg=column)
+
+
+@st.composite
+def federations(draw):
+    """A data set with natural owners, of labels or of targets."""
+    clients = draw(st.integers(1, 5))
+    groups = np.r_[np.arange(clients), draw(st.lists(st.integers(0, clients - 1), min_size=20, max_size=20))]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rng.shuffle(groups)
+    rows = len(groups)
+    x, test_x = (rng.normal(size=(n, FEATURES)).astype(draw(st.sampled_from(["f4", "f8"]))) for n in (rows, TESTS))
+    classes = draw(st.sampled_from([None, CLASSES]))
+    y = rng.integers(0, CLASSES, rows + TESTS).astype(np.int32)
+    if classes is None:
+        y = rng.normal(size=rows + TESTS).astype(np.float32)
+    return Dataset("own", x, y[:rows], test_x, y[rows:], decode.as_is, classes, groups.astype(np.int32))
+
+
+@settings(max_examples=30)
+@given(dataset=federations(), kind=st.sampled_from([np.asarray, FakeTensor]))
+def test_any_federation_passes_and_holds_the_same_clients(dataset, kind):
+    wanted = federate(dataset, "natural")
+    assert check_data(wanted) is wanted
+    clients, test = pairs(wanted)
+    clients = [(kind(x), kind(y)) for x, y in clients]
+    data = from_arrays(clients, test, num_classes=dataset.num_classes)
+    np.testing.assert_array_equal(data.size, wanted.size)
+    for mine, theirs in zip(pairs(data)[0], pairs(wanted)[0], strict=True):
+        np.testing.assert_array_equal(mine[0], theirs[0])
+        np.testing.assert_array_equal(mine[1], theirs[1])
+    assert (data.name, data.num_classes, data.decode) == ("own", wanted.num_classes, wanted.decode)
+    parts = from_arrays(clients, client_tests=clients, num_classes=dataset.num_classes)
+    np.testing.assert_array_equal(parts.test_x, data.x)
+    np.testing.assert_array_equal(parts.test_offset, data.offset)
+    np.testing.assert_array_equal(parts.test_size, data.size)
+
+
+@settings(max_examples=5)
+@given(dataset=federations())
+def test_the_run_is_that_of_federate(dataset):
+    wanted = federate(dataset, "natural")
+    clients, test = pairs(wanted)
+    own = SMALL | {"model": "logistic" if dataset.num_classes else "linear", "lr": 0.01}
+    one = simulate(**own, data=from_arrays(clients, test, num_classes=dataset.num_classes))
+    same_runs(one, simulate(**own, data=wanted))
+
+
+def test_types_are_taken_as_they_come():
+    x, y = made_up().x, made_up().y
+    for images, wanted in (((9, 4, 4), decode.unit_images), ((9, 4, 4, 3), decode.unit_images), ((9, 4), decode.as_is)):
+        pixels = np.zeros(images, np.uint8)
+        data = from_arrays([(pixels, y[:9])], (pixels, y[:9]))
+        assert data.decode is wanted and data.x.dtype == np.uint8
+        assert from_arrays([(pixels, y[:9])], (pixels, y[:9]), decode=decode.mnist).decode is decode.mnist
+    data = from_arrays(
+        [(jnp.asarray(x), jnp.asarray(y)), (x.astype(np.float64), y.astype(np.uint8))], (x, y), name="mixed"
+    )
+    assert (data.name, data.x.dtype, data.y.dtype, data.num_classes) == ("mixed", np.float64, np.int32, CLASSES)
+    assert from_arrays([(x, y.astype(np.float32))], (x, y.astype(np.float64))).num_classes is None
+    assert from_arrays([(x, y)], (x, y), num_classes=7).num_classes == 7
+    run = simulate(
+        **SMALL, data=from_arrays([(x, y)] * 3, client_tests=[(x, y), (x[:0], y[:0]), (x[:2], y[:2])]), per_client=True
+    )
+    assert np.isnan(run.per_client["accuracy"][-1]).tolist() == [False, True, False]
+
+
+X, Y = made_up().x, made_up().y
+GOOD = (X, Y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"clients": []}, "clients = 'no pairs': must be one pair (x, y) for each"),
+        ({"clients": {0: GOOD}}, "clients = 'dict': must be a list of pairs (x, y), one a client"),
+        ({"clients": [GOOD, X]}, "clients[1] = 'numpy.ndarray': must be a pair (x, y) of arrays"),
+        ({"clients": [GOOD, (X.tolist(), Y)]}, "clients[1].x = 'list': must be a NumPy, JAX or torch array"),
+        ({"clients": [GOOD, (X[:0], Y[:0])]}, "clients[1].x = 'no rows': must be at least one row"),
+        ({"clients": [GOOD, (X, Y[:3])]}, "clients[1].y = '3 rows': must be one for each of the 24 rows"),
+        ({"clients": [GOOD, (X[:, :2], Y)]}, "clients[1].x = 'rows of shape [2]': must be rows of shape [3], as in c"),
+        ({"clients": [GOOD, (X.astype(np.uint8), Y)]}, "clients[1].x = 'uint8': must be floats, as in clients[0].x"),
+        ({"clients": [GOOD, (X, Y - 1)]}, "clients[1].y[0] = -1: must be a label from 0 to 3"),
+        ({"clients": [GOOD, (X, Y.astype(float))]}, "clients[1].y = 'float64': must be integer labels"),
+        ({"clients": [(X, Y.astype(float)), GOOD]}, "clients[1].y = 'int32': must be floats, as in clients[0].y"),
+        ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label a row"),
+        ({"clients": [(X, Y == 1)], "num_classes": 2}, "clients[0].y = 'bool': must be integer labels"),
+        ({"clients": [(np.full_like(X, np.inf), Y)]}, "clients[0].x[0, 0] = inf: must be finite"),
+        ({"num_classes": 3}, "clients[0].y[3] = 3: must be a label from 0 to 2"),
+        ({"num_classes": 0}, "num_classes = 0: must be a whole number"),
+        ({"test": None}, "test = None: must be one of test and client_tests"),
+        ({"client_tests": [GOOD]}, "test = 'both': must be one of test and client_tests"),
+        ({"test": (X, Y + 9), "num_classes": 4}, "test.y[0] = 9: must be a label"),
+        ({"test": (X[:0], Y[:0])}, "test.x = 'no rows': must be at least one row"),
+        ({"test": None, "client_tests": []}, "client_tests = '0 pairs': must be 1 pairs, one a client"),
+        ({"test": None, "client_tests": [(X[:0], Y[:0])]}, "client_tests = 'no rows': must be at least one row"),
+        ({"test": (FakeTensor(X, device="cuda:0"), Y)}, "test.x = 'a tensor on cuda:0': must be on the CPU"),
+        ({"test": (FakeTensor(X, dtype="bfloat16"), Y)}, "test.x = 'torch.bfloat16': must be of a type that NumPy has"),
+        (
+            {"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)},
+            "test.x = 'torch.sparse_coo tensor of torch.float32'",
+        ),
+        ({"name": 3}, "data.name = 3: must be text"),
+        ({"decode": 3}, "data.decode = 3: must be a function"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError) as error:
+        from_arrays(**({"clients": [GOOD], "test": GOOD} | arguments))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
