@@ -33,8 +33,8 @@ def delay_corrected(correction: Correction) -> Transform:
     start, such as ``clip_by_norm``. Uploads and drift are changes, not pseudo-gradients; corrections are odd
     functions, so no sign changes. Running statistics pass unchanged.
 
-    The weight is 1. It is 0, which rejects the arrival, if the corrected delta is not finite: DC-ASGD squares the
-    delta, so it overflows for a finite delta.
+    The weight is 1. It is 0, which rejects the arrival, if the corrected delta or the new state of the correction is
+    not finite: DC-ASGD squares the delta, so it may overflow although the delta is finite.
 
     >>> from fedjax_async.geometry import orthocorrect
     >>> server = rule(delay_corrected(orthocorrect(alpha=0.5)), optimizer=optax.sgd(1.0))
@@ -44,7 +44,7 @@ def delay_corrected(correction: Correction) -> Transform:
         delta = weights_of(direction)
         drift = jax.tree.map(jnp.subtract, weights_of(params), weights_of(arrival.start))
         corrected, after = correction.correct(delta, drift, state)
-        finite = tree.is_finite(corrected)
+        finite = tree.is_finite((corrected, after))
         kept = tree.where(finite, corrected, jax.tree.map(jnp.zeros_like, corrected))
         return with_statistics(kept, direction), after, finite.astype(arrival.weight.dtype)
 

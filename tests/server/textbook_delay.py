@@ -1,7 +1,7 @@
 """The delay-corrected rules once more: float64 NumPy in the paper's pseudo-gradients, with a loop over the arrivals.
 
-``Delta = Theta^t - Theta_i``, ``b = Theta^t - Theta^tau``, step ``Theta^tau - eta mean(Delta_hat)``: AsyncManifold (2025),
-eq. 15.
+``Delta = Theta^t - Theta_i``, ``b = Theta^t - Theta^tau``, step ``Theta^tau - eta mean(Delta_hat)``.
+Source: AsyncManifold (2025), eq. 15.
 """
 
 from __future__ import annotations
