@@ -4,11 +4,13 @@ Start with :func:`rule` (``rule.py``): a chain of transforms on each arriving de
 staleness weights), an aggregate over the arrivals of a server step (``aggregate.py``) and an optax optimiser.
 ``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``fedopt.py`` the adaptive optimisers,
 ``robust.py`` the rules that tolerate bad uploads. ``ca2fl.py`` is a rule with a memory of each client, ``orthofl.py``
-sends each client weights of its own, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm.
+sends each client weights of its own, ``delay_correction.py`` corrects stale deltas for what has changed since their
+start, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm.
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
+from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
@@ -37,6 +39,7 @@ __all__ = [
     "check_capacity",
     "clip_by_norm",
     "closed",
+    "delay_corrected",
     "discount",
     "guard_rails",
     "known",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from fedjax_async.local import local_training
 from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff, fednova
 from fedjax_async.server.ca2fl import ca2fl
+from fedjax_async.server.delay_correction import dc_asgd, dc_asgd_a, orthodyn, orthograd, orthopos, orthostrict
 from fedjax_async.server.feddyn import feddyn, feddyn_client
 from fedjax_async.server.fedopt import fadas, fedadagrad, fedadam, fedavgm, fedyogi
 from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise, orthofl_released
@@ -63,6 +64,12 @@ METHODS: dict[str, Preset] = {
     "orthofl_released": Preset(orthofl_released, "every", "OrthoFL by its authors' released code."),
     "orthofl_no_average": Preset(orthofl_no_average, "every", "OrthoFL without its moving average."),
     "orthofl_pairwise": Preset(orthofl_pairwise, "every", "OrthoFL with changes projected pairwise."),
+    "dc_asgd": Preset(dc_asgd, "every", "ASGD with deltas compensated for delay (Zheng et al. 2017)."),
+    "dc_asgd_a": Preset(dc_asgd_a, "every", "DC-ASGD with a strength adapted to the deltas (Zheng et al. 2017)."),
+    "orthograd": Preset(orthograd, "every", "ASGD that does not undo what others changed (AsyncManifold 2025)."),
+    "orthopos": Preset(orthopos, "every", "Towards the client's model, undoing nothing (AsyncManifold 2025)."),
+    "orthostrict": Preset(orthostrict, "every", "ASGD orthogonal to what others changed (AsyncManifold 2025)."),
+    "orthodyn": Preset(orthodyn, "every", "OrthoGrad first, later OrthoPos (AsyncManifold 2025)."),
     "fedmedian": Preset(fedmedian, "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
     "trimmed_mean": Preset(trimmed_mean, "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
     "krum": Preset(krum, "buffer:size=5", "The delta with the nearest neighbours (Blanchard et al. 2017)."),

@@ -104,7 +104,7 @@ def start_params(seed=99, dtype=None):
 
 def receive_all(server, params, arrivals, *, always_closes=False):
     """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights."""
-    server = known(server, Facts(CLIENTS, always_closes))
+    server = known(server, Facts(CLIENTS, always_closes, len(arrivals.staleness)))
 
     def one(carry, arrival):
         state, table = carry

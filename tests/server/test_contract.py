@@ -20,7 +20,7 @@ MIXING = [name for name, factory in SERVERS.items() if "mixing" in registry.opti
 COUNTING = [name for name, factory in SERVERS.items() if "num_clients" in registry.options_of(factory)]
 # Rules that send each client weights of its own.
 PERSONAL = {"orthofl", "orthofl_no_average", "orthofl_pairwise", "orthofl_released"}
-PER_TENSOR = {name for name in PERSONAL if "per" in registry.options_of(SERVERS[name])}
+PER_TENSOR = {name for name, factory in SERVERS.items() if "per" in registry.options_of(factory)}
 MADE = {name: factory(**({"per": "tensor"} if name in PER_TENSOR else {})) for name, factory in SERVERS.items()}
 
 
@@ -57,10 +57,11 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
     arrivals = arrivals_for(name, closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
     state, memory = server.init(params)
     first = types((state, memory))
-    before = RECEIVE[name]._cache_size()
+    traced = []  # programs so far, after each call; a test below calls the same program, in any order
     for i, moved in enumerate([False, True, True]):
         last = server.params(state)
         state, memory, info = RECEIVE[name](state, memory, tree.gather(arrivals, i))
+        traced.append(RECEIVE[name]._cache_size())
         message, after = server.dispatch(state, memory, Request())
         assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(params)
         assert info.weight > 0 and {(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(info)} == {
@@ -69,7 +70,7 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
         if name not in PERSONAL:
             jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
         assert np.any(flat(server.params(state)) != flat(last)) == (moved or name == "orthofl_no_average")
-    assert RECEIVE[name]._cache_size() == before + 1
+    assert traced == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -105,9 +106,15 @@ TRACED = {
     "server_lr": (1.0, 0.3), "mixing": (0.6, 0.2), "momentum": (0.9, 0.5), "b1": (0.9, 0.5), "b2": (0.99, 0.9),
     "eps": (1e-3, 1e-2), "initial": (1e-6, 0.1), "exponent": (0.5, 2.0), "slope": (10.0, 1.0), "threshold": (4.0, 1.0),
     "trim": (0.2, 0.4), "tolerated": (3.0, 20.0), "byzantine": (1.0, 0.0), "select": (1.0, 3.0),
+    "strength": (0.2, 0.05), "decay": (0.5, 0.2), "fraction": (0.9, 0.3), "second_fraction": (0.5, 0.8),
     "alpha": (0.5, 0.1), "clip": (1e6, 1.5), "overstale_after": (5.0, 0.0), "overstale": (0.9, 0.1),
 }  # fmt: skip
-NEEDS = {"overstale": {"overstale_after": 4.0}, "slope": {"staleness": "hinge"}, "threshold": {"staleness": "hinge"}}
+NEEDS = {
+    "overstale": {"overstale_after": 4.0},
+    "slope": {"staleness": "hinge"},
+    "threshold": {"staleness": "hinge"},
+    "second_fraction": {"phases": "orthograd+asgd+orthopos"},
+}
 
 
 def traced_options(factory):
@@ -127,7 +134,8 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
 def test_a_sweep_over_any_option_equals_separate_runs(name):
     """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge."""
     factory = SERVERS[name]
-    fixed = {"staleness": "hinge"} if "slope" in traced_options(factory) else {}
+    needed = [item for option in traced_options(factory) for item in NEEDS.get(option, {}).items()]
+    fixed = {key: value for key, value in needed if key not in TRACED}
     neutral = {option: TRACED[option][0] for option in traced_options(factory) if option != "exponent"}
     settings = [neutral, *[neutral | {option: TRACED[option][1]} for option in neutral]]
     with jax.enable_x64(True):
@@ -218,7 +226,12 @@ BAD = [
     *[("fadas", "tolerated", value) for value in [*AT_LEAST_0, "some"]],
     *[("fedavgm", "momentum", value) for value in [*BELOW_1, "much", float("nan")]],
     *[(name, field, value) for name in ("fedadam", "fedyogi") for field in ("b1", "b2") for value in BELOW_1],
-    *[(name, "eps", value) for name in ("fedadagrad", "fedadam", "fedyogi") for value in ANY],
+    *[(name, "eps", value) for name in ("fedadagrad", "fedadam", "fedyogi", "dc_asgd_a") for value in ANY],
+    *[(name, "strength", value) for name in ("dc_asgd", "dc_asgd_a") for value in [*AT_LEAST_0, "strong", None, True]],
+    *[(name, "decay", value) for name in ("dc_asgd_a", "orthodyn") for value in [*BELOW_1, None]],
+    *[("orthodyn", "fraction", value) for value in (-0.1, 1.5, float("nan"), None, "half", True)],
+    *[("orthodyn", "second_fraction", value) for value in (-0.1, 0.25, "half")],
+    *[("orthodyn", "phases", value) for value in ("orthograd", "asgd+asgd+asgd+asgd")],
     *[("fedadagrad", "initial", value) for value in AT_LEAST_0],
     *[(name, "exponent", value) for name in ("fedasync", "fedbuff") for value in [*AT_LEAST_0, "half"]],
     *[(name, "weighting", "size") for name in SERVERS if "weighting" in registry.options_of(SERVERS[name])],

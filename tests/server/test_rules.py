@@ -27,7 +27,7 @@ from fedjax_async.server import (
 from fedjax_async.server.aggregate import Buffer
 from fedjax_async.server.rule import RuleState
 from fedjax_async.types import Arrival
-from tests.server import textbook, textbook_memory
+from tests.server import textbook, textbook_delay, textbook_memory
 from tests.server.made_up import (
     CLIENTS,
     closing,
@@ -40,6 +40,10 @@ from tests.server.made_up import (
     start_params,
     uploading,
 )
+
+corrected = textbook_delay.corrected
+GROUPS = {"whole": textbook_memory.WHOLE, "layer": textbook_memory.LAYERS, "tensor": textbook_memory.TENSORS}
+PHASES = "orthograd+asgd+orthopos"
 
 # name in SERVERS, its options, the textbook's version
 CASES = [
@@ -71,6 +75,26 @@ CASES = [
     ("fedmedian", {"size": 16}, textbook.robust(textbook.median)),
     ("trimmed_mean", {"size": 16}, textbook.robust(textbook.trimmed_mean)),
     ("krum", {"size": 16}, textbook.robust(textbook.krum)),
+    ("dc_asgd", {}, corrected(textbook_delay.dc_asgd())),
+    ("dc_asgd_a", {"strength": 0.2}, corrected(textbook_delay.dc_asgd_a(0.2))),
+    *[
+        (name, {"per": per}, corrected(textbook_delay.ortho(*numbers, groups)))
+        for name, numbers in {"orthograd": (0, 0), "orthopos": (1, 0), "orthostrict": (0, 1)}.items()
+        for per, groups in GROUPS.items()
+    ],
+    ("orthodyn", {"fraction": 0.9, "decay": 0.5}, corrected(textbook_delay.orthodyn((0.9,), decay=0.5))),
+    ("orthodyn", {}, corrected(textbook_delay.orthodyn())),
+    ("orthodyn", {"switch": "share", "fraction": 0.3}, corrected(textbook_delay.orthodyn((0.3,), share=True))),
+    (
+        "orthodyn",
+        {"phases": PHASES, "fraction": 0.9, "decay": 0.5},
+        corrected(textbook_delay.orthodyn((0.9, 0.45), PHASES.split("+"), 0.5)),
+    ),
+    (
+        "orthodyn",
+        {"phases": PHASES, "switch": "share", "fraction": 0.2, "per": "layer"},
+        corrected(textbook_delay.orthodyn((0.2, 0.6), PHASES.split("+"), groups=textbook_memory.LAYERS, share=True)),
+    ),
 ]
 
 
@@ -180,6 +204,32 @@ SWEEPS = [
             lambda d: textbook.krum(d, int(f), int(m)), lr, lambda tau: textbook.polynomial(tau, p)
         ),
     ),
+    (
+        "dc_asgd",
+        {"strength": [0.04, 0.2], "server_lr": [1.0, 0.3]},
+        lambda lam, lr: corrected(textbook_delay.dc_asgd(lam), lr),
+    ),
+    (
+        "dc_asgd_a",
+        {"strength": [0.2, 0.1], "decay": [0.95, 0.5], "eps": [1e-7, 0.1], "server_lr": [1.0, 0.3]},
+        lambda lam, m, eps, lr: corrected(textbook_delay.dc_asgd_a(lam, m, eps), lr),
+    ),
+    ("orthograd", {"server_lr": [1.0, 0.3]}, lambda lr: corrected(textbook_delay.ortho(0, 0), lr)),
+    ("orthopos", {"server_lr": [1.0, 0.3]}, lambda lr: corrected(textbook_delay.ortho(1, 0), lr)),
+    ("orthostrict", {"server_lr": [1.0, 0.3]}, lambda lr: corrected(textbook_delay.ortho(0, 1), lr)),
+    *[
+        (
+            "orthodyn",
+            {"switch": switch, "phases": PHASES, "decay": [0.5, 0.2], **fractions, "server_lr": [1.0, 0.3]},
+            lambda m, f, g, lr, share=switch == "share": corrected(
+                textbook_delay.orthodyn((f, g), PHASES.split("+"), m, share=share), lr
+            ),
+        )
+        for switch, fractions in [
+            ("norm", {"fraction": [0.9, 0.7], "second_fraction": [0.8, 0.5]}),
+            ("share", {"fraction": [0.3, 0.5], "second_fraction": [0.6, 0.9]}),
+        ]
+    ],
 ]
 BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # of several, the first
 DISCOUNT, GUARDS = set(registry.options_of(discount)), set(registry.options_of(guard_rails))
