@@ -4,10 +4,9 @@ Start with :func:`simulate` (``simulation.py``). It makes ``Settings`` (``settin
 hands them to ``prepare`` (``experiment.py``: resolve the names, plan the schedule, build what the engine executes), and
 the result to ``execute``.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``; ``methods.py``, ``named_data.py``,
-``training.py`` and ``uploads.py`` (what a name means: a method, the clients' data, local training, compression); then
-``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and
-``sweeping.py`` (which of them share compiled programs).
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``named.py`` (data and model)
+and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
+as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
 """
 
 from typing import TYPE_CHECKING

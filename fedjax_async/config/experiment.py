@@ -1,14 +1,13 @@
 """From settings to an experiment that is ready to run, in three steps: resolve, plan, build.
 
-:func:`resolve` turns every name into an object, once. :func:`planned` makes the schedule, and says where to evaluate.
-:func:`built` makes what the engine executes. Nothing is compiled for training, and nothing is trained.
+:func:`resolve` turns every name into an object. :func:`planned` makes the schedule and chooses the evaluations.
+:func:`built` makes what the engine executes. No step compiles a training program or trains.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,18 +16,16 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
+from fedjax_async.config.clients import compressing, traffic_of, training_of, with_uploads
 from fedjax_async.config.methods import Method, method_of, preset_of
-from fedjax_async.config.named_data import data_of, with_owners
+from fedjax_async.config.named import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.config.training import training_of
-from fedjax_async.config.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
 from fedjax_async.local import local_steps
-from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.server import check_capacity
 from fedjax_async.types import (
     ClientAlgorithm,
@@ -104,7 +101,7 @@ def resolve(
     data: FederatedData | None = None,
     client: ClientAlgorithm | None = None,
 ) -> Resolved:
-    """Every name as an object, and the bytes of a message either way; see :func:`prepare`."""
+    """Turn every name into an object, and count the bytes of a message in each direction; see :func:`prepare`."""
     objects = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
     for name, (given, kind) in (objects | {"client": (client, ClientAlgorithm)}).items():
         check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
@@ -118,14 +115,12 @@ def resolve(
     timing = registry.bind("timing", TIMINGS, _timing_of(s, method))()
     data = data_of(s, data)
     chosen = method if method is not None else method_of(s.method, len(data.size))
-    if model is None:
-        model = _model(s.model, input_shape(data), data.num_classes)
-    model = _ready(model, data.decode, s.compute, s.remat)
-    shapes, _ = jax.eval_shape(_initial(model, s.compute), jax.random.key(s.seed))
-    _check_model(model, shapes, data)
+    model = model_of(s, data, model)
+    shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
+    check_model(model, shapes, data)
     trainer: Client
     if client is None:
-        # no client fills a longer batch, so a shorter one does the same
+        # no client has more examples than this, so a longer batch would only be padded
         trainer, hyper = training_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     else:
         trainer, hyper = client, {}
@@ -140,7 +135,7 @@ def resolve(
 
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
-    """The schedule of a run, and where to evaluate it."""
+    """Plan the schedule of a run, and choose its evaluations."""
     s, data = run.settings, run.components.data
     schedule = plan(
         run.timing,
@@ -162,7 +157,7 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
-    """What the engine executes: initial parameters, probes, and start models in the precision asked for."""
+    """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
     if s.per_client:
         owners(components.data)
@@ -171,9 +166,9 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
     )
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
-    params, key = _initial(components.model, s.compute)(jax.random.key(s.seed))
+    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
     if s.slots != "full":
-        full = _params_dtype(s.compute)
+        full = params_dtype(s.compute)
         server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
@@ -205,23 +200,6 @@ def _timing_of(s: Settings, method: Method | None) -> str:
     return usual if "@" in s.method else s.timing or usual
 
 
-@lru_cache(maxsize=16)
-def _model(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Model:
-    return registry.bind("model", MODELS, spec, input_shape=input_shape, num_classes=num_classes)()
-
-
-@lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
-    """The model on raw rows, computing in the dtype asked for."""
-    ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
-    return rematerialised(ready) if remat else ready
-
-
-def input_shape(data: FederatedData) -> tuple[int, ...]:
-    """Shape of one decoded example."""
-    return jax.eval_shape(data.decode, row_of(data.x)).shape[1:]
-
-
 def _sent(
     chosen: Method,
     trainer: Client,
@@ -230,7 +208,7 @@ def _sent(
     params: Params,
     data: FederatedData,
 ) -> tuple[Message, Any]:
-    """Shapes of a message and of an upload before compression; ``params``: shapes too."""
+    """Shapes of a message and of an upload before compression, from the shapes of the params."""
     rule = rule_of(chosen.server, chosen.hyper, Facts(len(data.size)))
 
     def both(params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
@@ -246,11 +224,6 @@ def _sent(
     return found
 
 
-def _params_dtype(compute: str) -> str:
-    """The dtype of the parameters, whatever the local steps compute in."""
-    return "float64" if compute == "float64" else "float32"
-
-
 def _moments(text: str | None) -> list[float] | None:
     """``"100,500"`` -> [100.0, 500.0]."""
     if text is None:
@@ -259,33 +232,3 @@ def _moments(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None
-
-
-def _check_model(model: Model, params: Params, data: FederatedData) -> None:
-    """The model must have one output a class, and keep some but not all of its leaves private."""
-    if model.private is not None:
-        paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        kept = [path for path in paths if model.private(path)]
-        check.require(
-            0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
-        )
-    outputs = jax.eval_shape(model.apply, params, row_of(data.x))
-    if data.num_classes is not None:
-        classes = outputs.shape[-1]
-        check.require(
-            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
-        )
-
-
-@lru_cache(maxsize=64)
-def _initial(model: Model, compute: str) -> Any:
-    """Jitted ``root -> (params, key of the run)``."""
-
-    def initial(root: Key) -> tuple[Params, Key]:
-        init_key, run_key = jax.random.split(root)
-        params = model.init(init_key)
-        if _params_dtype(compute) == "float64":
-            params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
-        return params, run_key
-
-    return jax.jit(initial)

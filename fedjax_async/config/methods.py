@@ -16,11 +16,11 @@ from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 
 class Method(NamedTuple):
-    """What a run needs to know of a method; build one to run a rule of your own.
+    """A method as a run needs it; build one to run a rule of your own.
 
     ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
-    ``feedback`` hold where the settings of those names are left open. ``client`` is a factory of local training that
+    ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
     name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
     """
@@ -36,7 +36,7 @@ class Method(NamedTuple):
     plain_sgd: bool = False
 
 
-# What the settings of a run say about local training.
+# Options of local training that the settings of a run give.
 LOCAL = ("optimizer", "batch_size", "proximal", "scale", "lr", "correct")
 
 
@@ -49,7 +49,7 @@ def method_options(name: str) -> dict[str, Any]:
 
 
 def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.Parameter]:
-    """The options of local training that are a method's own; the others follow from the run's settings."""
+    """The options of local training that belong to the method; the run's settings give the others."""
     return {key: parameter for key, parameter in registry.options_of(client).items() if key not in LOCAL}
 
 

@@ -1,6 +1,6 @@
 """One setting by its path: ``lr``, ``delay``, or an option inside a spec, ``method.mixing``, ``timing.size``.
 
-Where a spec joins several models, the model's name stands between: ``faults.drop.probability``.
+Where a spec joins several models, the path names the model too: ``faults.drop.probability``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import MODELS
 
-Fields = Mapping[str, Any]  # every setting by name; not yet checked together, as a Settings is
+Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
 REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
@@ -36,16 +36,16 @@ REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
     "decay": DECAYS,
     "compress": COMPRESSORS,
 }
-USUAL = {"partition": USUAL_PARTITION}  # what None stands for where an option of it is set
-JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
+USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
+JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
 
 
 class Address(NamedTuple):
     """The parts of a path."""
 
     field: str
-    name: str  # of one of several joined models; "" where the spec is of one
-    option: str  # "" for the setting as a whole
+    name: str  # which of several joined models; "" if there is one model only
+    option: str  # "" if the path means the whole setting
 
 
 def address(path: str) -> Address:
@@ -89,28 +89,28 @@ def _method_name(fields: Fields) -> str:
 
 
 def _spec(fields: Fields, field: str) -> str | None:
-    """The spec that options of ``field`` stand in."""
+    """The spec that holds the options of ``field``."""
     rule, _, timing = fields["method"].partition("@")
-    # a method's own "@timing" wins over the run's, and that over the method's usual one
-    places: dict[str, Callable[[], str | None]] = {
+    # a method's own "@timing" goes before the run's timing, and that before the method's default
+    found: dict[str, Callable[[], str | None]] = {
         "method": lambda: rule,
         "timing": lambda: timing or fields["timing"] or METHODS[_method_name(fields)].timing,
         "compress": lambda: fields["compress"] or METHODS[_method_name(fields)].compress,
     }
-    return places[field]() if field in places else fields[field] or USUAL.get(field)
+    return found[field]() if field in found else fields[field] or USUAL.get(field)
 
 
 def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
-    """The inverse of ``_spec``."""
+    """``fields`` with ``spec`` written back where ``_spec`` reads it."""
     rule, at, timing = fields["method"].partition("@")
-    places = {"method": {"method": spec + at + timing}}
+    changes = {"method": {"method": spec + at + timing}}
     if at:
-        places["timing"] = {"method": f"{rule}@{spec}"}
-    return {**fields, **places.get(field, {field: spec})}
+        changes["timing"] = {"method": f"{rule}@{spec}"}
+    return {**fields, **changes.get(field, {field: spec})}
 
 
 def _models(fields: Fields, field: str) -> dict[str, str]:
-    """Name -> spec of each model that a setting names; none where it is None."""
+    """Name -> spec of each model that a setting names; empty where it is None."""
     spec = _spec(fields, field)
     if spec is None:
         return {}
@@ -121,7 +121,7 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
 
 
 def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
-    """The models of a setting, and the name of the one that a path means."""
+    """The models of a setting, and the name of the model that a path selects."""
     models = _models(fields, where.field)
     check.require(len(models) > 0, where.field, fields[where.field], f"given, to set its option {where.option}")
     name = where.name or (next(iter(models)) if len(models) == 1 else "")
@@ -233,24 +233,25 @@ def value_of(settings: Settings, path: str) -> Any:
 
 
 def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
-    """``value_of`` each path; a spec is shown without the options that are among the paths themselves.
+    """``value_of`` each path; a spec leaves out the options that have a path of their own.
 
     >>> values_of(Settings(updates=9, method="fedasync:mixing=0.4,clip=1"), ["method", "method.mixing"])
     {'method': 'fedasync:clip=1', 'method.mixing': 0.4}
     """
     found = {path: value_of(settings, path) for path in paths}
-    places = [address(path) for path in found]
-    for field in {where.field for where in places if where.option} & set(found):
+    addresses = [address(path) for path in found]
+    for field in {where.field for where in addresses if where.option} & set(found):
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
         parts = joined(rule) if field in JOINED else [rule]
-        text = "+".join(_without(part, field, places) for part in parts)
-        found[field] = text + at + _without(timing, "timing", places) if text else found[field]
+        text = "+".join(_without(part, field, addresses) for part in parts)
+        found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
     return found
 
 
-def _without(spec: str, field: str, places: Iterable[Address]) -> str:
-    """A model's spec without the options that ``places`` name."""
+def _without(spec: str, field: str, addresses: Iterable[Address]) -> str:
+    """A model's spec without the options that the addresses select."""
     name, _, tail = spec.partition(":")
-    gone = {where.option for where in places if where.field == field and where.name in ("", name)}
-    kept = [item for item in tail.split(",") if item and item.partition("=")[0].strip().replace("-", "_") not in gone]
+    without = {where.option for where in addresses if where.field == field and where.name in ("", name)}
+    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in tail.split(",") if item}
+    kept = [item for item, option in names.items() if option not in without]
     return f"{name}:{','.join(kept)}" if kept else name

@@ -1,4 +1,4 @@
-"""Everything that defines a run, as plain values: what the command line sets and ``settings.json`` keeps."""
+"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_async import check
 
-USUAL_PARTITION = "dirichlet:alpha=0.1"  # of a pool of examples; data with owners of their own keep them
+USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
 
 def _field(default: Any, about: str, group: str) -> Any:
@@ -20,7 +20,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 
 def _known(field: str, value: Any) -> None:
-    """One of the names of a registry; imported only for a value that is given, because the registries need JAX."""
+    """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
     from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
@@ -41,7 +41,7 @@ def _size(field: str, value: Any) -> None:
     parse_size(field, value)
 
 
-# Settings are checked where they are given.
+# Checks of values other than the default.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
@@ -67,7 +67,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-# What only the wave engine does.
+# Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
 

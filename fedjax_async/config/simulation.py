@@ -1,4 +1,4 @@
-"""Run an experiment: :func:`simulate` from settings, :func:`execute` what ``prepare`` has made of them."""
+"""Run an experiment: :func:`simulate` starts from settings, :func:`execute` from what ``prepare`` made of them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ENGINES = {"waves": run_waves, "reference": run_reference}
 def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 
-    ``checkpoints``: the folder in which the wave engine keeps checkpoints, if the settings ask for
-    them, and from whose newest it goes on.
+    ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
+    the newest checkpoint in it.
     """
     e, s = experiment, experiment.settings
     options: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def simulate(
     """Simulate one asynchronous (or synchronous) federated run.
 
     Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
-    be objects instead of names. ``probes``: see :func:`prepare`; what they return is in ``Run.probes``.
+    be objects instead of names. ``probes``: see :func:`prepare`; ``Run.probes`` holds what they return.
 
     >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
     >>> run.counters["updates"]

@@ -1,4 +1,8 @@
-"""Compressed uploads of a run: what its settings ask for, the client that does it, and how large a message is."""
+"""What clients do in a run: local training and compression of the uploads, as settings and method ask for.
+
+:func:`training_of` gives local training as a function of its traced numbers, :func:`compressing` adds compression, and
+:func:`traffic_of` counts the bytes of a message.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,70 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, most_bits, on_tree, values_bits
+from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.geometry import GROUPINGS
-from fedjax_async.local import FEEDBACKS
-from fedjax_async.types import ClientAlgorithm, Params, Path
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.types import ClientAlgorithm, Model, Params, Path
+
+Private = Callable[[Path], bool] | None
+
+# --- local training ---------------------------------------------------------------------------------
+
+
+def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
+    """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
+    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", s.optimizer)
+    static, traced = split_options(OPTIMIZERS[name], options)
+    plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
+    check.require(
+        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+    )
+    family = _training(model, chosen.client, chosen.client_options, name, static, s.decay, batch_size)
+    proximal = float(chosen.proximal)
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    return family, hyper | ({"proximal": proximal} if proximal else {})
+
+
+@lru_cache(maxsize=64)
+def _training(
+    model: Model,
+    client: Callable[..., ClientAlgorithm],
+    options: tuple[tuple[str, Any], ...],
+    optimizer: str,
+    static: tuple[tuple[str, Any], ...],
+    decay: str,
+    batch_size: int,
+) -> ClientFamily:
+    """Local training by the factory ``client``, as a function of its traced hyperparameters."""
+    scale = registry.bind("decay", DECAYS, decay)()
+    takes = registry.options_of(client)
+
+    def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
+
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        given = {
+            "optimizer": OPTIMIZERS[optimizer](hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
+            "lr": hyper["lr"],
+            "batch_size": batch_size,
+            "proximal": hyper.get("proximal", 0.0),
+            "scale": scale,
+        }
+        own = dict(options) | numbers(hyper, "client.")
+        return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
+
+    return family
+
+
+# --- compression of uploads ---------------------------------------------------------------------------
 
 
 class Usual(Protocol):
-    """What a method does to uploads unless the settings say otherwise: a ``Preset`` or a ``Method``."""
+    """A method's default treatment of uploads: a ``Preset`` or a ``Method``."""
 
     @property
     def compress(self) -> str | None: ...
@@ -46,25 +104,22 @@ def with_uploads(settings: Settings, usual: Usual) -> Settings:
     return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
 
 
-Private = Callable[[Path], bool] | None
-
-
 def compressing(client: Client, s: Settings, private: Private, upload: Any) -> tuple[Client, dict[str, float]]:
-    """``client``, compressing as resolved settings say, and the compressor's traced numbers; itself without.
+    """``client`` with compressed uploads, and the compressor's traced numbers; unchanged if nothing is compressed.
 
-    ``upload``: shapes of what it uploads.
+    ``upload``: the shapes of an upload before compression. ``s``: resolved settings.
     """
     if s.compress is None:
         return client, {}
     name, options = registry.parse_spec("compress", s.compress)
     static, traced = split_options(COMPRESSORS[name], options)
     like = _hashable(upload)
-    family = _family(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private, like)
+    family = _compression(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private, like)
     return family, {f"compress.{option}": value for option, value in traced.items()}
 
 
 @lru_cache(maxsize=64)
-def _family(
+def _compression(
     client: Client,
     name: str,
     static: tuple[tuple[str, Any], ...],
@@ -95,10 +150,10 @@ def _shapes(structure: Any, leaves: Any) -> Any:
 
 
 def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
-    """Bytes of a message either way; shapes of what the server and a client really send, without private leaves.
+    """Bytes of one message in each direction, from the shapes that are sent: private leaves are not.
 
-    A compressed upload counts as the longest that its compressor may make of these shapes. ``ValueError`` where that
-    is more than 256 MiB.
+    A compressed upload counts as the longest that its compressor can make of these shapes. Raises ``ValueError`` above
+    256 MiB.
     """
     if s.compress is None:
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
@@ -120,7 +175,7 @@ def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...])
 
     found: list[Any] = []
     for part in jax.eval_shape(payload_of, like):
-        # levels have values that their size depends on: those of any vector, without the work on this one
+        # the sizes of some payloads depend on whole numbers in them; those are the same for every vector
         numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
         parts, inside = jax.tree.flatten(part)
         filled = [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts]
