@@ -6,8 +6,11 @@ from fedjax_async import lazy
 
 if TYPE_CHECKING:
     from fedjax_async.config.methods import METHODS, Method
+    from fedjax_async.config.own import named
+    from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
     from fedjax_async.config.simulation import simulate
+    from fedjax_async.fingerprints import fingerprint
     from fedjax_async.results.sweeps import sweep
     from fedjax_async.types import (
         Arrival,
@@ -47,6 +50,9 @@ __all__ = [
     "ServerAlgorithm",
     "Settings",
     "__version__",
+    "fingerprint",
+    "named",
+    "register",
     "simulate",
     "sweep",
 ]
@@ -71,6 +77,9 @@ __getattr__, __dir__ = lazy.attach(
         "Schedule": "types",
         "ServerAlgorithm": "types",
         "Settings": "config.settings",
+        "fingerprint": "fingerprints",
+        "named": "config.own",
+        "register": "config.plugins",
         "simulate": "config.simulation",
         "sweep": "results.sweeps",
     },

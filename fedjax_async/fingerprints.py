@@ -45,7 +45,7 @@ def fingerprint(thing: Any) -> str:
     Raises ``ValueError`` naming the part for what has a state that cannot be seen: open files, locks, iterators,
     traced values.
 
-    >>> fingerprint(lambda x: 2 * x) == fingerprint(lambda x: 2 * x) != fingerprint(lambda x: 3 * x)
+    >>> fingerprint({"limit": 2}) == fingerprint({"limit": 2}) != fingerprint({"limit": 2.0})
     True
     """
     return _Reader().digest("it", thing).hex()

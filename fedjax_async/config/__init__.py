@@ -4,7 +4,7 @@ Start with :func:`simulate` (``simulation.py``). It makes ``Settings`` (``settin
 hands them to ``prepare`` (``experiment.py``: resolve the names, plan the schedule, build what the engine executes), and
 the result to ``execute``.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``named.py`` (data and model)
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and model)
 and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
 as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
 """

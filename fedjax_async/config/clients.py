@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, registry, tree
-from fedjax_async.compress import COMPRESSORS, most_bits, on_tree, values_bits
-from fedjax_async.config.methods import Method
+from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
+from fedjax_async.config import own
+from fedjax_async.config.methods import Method, with_client
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
@@ -29,32 +30,48 @@ Private = Callable[[Path], bool] | None
 # --- local training ---------------------------------------------------------------------------------
 
 
+def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[Client, dict[str, float]]:
+    """Local training: the object of the settings, the factory that they name, or else the method's."""
+    given = own.thing_of("client", s.client)
+    if given is not None:
+        allowed = "a ClientAlgorithm, or a name registered for a factory of one"
+        check.require(isinstance(given, ClientAlgorithm), "client", given, allowed)
+        return cast(ClientAlgorithm, own.lasting(given)), {}
+    return training_of(model, s, batch_size, chosen if s.client is None else with_client(chosen, s.client))
+
+
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
     registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
     name, options = registry.parse_spec("optimizer", s.optimizer)
-    static, traced = split_options(OPTIMIZERS[name], options)
+    factory = registry.find("optimizer", OPTIMIZERS, name)
+    static, traced = split_options(factory, options)
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
     )
-    family = _training(model, chosen.client, chosen.client_options, name, static, s.decay, batch_size)
+    fixed = (chosen.client_options, static)
+    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
     proximal = float(chosen.proximal)
     hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
-@lru_cache(maxsize=64)
+@registry.cached_by_name(maxsize=64)
 def _training(
     model: Model,
     client: Callable[..., ClientAlgorithm],
     options: tuple[tuple[str, Any], ...],
-    optimizer: str,
     static: tuple[tuple[str, Any], ...],
+    optimizer: Callable[..., Any],
     decay: str,
     batch_size: int,
+    text: str,
 ) -> ClientFamily:
-    """Local training by the factory ``client``, as a function of its traced hyperparameters."""
+    """Local training by the factory ``client``, as a function of its traced hyperparameters.
+
+    ``text``: of the options, since 1, 1.0 and True are equal.
+    """
     scale = registry.bind("decay", DECAYS, decay)()
     takes = registry.options_of(client)
 
@@ -63,7 +80,7 @@ def _training(
 
     def family(hyper: Hyper) -> ClientAlgorithm:
         given = {
-            "optimizer": OPTIMIZERS[optimizer](hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
+            "optimizer": optimizer(hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
             "lr": hyper["lr"],
             "batch_size": batch_size,
             "proximal": hyper.get("proximal", 0.0),
@@ -99,7 +116,7 @@ def with_uploads(settings: Settings, usual: Usual) -> Settings:
             given = getattr(settings, name)
             check.require(given is None, name, given, "left out without compress")
         return settings
-    registry.bind("compress", COMPRESSORS, compress)()  # checks names and ranges
+    compressor_of(compress)  # checks names and ranges
     how = settings.feedback or usual.feedback or "ef"
     return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
 
@@ -111,29 +128,55 @@ def compressing(client: Client, s: Settings, private: Private, upload: Any) -> t
     """
     if s.compress is None:
         return client, {}
-    name, options = registry.parse_spec("compress", s.compress)
-    static, traced = split_options(COMPRESSORS[name], options)
+    static: tuple[tuple[str, Any], ...] = ()
+    traced: dict[str, float] = {}
+    factory: Callable[..., Compressor]
+    if (given := own.thing_of("compress", s.compress)) is not None:
+        factory = _constant(own.lasting(given))
+    else:
+        name, options = registry.parse_spec("compress", s.compress)
+        factory = registry.find("compress", COMPRESSORS, name)
+        static, traced = split_options(factory, options)
     like = _hashable(upload)
-    family = _compression(client, name, static, tuple(traced), str(s.feedback), str(s.compress_per), private, like)
+    how = (str(s.feedback), str(s.compress_per))
+    family = _compression(client, factory, static, tuple(traced), *how, private, like, repr(static))
     return family, {f"compress.{option}": value for option, value in traced.items()}
+
+
+def compressor_of(spec: str) -> Compressor:
+    """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
+    given = own.thing_of("compress", spec)
+    if given is None:
+        given = registry.bind("compress", COMPRESSORS, spec)()
+    check.require(isinstance(given, Compressor), "compress", given, "a name or a Compressor")
+    return cast(Compressor, given)
+
+
+@lru_cache(maxsize=64)
+def _constant(compressor: Compressor) -> Callable[[], Compressor]:
+    """A factory without options."""
+    return lambda: compressor
 
 
 @lru_cache(maxsize=64)
 def _compression(
     client: Client,
-    name: str,
+    factory: Callable[..., Compressor],
     static: tuple[tuple[str, Any], ...],
     traced: tuple[str, ...],
     how: str,
     per: str,
     private: Private,
     like: tuple[Any, Any],
+    text: str,
 ) -> ClientFamily:
+    """``client`` with compressed uploads, as a function of the compressor's traced numbers."""
+
     def family(hyper: Hyper) -> ClientAlgorithm:
         given = {option: hyper[f"compress.{option}"] for option in traced}
         # hyperparameters are floats; whole ones on the host are what a factory checks
         numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
-        compressor = COMPRESSORS[name](**dict(static), **numbers)
+        compressor = factory(**dict(static), **numbers)
         return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private, like=_shapes(*like))
 
     return family
@@ -161,10 +204,10 @@ def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
     return Traffic(tree.num_bytes(message), most, values)
 
 
-@lru_cache(maxsize=64)
+@registry.cached_by_name(maxsize=64)
 def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
     """Bytes of the longest message and of its values alone, from shapes."""
-    compressor = registry.bind("compress", COMPRESSORS, spec)()
+    compressor = compressor_of(spec)
     like = _shapes(structure, shapes)
     wire = on_tree(compressor, like, group=GROUPINGS[per])
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,9 +17,10 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
-from fedjax_async.config.clients import compressing, traffic_of, training_of, with_uploads
+from fedjax_async.config import contracts, own
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
 from fedjax_async.config.methods import Method, method_of, preset_of
-from fedjax_async.config.named import check_model, data_of, initial, model_of, params_dtype, with_owners
+from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
@@ -28,7 +30,6 @@ from fedjax_async.engine.storage import client_restoring, probe_restoring, serve
 from fedjax_async.local import local_steps
 from fedjax_async.server import check_capacity
 from fedjax_async.types import (
-    ClientAlgorithm,
     ClientData,
     Facts,
     FederatedData,
@@ -72,66 +73,85 @@ class Resolved(NamedTuple):
 def prepare(
     settings: Settings,
     *,
-    method: Method | None = None,
-    model: Model | None = None,
+    method: Any = None,
+    model: Any = None,
     data: FederatedData | None = None,
-    client: ClientAlgorithm | None = None,
+    client: Any = None,
     probes: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
-    Objects given here take the place of the settings' names: a ``Method`` (server rule, timing,
-    proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
+    Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
+    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
     minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
     compressed if the settings or the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     """
-    run = resolve(settings, method=method, model=model, data=data, client=client)
+    run = resolve(with_objects(settings, method=method, model=model, data=data, client=client))
     schedule, points = planned(run)
     return built(run, schedule, points, probes)
 
 
-def resolve(
-    settings: Settings,
-    *,
-    method: Method | None = None,
-    model: Model | None = None,
-    data: FederatedData | None = None,
-    client: ClientAlgorithm | None = None,
-) -> Resolved:
+def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
+    """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
+    kinds = (FederatedData, own.Named)
+    check.require(data is None or isinstance(data, kinds), "data", data, "FederatedData; give a Dataset as dataset=")
+    given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
+    return dataclasses.replace(settings, **given) if given else settings
+
+
+def resolve(settings: Settings) -> Resolved:
     """Turn every name into an object, and count the bytes of a message in each direction; see :func:`prepare`."""
-    objects = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
-    for name, (given, kind) in (objects | {"client": (client, ClientAlgorithm)}).items():
-        check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
     if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
-    s = settings if data is not None else with_owners(settings)
-    s = with_uploads(s, method if method is not None else method_of(s.method))
-    described = _described(s, method, model, data, client)
-    timing = registry.bind("timing", TIMINGS, _timing_of(s, method))()
-    data = data_of(s, data)
-    chosen = method if method is not None else method_of(s.method, len(data.size))
-    model = model_of(s, data, model)
+    s = resolved(settings)
+    timing, delay = timing_of(s), delay_of(s)
+    data = data_of(s)
+    chosen = method_of(s.method, len(data.size))
+    model = model_of(s, data)
+    contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
     check_model(model, shapes, data)
-    trainer: Client
-    if client is None:
-        # no client has more examples than this, so a longer batch would only be padded
-        trainer, hyper = training_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
-    else:
-        trainer, hyper = client, {}
+    # no client has more examples than this, so a longer batch would only be padded
+    trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
+    contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
-    delay = registry.bind("delay", DELAYS, s.delay)()
-    return Resolved(s, described, components, shapes, timing, delay, steps, traffic_of(down, up, s))
+    contracts.check_clock(s, delay, len(data.size))
+    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s))
+
+
+def resolved(settings: Settings) -> Settings:
+    """Fill derived defaults: the partition from the data set, the compression from the method."""
+    return with_uploads(with_owners(settings), preset_of(settings.method))
+
+
+def timing_of(s: Settings) -> Timing:
+    """The timing policy: a method's own ``@timing``, else the setting, else the method's default."""
+    given = own.thing_of("timing", s.timing)
+    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    named = own.thing_of("method", s.method) is None and "@" in s.method
+    spec = usual if named else s.timing or usual
+    if given is not None and not named:
+        check.require(callable(given), "timing", given, f"a name or {own.KINDS['timing']}")
+        return contracts.checked_timing(given)
+    timing: Timing = registry.bind("timing", TIMINGS, spec)()
+    return timing
+
+
+def delay_of(s: Settings) -> DelayModel:
+    """The delay model that the settings name, or their object."""
+    given = own.thing_of("delay", s.delay)
+    model: DelayModel = registry.bind("delay", DELAYS, s.delay)() if given is None else given
+    return model
 
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
@@ -146,9 +166,9 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
         seed=s.seed,
         bytes_down=run.traffic.down,
         bytes_up=run.traffic.up,
-        availability=s.availability,
-        faults=s.faults,
-        network=s.network,
+        availability=own.object_or_spec("availability", s.availability),
+        faults=own.object_or_spec("faults", s.faults),
+        network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
     )
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
@@ -174,30 +194,6 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
     return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched)
-
-
-def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set, the compression from the method."""
-    return with_uploads(with_owners(settings), preset_of(settings.method))
-
-
-def _described(s: Settings, method: Any, model: Any, data: FederatedData | None, client: Any) -> dict[str, Any]:
-    """The settings as results keep them; objects stand as ``"(object)"``."""
-    given = {"method": method, "model": model, "optimizer": client}
-    described = as_dict(s) | {name: "(object)" for name, thing in given.items() if thing is not None}
-    if client is not None:
-        described |= {"lr": None, "decay": None}
-    if data is not None:
-        described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
-    return described
-
-
-def _timing_of(s: Settings, method: Method | None) -> str:
-    """The spec of the timing policy: a method's own ``@timing``, else the setting, else the method's default."""
-    if method is not None:
-        return s.timing or method.timing
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
-    return usual if "@" in s.method else s.timing or usual
 
 
 def _sent(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check
 from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat, option_text
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import Settings, fields_of
 
 MOST_RUNS = 100_000  # a larger grid is taken for a mistake
 LONGEST_NAME = 120  # characters; file systems take 255 bytes
@@ -75,7 +75,7 @@ def swept(points: Iterable[Point]) -> list[str]:
 def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
     """The settings that all runs share, from ``Settings`` or a mapping by path; they may still lack a budget."""
     if isinstance(base, Settings):
-        return as_dict(base)
+        return fields_of(base)
     check.require(isinstance(base, Mapping), "base", base, "Settings or a mapping, setting -> value")
     fields: Fields = {name: field.default for name, field in FIELDS.items()}
     return changed(fields, {path: checked(path, value, fields) for path, value in flat(base).items()})
@@ -85,7 +85,7 @@ def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
     """Path -> its values, checked; a single value counts as a list of one."""
     axes: dict[str, list[Any]] = {}
     for path, given in flat(grid).items():
-        single = isinstance(given, str) or not isinstance(given, Iterable)
+        single = isinstance(given, str) or hasattr(given, "_fields") or not isinstance(given, Iterable)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
         check.require(len(values) > 0, path, values, "at least one value")
         twice = any(value in values[:i] for i, value in enumerate(values))

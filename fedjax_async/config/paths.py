@@ -11,33 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_async import check, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, joined
-from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config.methods import METHODS, method_options
-from fedjax_async.config.settings import USUAL_PARTITION, Settings, as_dict
-from fedjax_async.data import DATASETS, PARTITIONERS
-from fedjax_async.local import DECAYS, OPTIMIZERS
-from fedjax_async.models import MODELS
+from fedjax_async.clock import joined
+from fedjax_async.config.methods import method_options, preset_of
+from fedjax_async.config.own import JOINED, KINDS, Named, as_setting
+from fedjax_async.config.plugins import REGISTRIES
+from fedjax_async.config.settings import USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
-REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "timing": TIMINGS,
-    "delay": DELAYS,
-    "availability": AVAILABILITY,
-    "faults": FAULTS,
-    "network": NETWORKS,
-    "dataset": DATASETS,
-    "partition": PARTITIONERS,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "decay": DECAYS,
-    "compress": COMPRESSORS,
-}
 USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
-JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
 
 
 class Address(NamedTuple):
@@ -51,7 +37,7 @@ class Address(NamedTuple):
 def address(path: str) -> Address:
     """Split a path: ``lr``, ``method.mixing``, ``faults.drop.probability``."""
     field, *rest = path.split(".")
-    has_options = field == "method" or field in REGISTRIES
+    has_options = field in REGISTRIES
     fits = not rest or (has_options and len(rest) <= 2 and all(part.isidentifier() for part in rest))
     check.require(fits, "setting", path, "a setting or SPEC.OPTION, such as method.mixing")
     return Address(field, rest[0] if len(rest) == 2 else "", rest[-1] if rest else "")
@@ -82,27 +68,26 @@ def option_text(path: str, value: Any) -> str:
     return text
 
 
-def _method_name(fields: Fields) -> str:
-    name: str = fields["method"].partition("@")[0].partition(":")[0]
-    registry.find("method", METHODS, name)
-    return name
+def _parts(method: str) -> tuple[str, str, str]:
+    """A method, ``@`` and its own timing; the last two are empty without one."""
+    return (method, "", "") if isinstance(method, Named) else method.partition("@")
 
 
 def _spec(fields: Fields, field: str) -> str | None:
     """The spec that holds the options of ``field``."""
-    rule, _, timing = fields["method"].partition("@")
+    rule, _, timing = _parts(fields["method"])
     # a method's own "@timing" goes before the run's timing, and that before the method's default
     found: dict[str, Callable[[], str | None]] = {
         "method": lambda: rule,
-        "timing": lambda: timing or fields["timing"] or METHODS[_method_name(fields)].timing,
-        "compress": lambda: fields["compress"] or METHODS[_method_name(fields)].compress,
+        "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
+        "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
     }
     return found[field]() if field in found else fields[field] or USUAL.get(field)
 
 
 def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
     """``fields`` with ``spec`` written back where ``_spec`` reads it."""
-    rule, at, timing = fields["method"].partition("@")
+    rule, at, timing = _parts(fields["method"])
     changes = {"method": {"method": spec + at + timing}}
     if at:
         changes["timing"] = {"method": f"{rule}@{spec}"}
@@ -114,6 +99,8 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
     spec = _spec(fields, field)
     if spec is None:
         return {}
+    if isinstance(spec, Named):
+        return {str(spec): spec}
     specs = joined(spec) if field in JOINED else [spec]
     models = {one.partition(":")[0]: one for one in specs}
     check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
@@ -127,6 +114,8 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     name = where.name or (next(iter(models)) if len(models) == 1 else "")
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
     check.require(name in models, "setting", ".".join(filter(None, where)), paths)
+    allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
+    check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)
     return models, name
 
 
@@ -155,9 +144,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _unknown(path: str, fields: Fields) -> ValueError:
     """The error for a path that is neither a setting nor an option, naming the nearest that is."""
     known = [*FIELDS]
-    for field in ("method", *REGISTRIES):
+    for field in REGISTRIES:
         models = _models(fields, field)
-        for name in models:
+        for name in [name for name, spec in models.items() if not isinstance(spec, Named)]:
             start = f"{field}.{name}" if len(models) > 1 else field
             known += [f"{start}.{option}" for option in _options(field, name)]
     near = [name for name in known if name.endswith(f".{path}")]
@@ -173,21 +162,23 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
-KINDS = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
+KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
 def _field_value(field: str, value: Any) -> Any:
     """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
+    if field in KINDS and (isinstance(value, Named) or not (value is None or isinstance(value, (str, Real)))):
+        return value if isinstance(value, Named) else as_setting(field, value)
     kinds = str(FIELDS[field].type).split(" | ")
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
-    check.require(FITS[kinds[0]](value), field, value, " or ".join(KINDS[kind] for kind in kinds))
+    check.require(FITS[kinds[0]](value), field, value, " or ".join(KIND_NAMES[kind] for kind in kinds))
     return CONVERT[kinds[0]](value)
 
 
 def checked(path: str, value: Any, fields: Fields) -> Any:
     """``value`` as the settings hold it; ``ValueError`` if nothing is called ``path``, or the type is wrong."""
-    value = value.item() if hasattr(value, "item") else value  # NumPy's numbers
+    value = value.item() if isinstance(value, np.generic) else value
     if path.partition(".")[0] not in FIELDS:
         raise _unknown(path, fields)
     where = address(path)
@@ -227,7 +218,7 @@ def value_of(settings: Settings, path: str) -> Any:
     where = address(path)
     if not where.option:
         return getattr(settings, where.field)
-    models = _models(as_dict(settings), where.field)
+    models = _models(fields_of(settings), where.field)
     spec = models.get(where.name) if where.name else next(iter(models.values()), None)
     return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
 
@@ -240,7 +231,8 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     """
     found = {path: value_of(settings, path) for path in paths}
     addresses = [address(path) for path in found]
-    for field in {where.field for where in addresses if where.option} & set(found):
+    named = {path for path, value in found.items() if isinstance(value, Named)}
+    for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
         parts = joined(rule) if field in JOINED else [rule]
         text = "+".join(_without(part, field, addresses) for part in parts)

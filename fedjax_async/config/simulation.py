@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedjax_async import check, registry
-from fedjax_async.config.experiment import Experiment, prepare
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.experiment import Experiment, prepare, with_objects
+from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.record import Progress, make_run
@@ -57,13 +58,15 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
 def simulate(
     settings: Settings | None = None,
     *,
+    probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     **changes: Any,
 ) -> Run:
     """Simulate one asynchronous (or synchronous) federated run.
 
-    Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
-    be objects instead of names. ``probes``: see :func:`prepare`; ``Run.probes`` holds what they return.
+    Every field of :class:`Settings` is a keyword. An object of your own may stand for the name of a part (``method``,
+    ``model``, ``dataset``, ``partition``, ``delay``, ...); ``data`` is ``FederatedData`` that are dealt already.
+    ``probes``: see :func:`prepare`; ``Run.probes`` holds what they return.
 
     >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
     >>> run.counters["updates"]
@@ -71,12 +74,15 @@ def simulate(
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
     """
-    given = {}
-    for name in ("method", "model", "data", "client", "probes"):
-        if name in changes and not isinstance(changes[name], str):
-            given[name] = changes.pop(name)
-    base = as_dict(settings) if settings is not None else {}
-    unknown = [name for name in changes if name not in Settings.__dataclass_fields__]
-    for name in unknown:
-        registry.find("setting", Settings.__dataclass_fields__, name)
-    return execute(prepare(Settings(**(base | changes)), **given), progress=progress)
+    return execute(prepare(settings_from(settings, changes), probes=probes), progress=progress)
+
+
+def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` with the changes of :func:`simulate`: fields by name, and ``data``."""
+    for name in changes:
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
+    base = fields_of(settings) if settings is not None else {}
+    fields = {name: value for name, value in changes.items() if name != "data"}
+    if not isinstance(data := changes.get("data"), str):
+        return with_objects(Settings(**(base | fields)), data=data)
+    raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")

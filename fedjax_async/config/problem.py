@@ -11,48 +11,63 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
+from fedjax_async.config import own
+from fedjax_async.config.contracts import checked_partition
 from fedjax_async.config.settings import USUAL_PARTITION, Settings
-from fedjax_async.data import DATASETS, Federation, federate
+from fedjax_async.data import DATASETS, Dataset, Federation, federate
 from fedjax_async.engine.components import row_of
-from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
+from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 # Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
 OF_NAMED_DATA = ("eval_examples", "test_fraction", "validation_fraction")
 
 
-@lru_cache(maxsize=4)
+@registry.cached_by_name(maxsize=4)
 def _dataset(dataset: str) -> Any:
-    return registry.bind("dataset", DATASETS, dataset)()
+    """The data set that a spec names, or the object that stands for one."""
+    given = own.thing_of("dataset", dataset)
+    if given is None:
+        given = registry.bind("dataset", DATASETS, dataset)()
+    kinds = (Dataset, Federation, FederatedData)
+    check.require(isinstance(given, kinds), "dataset", given, f"a name or {own.KINDS['dataset']}")
+    return given._replace(decode=own.lasting(given.decode)) if hasattr(given, "decode") else given
 
 
-@lru_cache(maxsize=4)
+def _comes_by_clients(dataset: Any) -> bool:
+    return isinstance(dataset, (Federation, FederatedData))
+
+
+@registry.cached_by_name(maxsize=4)
 def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
     whole = _dataset(dataset)
     if count is None:
         return whole
-    check.require(not isinstance(whole, Federation), "eval_examples", count, f"left out: {dataset} comes by clients")
+    check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
     return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
 
 
-@lru_cache(maxsize=64)
-def _data(dataset: str, tests: int | None, *options: Any) -> FederatedData:
-    return federate(_with_fewer_tests(dataset, tests), *options)
+@registry.cached_by_name(maxsize=64)
+def _data(dataset: str, tests: int | None, partition: str | None, *options: Any) -> FederatedData:
+    whole = _with_fewer_tests(dataset, tests)
+    if isinstance(whole, FederatedData):
+        return whole
+    given = own.thing_of("partition", partition)
+    return federate(whole, partition if given is None else checked_partition(given), *options)
 
 
-def data_of(s: Settings, given: FederatedData | None = None) -> FederatedData:
-    """The clients' data: those given, or those that the settings name.
+def data_of(s: Settings) -> FederatedData:
+    """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
     Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` where data
-    are given and the settings say how to cut a data set.
+    are dealt already and the settings say how to cut a data set.
     """
-    if given is not None:
+    if isinstance(_dataset(s.dataset), FederatedData):
         for name in OF_NAMED_DATA:
             check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
-        return given
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
     return _data(s.dataset, s.eval_examples, *options)
 
@@ -60,23 +75,38 @@ def data_of(s: Settings, given: FederatedData | None = None) -> FederatedData:
 def with_owners(settings: Settings) -> Settings:
     """The settings with their partition filled in: the data set's own clients, where it has them."""
     dataset = _dataset(settings.dataset)
-    natural = isinstance(dataset, Federation) or dataset.groups is not None
+    natural = _comes_by_clients(dataset) or dataset.groups is not None
     usual = "natural" if natural else USUAL_PARTITION
-    return dataclasses.replace(settings, partition=settings.partition or usual)
+    partition = settings.partition or usual
+    if not isinstance(dataset, FederatedData):
+        return dataclasses.replace(settings, partition=partition)
+    allowed = "left out: the clients' data are given, and nothing is left to deal"
+    check.require(str(partition) == "natural", "partition", str(partition), allowed)
+    return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
 
 
 # --- the model ------------------------------------------------------------------------------------
 
 
-def model_of(s: Settings, data: FederatedData, given: Model | None = None) -> Model:
-    """The model on raw rows: the one given, or the one that the settings name for the shape of ``data``."""
-    chosen = given if given is not None else _model(s.model, input_shape(data), data.num_classes)
+def model_of(s: Settings, data: FederatedData) -> Model:
+    """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
+    chosen = _model(s.model, input_shape(data), data.num_classes)
     return _ready(chosen, data.decode, s.compute, s.remat)
 
 
-@lru_cache(maxsize=16)
-def _model(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Model:
-    return registry.bind("model", MODELS, spec, input_shape=input_shape, num_classes=num_classes)()
+@registry.cached_by_name(maxsize=16)
+def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
+    """The model that a spec names, or the object that stands for one; a flax module becomes a classifier."""
+    given = own.thing_of("model", spec)
+    if given is None:
+        given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+    if is_module(given):
+        allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
+        check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
+        return from_module(given, input_shape=shape)
+    check.require(isinstance(given, Model), "model", given, "a name, a Model, or a flax.linen or flax.nnx module")
+    model: Model = own.lasting(given)
+    return model
 
 
 @lru_cache(maxsize=64)
