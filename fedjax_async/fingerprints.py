@@ -345,8 +345,9 @@ def _special(thing: Any) -> Iterable[bytes | Part] | None:
     """Sentinels, JAX's tree structures, nnx modules, wrappers such as jitted functions, arrays of other libraries."""
     if type(thing) is object:  # a sentinel
         return _described("object")
-    if type(thing).__name__ == "PyTreeDef":
-        return _described("tree", str(thing))
+    is_type = isinstance(thing, (types.UnionType, types.GenericAlias)) or type(thing).__module__ == "typing"
+    if is_type or type(thing).__name__ == "PyTreeDef":
+        return _described(type(thing).__name__, str(thing))
     if (nnx := sys.modules.get("flax.nnx")) is not None and isinstance(thing, nnx.Module):
         return _described("nnx", type(thing), nnx.split(thing))
     if hasattr(thing, "__wrapped__"):

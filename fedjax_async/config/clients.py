@@ -35,7 +35,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
     given = own.thing_of("client", s.client)
     if given is not None:
         allowed = "a ClientAlgorithm, or a name registered for a factory of one"
-        check.require(isinstance(given, ClientAlgorithm), "client", given, allowed)
+        check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         return cast(ClientAlgorithm, own.lasting(given)), {}
     return training_of(model, s, batch_size, chosen if s.client is None else with_client(chosen, s.client))
 
@@ -148,7 +148,7 @@ def compressor_of(spec: str) -> Compressor:
     given = own.thing_of("compress", spec)
     if given is None:
         given = registry.bind("compress", COMPRESSORS, spec)()
-    check.require(isinstance(given, Compressor), "compress", given, "a name or a Compressor")
+    check.require(isinstance(given, Compressor), "compress", own.shown(given), "a name or a Compressor")
     return cast(Compressor, given)
 
 

@@ -257,7 +257,7 @@ def checked_timing(timing: Any) -> Timing:
 
 def checked_partition(partition: Any) -> Partitioner:
     """A partitioner of the user's own that returns an index array a client."""
-    check.require(callable(partition), "partition", partition, f"a name or {own.KINDS['partition']}")
+    check.require(callable(partition), "partition", own.shown(partition), f"a name or {own.KINDS['partition']}")
 
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         contract = "a list of arrays of row numbers, one a client"

@@ -97,7 +97,9 @@ def prepare(
 def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
     """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
     kinds = (FederatedData, own.Named)
-    check.require(data is None or isinstance(data, kinds), "data", data, "FederatedData; give a Dataset as dataset=")
+    check.require(
+        data is None or isinstance(data, kinds), "data", own.shown(data), "FederatedData; give a Dataset as dataset="
+    )
     given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
     return dataclasses.replace(settings, **given) if given else settings
 
@@ -108,6 +110,8 @@ def resolve(settings: Settings) -> Resolved:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
+    for field in own.KINDS:
+        own.thing_of(field, getattr(settings, field))  # refuses what is known from a file only
     s = resolved(settings)
     timing, delay = timing_of(s), delay_of(s)
     data = data_of(s)
@@ -141,7 +145,7 @@ def timing_of(s: Settings) -> Timing:
     named = own.thing_of("method", s.method) is None and "@" in s.method
     spec = usual if named else s.timing or usual
     if given is not None and not named:
-        check.require(callable(given), "timing", given, f"a name or {own.KINDS['timing']}")
+        check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
     timing: Timing = registry.bind("timing", TIMINGS, spec)()
     return timing

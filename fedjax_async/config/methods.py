@@ -80,7 +80,7 @@ def checked_method(given: Any) -> Method:
     wrap = "a Method; wrap the rule: Method(rule, timing='every')"
     if isinstance(given, ServerAlgorithm):
         raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
-    check.require(isinstance(given, Method), "method", given, "a name or a Method")
+    check.require(isinstance(given, Method), "method", own.shown(given), "a name or a Method")
     found: Method = given
     return found
 

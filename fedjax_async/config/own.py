@@ -11,7 +11,7 @@ import functools
 import numbers
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check, registry
@@ -45,10 +45,19 @@ class Named(str):
     thing: Any
     fingerprint: str | None
     given: bool  # whether the user gave the name
+    parts: Mapping[str, str | None]  # the names in the text with their fingerprints: one, unless it is a spec of a file
 
-    def __new__(cls, text: str, thing: Any, fingerprint: str | None, given: bool = True) -> Named:
+    def __new__(
+        cls,
+        text: str,
+        thing: Any,
+        fingerprint: str | None,
+        given: bool = True,
+        parts: Mapping[str, str | None] | None = None,
+    ) -> Named:
         made = super().__new__(cls, text)
         made.thing, made.fingerprint, made.given = thing, fingerprint, given
+        made.parts = {text: fingerprint} if parts is None else parts
         return made
 
     def __eq__(self, other: object) -> bool:
@@ -64,6 +73,11 @@ class Named(str):
 
     def __deepcopy__(self, memo: Any) -> Named:
         return self
+
+
+def shown(thing: Any) -> str:
+    """An object in an error message."""
+    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
 
 
 def named(name: str, thing: Any) -> Named:
@@ -118,11 +132,20 @@ def object_or_spec(field: str, value: Any) -> Any:
     return value if thing is None else thing
 
 
-def names_in(field: str, value: str) -> list[str]:
-    """The names that a spec mentions; of a method without its timing."""
-    spec = value.partition("@")[0] if field == "method" else value
+def names_in(field: str, spec: str) -> list[str]:
+    """The names that a spec mentions; a method's own timing with its ``@``."""
+    if field == "method":
+        rule, at, timing = spec.partition("@")
+        return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
     parts = re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec) if field in JOINED else [spec]
     return [part.partition(":")[0] for part in parts]
+
+
+def _registered(field: str, name: str) -> str | None:
+    """The fingerprint of a registered name, ``None`` if it is not registered."""
+    kind = "timing" if name.startswith("@") else field
+    addition = registry.ADDED.get(kind, {}).get(name.removeprefix("@"))
+    return None if addition is None else addition.fingerprint
 
 
 def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
@@ -130,16 +153,11 @@ def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
     found: dict[str, dict[str, str | None]] = {}
     for field, value in fields.items():
         if isinstance(value, Named):
-            found[field] = {str(value): value.fingerprint}
-            continue
-        specs = {field: value}
-        if field == "method" and "@" in value:
-            specs["timing of method"] = value.partition("@")[2]
-        for kind, spec in specs.items():
-            if isinstance(spec, str):
-                known = registry.ADDED.get(kind.partition(" ")[0], {})
-                own: dict[str, str | None] = {n: known[n].fingerprint for n in names_in(kind, spec) if n in known}
-                found |= {kind: own} if own else {}
+            found[field] = dict(value.parts)
+        elif isinstance(value, str):
+            known = {name: _registered(field, name) for name in names_in(field, value)}
+            if own := {name: one for name, one in known.items() if one is not None}:
+                found[field] = dict(own)
     return found
 
 
@@ -156,39 +174,31 @@ def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
 def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of settings from a file, with own parts: the objects given, or stand-ins that only have a name.
 
-    Raises ``ValueError`` naming the part where an object given, or a name registered by now, has another fingerprint
-    than the file says.
+    An object takes the name that the file has for it. Raises ``ValueError`` naming the part where an object given, or
+    a name registered by now, has another fingerprint than the file says.
     """
     fields = dict(content)
     saved: Mapping[str, Mapping[str, str | None]] = fields.pop("own", {})
     for field, parts in saved.items():
-        kind = field.partition(" ")[0]
-        registered = registry.ADDED.get(kind, {})
         for name, want in parts.items():
-            have = registered[name].fingerprint if name in registered else None
+            have = _registered(field, name) or want
             if field in objects:
-                have = _given(field, name, objects[field])
-            check.require(have in (None, want), field, name, "the code that the run began with, but it has changed")
-        if field in objects:
-            fields[field] = objects[field]
-        elif field in fields and not set(parts) <= set(registered):
-            fields[field] = Named(fields[field], ABSENT, next(iter(parts.values())))
+                fields[field] = _under(name, field, objects[field])
+                have = fields[field].fingerprint
+            check.require(have == want, field, name, "the code that the run began with, but it has changed")
+        if field not in objects and any(_registered(field, name) is None for name in parts):
+            fields[field] = Named(fields[field], ABSENT, next(iter(parts.values())), parts=parts)
     for field in objects:
-        check.require(field in saved, field, objects[field], "left out: the run has no object of your own there")
+        check.require(field in saved, field, shown(objects[field]), "left out: the run has no object of your own there")
     return fields
 
 
-def _given(field: str, name: str, thing: Any) -> str | None:
-    """The fingerprint of an object that takes the place of ``name``."""
+def _under(name: str, field: str, thing: Any) -> Named:
+    """An object under the name that a file has for it; one that was named otherwise is refused."""
+    other = isinstance(thing, Named) and str(thing) != name
+    check.require(not other, field, str(thing), f"named {name!r}, as when the run began")
     held = thing if isinstance(thing, Named) else as_setting(field, thing)
-    check.require(not held.given or str(held) == name, field, str(held), f"named {name!r}, as when the run began")
-    return held.fingerprint
-
-
-def require_known(names: Iterable[str], builtin: Mapping[str, Any], field: str) -> None:
-    """``ValueError`` for an object under a name that the package has itself."""
-    for name in names:
-        check.require(name not in builtin, field, name, "another name: the package has this one")
+    return Named(name, held.thing, held.fingerprint)
 
 
 # --- compiled programs ------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def _dataset(dataset: str) -> Any:
     if given is None:
         given = registry.bind("dataset", DATASETS, dataset)()
     kinds = (Dataset, Federation, FederatedData)
-    check.require(isinstance(given, kinds), "dataset", given, f"a name or {own.KINDS['dataset']}")
+    check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
     return given._replace(decode=own.lasting(given.decode)) if hasattr(given, "decode") else given
 
 
@@ -104,7 +104,9 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
         allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
-    check.require(isinstance(given, Model), "model", given, "a name, a Model, or a flax.linen or flax.nnx module")
+    check.require(
+        isinstance(given, Model), "model", own.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
+    )
     model: Model = own.lasting(given)
     return model
 
