@@ -212,7 +212,7 @@ def test_settings_from_a_file_need_the_same_code():
     assert as_dict(alone) == content
     with pytest.raises(ValueError, match=r"method = 'mine:server_lr=2': is a part of your own; .* load the plugin"):
         prepare(alone)
-    register("method", "mine")(lambda *, server_lr=1.0: server.asgd())
+    register("method", "mine")(lambda *, server_lr=1.0: server.fedbuff(server_lr=-server_lr))
     with pytest.raises(
         ValueError, match="method = 'mine': must be the code that the run began with, but it has changed"
     ):
