@@ -17,7 +17,7 @@ from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, ch
 from fedjax_async.config import own
 from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
-from fedjax_async.data.ownership import Partitioner
+from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
 from fedjax_async.types import (
     Arrival,
@@ -135,8 +135,10 @@ def check_learning(
         return
 
     def tried(params: Params, key: Key, pool: tuple[Any, Any]) -> None:
-        rule = rule_of(chosen.server, chosen.hyper, Facts(len(data.size)))
-        _fits(isinstance(rule, ServerAlgorithm), "method.server", rule, "a ServerAlgorithm")
+        made = bound(chosen.server, chosen.hyper)
+        _fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
+        rule = rule_of(made, {}, Facts(len(data.size)))
+        _fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
         state, memory = _pair(
             "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
         )

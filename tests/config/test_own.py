@@ -19,7 +19,7 @@ from fedjax_async.config.methods import method
 from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
-from fedjax_async.data.synthetic import synthetic
+from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
 from fedjax_async.types import Info, Message, ServerAlgorithm
 
