@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -90,6 +91,15 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
         options[key] = parse_value(value.strip())
     return name, options
+
+
+def joined(spec: str) -> list[str]:
+    """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
+
+    A ``+`` joins two models only if a name follows, and after the name the end, options or another ``+``:
+    ``csv:path=a+b.csv`` is one model.
+    """
+    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

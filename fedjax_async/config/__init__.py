@@ -7,6 +7,8 @@ the result to ``execute``.
 Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and model)
 and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
 as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
+``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
+(what such parts must return) let a user's own parts stand wherever the package's do.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, method, method_options
+    from fedjax_async.config.own import named
+    from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
     from fedjax_async.config.simulation import ENGINES, execute, simulate
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
@@ -34,8 +38,10 @@ __all__ = [
     "expand",
     "method",
     "method_options",
+    "named",
     "plan_groups",
     "prepare",
+    "register",
     "simulate",
 ]
 
@@ -54,6 +60,8 @@ __getattr__, __dir__ = lazy.attach(
         "expand": "grid",
         "method": "methods",
         "method_options": "methods",
+        "named": "own",
+        "register": "plugins",
         "plan_groups": "sweeping",
         "prepare": "experiment",
         "simulate": "simulation",

@@ -137,7 +137,7 @@ def names_in(field: str, spec: str) -> list[str]:
     if field == "method":
         rule, at, timing = spec.partition("@")
         return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
-    parts = re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec) if field in JOINED else [spec]
+    parts = registry.joined(spec) if field in JOINED else [spec]
     return [part.partition(":")[0] for part in parts]
 
 
