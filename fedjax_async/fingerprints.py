@@ -15,6 +15,7 @@ import enum
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import logging
 import numbers
 import os
@@ -55,6 +56,8 @@ def fingerprint(thing: Any) -> str:
 def package_of(module: str) -> str | None:
     """Name and version of the installed package that a module belongs to; ``None`` for the user's own code."""
     top = module.partition(".")[0]
+    if top == "__main__":
+        return None
     loaded = sys.modules.get(top)
     file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)
     if top in sys.stdlib_module_names:
@@ -169,7 +172,7 @@ def _array(thing: Any) -> Iterator[bytes | Part]:
 
 # --- code -------------------------------------------------------------------------------------------
 
-_HAS_DOCSTRING = 0x4000000  # a flag of code objects, from Python 3.13 on
+_HAS_DOCSTRING = 0x4000000  # a flag of code objects, from Python 3.14 on
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
@@ -182,7 +185,7 @@ def _code(code: types.CodeType) -> Iterator[bytes | Part]:
     yield repr((counts, arguments, code.co_names, len(code.co_freevars))).encode()
     constants = list(code.co_consts)
     function = code.co_flags & 1 and code.co_name not in _COMPREHENSIONS
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         function = code.co_flags & _HAS_DOCSTRING
     if function and constants and isinstance(constants[0], str):
         constants[0] = None  # the docstring
@@ -312,6 +315,8 @@ _DESCRIPTORS = (
 )
 _CALENDAR = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
 
+_SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+
 # The first that fits reads the object.
 _READERS: tuple[tuple[Any, Any], ...] = (
     (type, _class),
@@ -360,8 +365,8 @@ def _special(thing: Any) -> Iterable[bytes | Part] | None:
 def _instance(thing: Any) -> Iterable[bytes | Part] | None:
     """Class and attributes of an object; ``None`` if a part of its state is out of reach."""
     kind = type(thing)
-    if any("__module__" not in vars(base) for base in kind.__mro__[:-1]):
-        return None  # written in C
+    if any(map(_written_in_c, kind.__mro__[:-1])):
+        return None
     if dataclasses.is_dataclass(thing):
         linen = any(base.__module__.startswith("flax.linen") for base in kind.__mro__)
         names = [field.name for field in dataclasses.fields(thing) if not (linen and field.name == "parent")]
@@ -374,6 +379,13 @@ def _instance(thing: Any) -> Iterable[bytes | Part] | None:
         names += [name for name in vars(thing) if name not in cached] if hasattr(thing, "__dict__") else []
     names = sorted(set(names) - {"__dict__", "__weakref__"})
     return _attributes(kind, {name: getattr(thing, name) for name in names if hasattr(thing, name)})
+
+
+def _written_in_c(kind: type) -> bool:
+    """Whether a class may keep a state that Python does not see."""
+    spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
+    origin = str(getattr(spec, "origin", None))
+    return "__module__" not in vars(kind) or origin == "built-in" or origin.endswith(_SUFFIXES)
 
 
 def _is_cached(member: Any) -> bool:
