@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from fedjax_async.config.own import named
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import simulate
     from fedjax_async.fingerprints import fingerprint
+    from fedjax_async.results.runs import compare
+    from fedjax_async.results.simulation import resume, simulate
     from fedjax_async.results.sweeps import sweep
     from fedjax_async.types import (
         Arrival,
@@ -50,9 +51,11 @@ __all__ = [
     "ServerAlgorithm",
     "Settings",
     "__version__",
+    "compare",
     "fingerprint",
     "named",
     "register",
+    "resume",
     "simulate",
     "sweep",
 ]
@@ -80,7 +83,9 @@ __getattr__, __dir__ = lazy.attach(
         "fingerprint": "fingerprints",
         "named": "config.own",
         "register": "config.plugins",
-        "simulate": "config.simulation",
+        "compare": "results.runs",
+        "resume": "results.simulation",
+        "simulate": "results.simulation",
         "sweep": "results.sweeps",
     },
 )

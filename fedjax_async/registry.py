@@ -17,6 +17,7 @@ Made = TypeVar("Made")
 
 TRACED = "a number that may be traced"  # the metadata of the annotation ``types.Traced``
 
+
 class Addition(NamedTuple):
     """A factory that the user registered under a name; see ``config.plugins.register``."""
 

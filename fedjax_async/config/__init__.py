@@ -1,8 +1,7 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
-Start with :func:`simulate` (``simulation.py``). It makes ``Settings`` (``settings.py``: every field of a run, checked),
-hands them to ``prepare`` (``experiment.py``: resolve the names, plan the schedule, build what the engine executes), and
-the result to ``execute``.
+Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
+resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
 
 Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and model)
 and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from fedjax_async.config.own import named
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import ENGINES, execute, simulate
+    from fedjax_async.config.simulation import ENGINES, execute
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -42,7 +41,6 @@ __all__ = [
     "plan_groups",
     "prepare",
     "register",
-    "simulate",
 ]
 
 __getattr__, __dir__ = lazy.attach(
@@ -64,6 +62,5 @@ __getattr__, __dir__ = lazy.attach(
         "register": "plugins",
         "plan_groups": "sweeping",
         "prepare": "experiment",
-        "simulate": "simulation",
     },
 )

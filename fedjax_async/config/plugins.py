@@ -29,6 +29,7 @@ from fedjax_async.server import METHODS, Preset
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 GROUP = "fedjax_async.plugins"  # of entry points in installed packages
+LOADED: list[str] = []  # the files and modules that were loaded, for processes that go on with a run or a sweep
 CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
@@ -137,6 +138,9 @@ def load_plugin(source: str) -> None:
         ) from error
     except Exception as error:
         raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
+    place = _full(path) if path.suffix == ".py" else source
+    if place not in LOADED:
+        LOADED.append(place)
 
 
 def _run_file(path: Path) -> None:
@@ -183,8 +187,3 @@ def load(sources: Iterable[str]) -> None:
     load_installed()
     for source in sources:
         load_plugin(source)
-
-
-def described(sources: Iterable[str]) -> list[str]:
-    """Plugins as a folder remembers them: files by their full path."""
-    return [_full(Path(source)) if source.endswith(".py") else source for source in sources]

@@ -196,6 +196,11 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     return plain | ({"own": parts} if parts else {})
 
 
+def require_named(settings: Settings) -> None:
+    """``ValueError`` unless each object of the user's own has a name that a folder can keep."""
+    own.require_names(fields_of(settings), "a folder of results")
+
+
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
     fields = own.restored(content, objects or {})

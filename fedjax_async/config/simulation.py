@@ -1,4 +1,4 @@
-"""Run an experiment: :func:`simulate` starts from settings, :func:`execute` from what ``prepare`` made of them."""
+"""Run a prepared experiment on an engine, and the settings that ``simulate`` takes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fedjax_async import check, registry
-from fedjax_async.config.experiment import Experiment, prepare, with_objects
+from fedjax_async.config.experiment import Experiment, with_objects
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import parse_size
@@ -55,30 +55,8 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
     return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
 
 
-def simulate(
-    settings: Settings | None = None,
-    *,
-    probes: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    **changes: Any,
-) -> Run:
-    """Simulate one asynchronous (or synchronous) federated run.
-
-    Every field of :class:`Settings` is a keyword. An object of your own may stand for the name of a part (``method``,
-    ``model``, ``dataset``, ``partition``, ``delay``, ...); ``data`` is ``FederatedData`` that are dealt already.
-    ``probes``: see :func:`prepare`; ``Run.probes`` holds what they return.
-
-    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
-    >>> run.counters["updates"]
-    6
-
-    Raises: ``ValueError`` naming field, value and range, before anything is compiled.
-    """
-    return execute(prepare(settings_from(settings, changes), probes=probes), progress=progress)
-
-
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
-    """``settings`` with the changes of :func:`simulate`: fields by name, and ``data``."""
+    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
     for name in changes:
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}
