@@ -66,6 +66,9 @@ def preset_of(spec: str) -> Preset | Method:
 def with_client(chosen: Method, spec: str) -> Method:
     """The method with the local training that a spec names: a factory that the user registered."""
     name, options = registry.parse_spec("client", spec)
+    known = registry.entries("client", {})
+    allowed = "a name registered for local training of your own (the number of clients is 'clients')"
+    check.require(bool(known), "client", spec, allowed)
     factory = registry.find("client", {}, name)
     for option in options:
         registry.find(f"option of client {name}", client_options(factory), option)

@@ -172,7 +172,8 @@ def _field_value(field: str, value: Any) -> Any:
     kinds = str(FIELDS[field].type).split(" | ")
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
-    check.require(FITS[kinds[0]](value), field, value, " or ".join(KIND_NAMES[kind] for kind in kinds))
+    hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
+    check.require(FITS[kinds[0]](value), field, value, " or ".join(KIND_NAMES[kind] for kind in kinds) + hint)
     return CONVERT[kinds[0]](value)
 
 

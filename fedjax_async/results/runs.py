@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +48,12 @@ def _draw_run(run: Run, folder: Path) -> None:
     if len(run.updates["staleness"]):
         save_figure(staleness_histogram(run), folder / "staleness.png")
         save_figure(gantt(run.schedule), folder / "gantt.png")
+
+
+def _is_drawn(run: Run, folder: Path) -> bool:
+    curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
+    others = ("staleness.png", "gantt.png") if len(run.updates["staleness"]) else ()
+    return curve and all((folder / name).exists() for name in others)
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path) -> None:
@@ -109,8 +114,7 @@ def run_into(
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are complete. The
-    folder is locked meanwhile. A finished run of the same settings is read, and one line on standard error says so;
-    it is trained once more with ``again``, and where there are probes.
+    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is trained once more with ``again``, and where there are probes.
 
     Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, for objects
     without a name, and for checkpoints of other settings.
@@ -119,14 +123,16 @@ def run_into(
     settings = as_dict(experiment.settings)
     with claimed(folder):
         folder = require_room(folder, settings, overwrite=overwrite)
+        checkpoints = folder / CHECKPOINTS
         if not again and not experiment.probes and is_finished(folder, settings):
             advice = "--again, in Python again=True, trains it once more"
-            print(f"{folder}: this run is finished already and was read ({advice})", file=sys.stderr)
+            print(f"{folder}: this run is finished already and was read ({advice})")
             run = load(folder)
-            if plots and not (folder / "accuracy.png").exists() and not (folder / "loss.png").exists():
+            if plots and not _is_drawn(run, folder):  # killed before the pictures were whole, or saved without
                 _draw_run(run, folder)
+            disk.sweep_up(folder)
+            shutil.rmtree(checkpoints, ignore_errors=True)
             return run
-        checkpoints = folder / CHECKPOINTS
         if overwrite and not _holds(checkpoints / "settings.json", settings):
             shutil.rmtree(checkpoints, ignore_errors=True)
         if experiment.settings.checkpoint is not None:

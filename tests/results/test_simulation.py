@@ -60,11 +60,11 @@ def test_the_folder_is_that_of_the_command(tmp_path, capsys):
 
 def test_a_finished_run_is_read_and_not_trained_again(tmp_path, capsys, monkeypatch):
     first = simulate(**SMALL, out=tmp_path, plots=False)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
     second = simulate(**SMALL, out=tmp_path, plots=False)
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "finished already and was read" in error and "--again" in error
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "finished already and was read" in said and "--again" in said
     for x, y in zip(jax.tree.leaves(first.params), jax.tree.leaves(second.params), strict=True):
         np.testing.assert_array_equal(x, y)
     with pytest.raises(ZeroDivisionError):
@@ -80,7 +80,7 @@ def test_compare_and_the_commands_read_what_is_finished(tmp_path, capsys, monkey
     monkeypatch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
     capsys.readouterr()
     assert main(command) == 0
-    assert capsys.readouterr().err.count("finished already") == 2
+    assert capsys.readouterr().out.count("finished already") == 2
     with pytest.raises(ZeroDivisionError):
         main([*command, "--again"])
 
