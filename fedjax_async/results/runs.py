@@ -114,7 +114,8 @@ def run_into(
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are complete. The
-    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is trained once more with ``again``, and where there are probes.
+    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is
+    trained once more with ``again``, and where there are probes.
 
     Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, for objects
     without a name, and for checkpoints of other settings.
