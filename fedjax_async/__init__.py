@@ -6,8 +6,12 @@ from fedjax_async import lazy
 
 if TYPE_CHECKING:
     from fedjax_async.config.methods import METHODS, Method
+    from fedjax_async.config.own import named
+    from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import simulate
+    from fedjax_async.fingerprints import fingerprint
+    from fedjax_async.results.runs import compare
+    from fedjax_async.results.simulation import resume, simulate
     from fedjax_async.results.sweeps import sweep
     from fedjax_async.types import (
         Arrival,
@@ -47,6 +51,11 @@ __all__ = [
     "ServerAlgorithm",
     "Settings",
     "__version__",
+    "compare",
+    "fingerprint",
+    "named",
+    "register",
+    "resume",
     "simulate",
     "sweep",
 ]
@@ -71,7 +80,12 @@ __getattr__, __dir__ = lazy.attach(
         "Schedule": "types",
         "ServerAlgorithm": "types",
         "Settings": "config.settings",
-        "simulate": "config.simulation",
+        "fingerprint": "fingerprints",
+        "named": "config.own",
+        "register": "config.plugins",
+        "compare": "results.runs",
+        "resume": "results.simulation",
+        "simulate": "results.simulation",
         "sweep": "results.sweeps",
     },
 )

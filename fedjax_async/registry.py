@@ -8,17 +8,57 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
 
 TRACED = "a number that may be traced"  # the metadata of the annotation ``types.Traced``
 
 
+class Addition(NamedTuple):
+    """A factory that the user registered under a name; see ``config.plugins.register``."""
+
+    entry: Any
+    fingerprint: str
+
+
+# Kind -> name -> what the user registered, beside the registries of the rooms.
+ADDED: dict[str, dict[str, Addition]] = {}
+KINDS = {"delays": "delay", "partitioner": "partition"}  # rooms' names of kinds that settings call otherwise
+_caches: list[Any] = []  # of functions whose results depend on what names mean
+
+
+def entries(kind: str, registry: Mapping[str, Any]) -> dict[str, Any]:
+    """A room's registry, and what the user registered beside it."""
+    own = ADDED.get(KINDS.get(kind, kind), {})
+    return {**registry, **{name: addition.entry for name, addition in own.items()}}
+
+
+def cached_by_name(maxsize: int) -> Callable[[Made], Made]:
+    """``functools.lru_cache`` for functions of names, forgotten when a name is registered anew."""
+
+    def decorate(function: Any) -> Any:
+        cached = functools.lru_cache(maxsize)(function)
+        _caches.append(cached)
+        return cached
+
+    return decorate
+
+
+def forget() -> None:
+    """Empty the caches of functions of names."""
+    for cached in _caches:
+        cached.cache_clear()
+
+
 def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     """The entry called ``name``; ``ValueError`` with the nearest name if there is none."""
+    if name in registry:
+        return registry[name]
+    registry = entries(kind, registry)
     if name in registry:
         return registry[name]
     near = difflib.get_close_matches(str(name), registry, n=1, cutoff=0.5)
@@ -52,6 +92,15 @@ def parse_spec(kind: str, spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"{kind} = {spec!r}: the option {key} must be given once, not twice")
         options[key] = parse_value(value.strip())
     return name, options
+
+
+def joined(spec: str) -> list[str]:
+    """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
+
+    A ``+`` joins two models only if a name follows, and after the name the end, options or another ``+``:
+    ``csv:path=a+b.csv`` is one model.
+    """
+    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

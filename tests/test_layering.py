@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "home", "lazy", "disk"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -23,6 +23,7 @@ CONFIG = ENGINE | {"config"}
 # room -> what it may import, itself aside
 ALLOWED = {
     "types": {"registry"},
+    "fingerprints": set(),
     "check": set(),
     "home": {"registry"},
     "lazy": set(),

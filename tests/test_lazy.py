@@ -40,7 +40,7 @@ USES = {
     "a room": "import fedjax_async; fedjax_async.clock.DELAYS",
     "a module of a room": "import fedjax_async.config; fedjax_async.config.grid.expand",
     "all names": "from fedjax_async import *; simulate, sweep, Settings(updates=1)",
-    "all names of the configuration": "from fedjax_async.config import *; prepare, simulate",
+    "all names of the configuration": "from fedjax_async.config import *; prepare, execute",
 }
 
 

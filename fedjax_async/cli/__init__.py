@@ -10,16 +10,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from fedjax_async.cli.flags import parser
 
 __all__ = ["main", "parser"]
 
 
+def _load_plugins(given: list[str] | None) -> None:
+    """Load the plugins of installed packages, and those of the flag; nothing is imported where there are none."""
+    if given or (given is not None and metadata.entry_points(group="fedjax_async.plugins")):
+        from fedjax_async.config import plugins  # noqa: PLC0415 (needs JAX)
+
+        plugins.load(given)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0, or after one line on standard error 2 (unusable input) or 130 (interrupted)."""
     arguments = parser().parse_args(argv)
     try:
+        _load_plugins(getattr(arguments, "plugin", None))
         arguments.action(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it

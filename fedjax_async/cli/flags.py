@@ -209,7 +209,19 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
         "--out", type=_folder, metavar="DIR", default=default, help=f"folder for the results [{default}]"
     )
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
+    group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def _add_plugins(parser: argparse.ArgumentParser) -> None:
+    """Add ``--plugin``."""
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a Python file or module that registers parts of your own (fedjax_async.register); may be repeated",
+    )
 
 
 def _add_sweep(sub: argparse.ArgumentParser) -> None:
@@ -251,6 +263,8 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=about, description=about)
         sub.set_defaults(action=action)
+        if name != "data":
+            _add_plugins(sub)
         return sub
 
     quick = command(

@@ -19,6 +19,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "partitions": ("data", "PARTITIONERS"),
     "datasets": ("data", "DATASETS"),
     "models": ("models", "MODELS"),
+    "clients": ("config.plugins", "CLIENTS"),
     "optimizers": ("local", "OPTIMIZERS"),
     "decays": ("local", "DECAYS"),
     "compressors": ("compress", "COMPRESSORS"),
@@ -28,10 +29,11 @@ REGISTRIES: dict[str, tuple[str, str]] = {
 
 
 def entries(kind: str) -> dict[str, Any]:
-    """The registry of ``kind``; ``ValueError`` naming the nearest kind if there is none."""
+    """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
-    found: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
-    return found
+    builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
+    singular = kind if kind in ("availability", "faults", "staleness", "sampling") else kind.removesuffix("s")
+    return registry.entries("compress" if kind == "compressors" else singular, builtin)
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:

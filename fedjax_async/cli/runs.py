@@ -6,11 +6,9 @@ import argparse
 import math
 import shlex
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_async import check
@@ -23,19 +21,17 @@ from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib, require_picture
 from fedjax_async.results.metrics import target_accuracy
 from fedjax_async.results.runs import compare as compare_methods
-from fedjax_async.results.runs import run_into, unfinished
+from fedjax_async.results.runs import load_plugins, run_into, unfinished
+from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
-
-
-def _precision(settings: Settings) -> AbstractContextManager[Any]:
-    """JAX's 64-bit mode if the run computes in float64."""
-    return jax.enable_x64(True) if settings.compute == "float64" else nullcontext()
 
 
 def resume(arguments: argparse.Namespace) -> None:
     """Continue the run in ``arguments.folder``."""
     arguments.out, arguments.overwrite = arguments.folder, False
     unfinished(Path(arguments.folder))  # before the folder is made: the name may be wrong
+    arguments.again = False
+    load_plugins(Path(arguments.folder))
     with claimed(arguments.out):
         _run(arguments, unfinished(Path(arguments.folder)))
 
@@ -48,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.out:
         require_matplotlib()
-    with _precision(settings), claimed(arguments.out or None):
+    with precision(settings), claimed(arguments.out or None):
         _run_prepared(arguments, prepare(settings))
 
 
@@ -59,7 +55,8 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
     meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
-            run = run_into(experiment, Path(arguments.out), overwrite=arguments.overwrite, progress=meter.report)
+            options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again}
+            run = run_into(experiment, Path(arguments.out), progress=meter.report, **options)
         else:
             run = execute(experiment, progress=meter.report)
     except KeyboardInterrupt:
@@ -100,7 +97,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
     target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
-    with _precision(settings), claimed(arguments.out):
+    with precision(settings), claimed(arguments.out):
         try:
             runs = compare_methods(
                 arguments.methods,
@@ -108,6 +105,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
                 seeds=arguments.seeds,
                 folder=arguments.out,
                 overwrite=arguments.overwrite,
+                again=arguments.again,
                 progress=False if arguments.quiet else None,
             )
         except KeyboardInterrupt:
@@ -127,7 +125,7 @@ def plan(arguments: argparse.Namespace) -> None:
     settings = settings_of(arguments, RUN_BASE)
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
-    with _precision(settings):
+    with precision(settings):
         schedule = prepare(settings).schedule
     print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):

@@ -5,7 +5,6 @@ The *conditions* are when clients are online, the faults of jobs, and the limits
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from fedjax_async.clock import faults as fault_models
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, Draw, FaultModel, Faults
+from fedjax_async.registry import joined
 
 
 class Until(NamedTuple):
@@ -117,15 +117,6 @@ def bind(
     sources = [model(num_clients, seed, part) for model, part in models_of("availability", AVAILABILITY, availability)]
     sources += [source.absence for source in failing if source.absence is not None]
     return Conditions(tuple(sources), tuple(failing), limits)
-
-
-def joined(spec: str) -> list[str]:
-    """The parts of a spec such as ``drop:probability=0.1+late:extra=30``.
-
-    A ``+`` joins two models only if a name follows, and after the name the end, options or another ``+``:
-    ``csv:path=a+b.csv`` is one model.
-    """
-    return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
 def models_of(

@@ -1,13 +1,13 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
-Start with :func:`simulate` (``simulation.py``). It makes ``Settings`` (``settings.py``: every field of a run, checked),
-hands them to ``prepare`` (``experiment.py``: resolve the names, plan the schedule, build what the engine executes), and
-the result to ``execute``.
+Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
+resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``; ``methods.py``, ``named_data.py``,
-``training.py`` and ``uploads.py`` (what a name means: a method, the clients' data, local training, compression); then
-``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and
-``sweeping.py`` (which of them share compiled programs).
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and model)
+and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
+as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
+``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
+(what such parts must return) let a user's own parts stand wherever the package's do.
 """
 
 from typing import TYPE_CHECKING
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, method, method_options
+    from fedjax_async.config.own import named
+    from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import ENGINES, execute, simulate
+    from fedjax_async.config.simulation import ENGINES, execute
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -35,9 +37,10 @@ __all__ = [
     "expand",
     "method",
     "method_options",
+    "named",
     "plan_groups",
     "prepare",
-    "simulate",
+    "register",
 ]
 
 __getattr__, __dir__ = lazy.attach(
@@ -55,8 +58,9 @@ __getattr__, __dir__ = lazy.attach(
         "expand": "grid",
         "method": "methods",
         "method_options": "methods",
+        "named": "own",
+        "register": "plugins",
         "plan_groups": "sweeping",
         "prepare": "experiment",
-        "simulate": "simulation",
     },
 )

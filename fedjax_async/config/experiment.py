@@ -1,14 +1,14 @@
 """From settings to an experiment that is ready to run, in three steps: resolve, plan, build.
 
-:func:`resolve` turns every name into an object, once. :func:`planned` makes the schedule, and says where to evaluate.
-:func:`built` makes what the engine executes. Nothing is compiled for training, and nothing is trained.
+:func:`resolve` turns every name into an object. :func:`planned` makes the schedule and chooses the evaluations.
+:func:`built` makes what the engine executes. No step compiles a training program or trains.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -17,21 +17,19 @@ import numpy as np
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
+from fedjax_async.config import contracts, own
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
 from fedjax_async.config.methods import Method, method_of, preset_of
-from fedjax_async.config.named_data import data_of, with_owners
+from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.config.training import training_of
-from fedjax_async.config.uploads import compressing, traffic_of, with_uploads
 from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
 from fedjax_async.local import local_steps
-from fedjax_async.models import MODELS, decoded, in_dtype, rematerialised
 from fedjax_async.server import check_capacity
 from fedjax_async.types import (
-    ClientAlgorithm,
     ClientData,
     Facts,
     FederatedData,
@@ -75,72 +73,93 @@ class Resolved(NamedTuple):
 def prepare(
     settings: Settings,
     *,
-    method: Method | None = None,
-    model: Model | None = None,
+    method: Any = None,
+    model: Any = None,
     data: FederatedData | None = None,
-    client: ClientAlgorithm | None = None,
+    client: Any = None,
     probes: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
-    Objects given here take the place of the settings' names: a ``Method`` (server rule, timing,
-    proximal weight), a ``Model`` of decoded inputs, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
+    Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
+    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
     trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
     minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
     compressed if the settings or the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     """
-    run = resolve(settings, method=method, model=model, data=data, client=client)
+    run = resolve(with_objects(settings, method=method, model=model, data=data, client=client))
     schedule, points = planned(run)
     return built(run, schedule, points, probes)
 
 
-def resolve(
-    settings: Settings,
-    *,
-    method: Method | None = None,
-    model: Model | None = None,
-    data: FederatedData | None = None,
-    client: ClientAlgorithm | None = None,
-) -> Resolved:
-    """Every name as an object, and the bytes of a message either way; see :func:`prepare`."""
-    objects = {"method": (method, Method), "model": (model, Model), "data": (data, FederatedData)}
-    for name, (given, kind) in (objects | {"client": (client, ClientAlgorithm)}).items():
-        check.require(given is None or isinstance(given, kind), name, given, f"a name or a {kind.__name__}")
+def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
+    """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
+    kinds = (FederatedData, own.Named)
+    check.require(
+        data is None or isinstance(data, kinds), "data", own.shown(data), "FederatedData; give a Dataset as dataset="
+    )
+    given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
+    return dataclasses.replace(settings, **given) if given else settings
+
+
+def resolve(settings: Settings) -> Resolved:
+    """Turn every name into an object, and count the bytes of a message in each direction; see :func:`prepare`."""
     if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
         raise ValueError(
             "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
         )
-    s = settings if data is not None else with_owners(settings)
-    s = with_uploads(s, method if method is not None else method_of(s.method))
-    described = _described(s, method, model, data, client)
-    timing = registry.bind("timing", TIMINGS, _timing_of(s, method))()
-    data = data_of(s, data)
-    chosen = method if method is not None else method_of(s.method, len(data.size))
-    if model is None:
-        model = _model(s.model, input_shape(data), data.num_classes)
-    model = _ready(model, data.decode, s.compute, s.remat)
-    shapes, _ = jax.eval_shape(_initial(model, s.compute), jax.random.key(s.seed))
-    _check_model(model, shapes, data)
-    trainer: Client
-    if client is None:
-        # no client fills a longer batch, so a shorter one does the same
-        trainer, hyper = training_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
-    else:
-        trainer, hyper = client, {}
+    for field in own.KINDS:
+        own.thing_of(field, getattr(settings, field))  # refuses what is known from a file only
+    s = resolved(settings)
+    timing, delay = timing_of(s), delay_of(s)
+    data = data_of(s)
+    chosen = method_of(s.method, len(data.size))
+    model = model_of(s, data)
+    contracts.check_model(s, model, data)
+    shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
+    check_model(model, shapes, data)
+    # no client has more examples than this, so a longer batch would only be padded
+    trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
+    contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
-    delay = registry.bind("delay", DELAYS, s.delay)()
-    return Resolved(s, described, components, shapes, timing, delay, steps, traffic_of(down, up, s))
+    contracts.check_clock(s, delay, len(data.size))
+    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s))
+
+
+def resolved(settings: Settings) -> Settings:
+    """Fill derived defaults: the partition from the data set, the compression from the method."""
+    return with_uploads(with_owners(settings), preset_of(settings.method))
+
+
+def timing_of(s: Settings) -> Timing:
+    """The timing policy: a method's own ``@timing``, else the setting, else the method's default."""
+    given = own.thing_of("timing", s.timing)
+    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    named = own.thing_of("method", s.method) is None and "@" in s.method
+    spec = usual if named else s.timing or usual
+    if given is not None and not named:
+        check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
+        return contracts.checked_timing(given)
+    timing: Timing = registry.bind("timing", TIMINGS, spec)()
+    return timing
+
+
+def delay_of(s: Settings) -> DelayModel:
+    """The delay model that the settings name, or their object."""
+    given = own.thing_of("delay", s.delay)
+    model: DelayModel = registry.bind("delay", DELAYS, s.delay)() if given is None else given
+    return model
 
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
-    """The schedule of a run, and where to evaluate it."""
+    """Plan the schedule of a run, and choose its evaluations."""
     s, data = run.settings, run.components.data
     schedule = plan(
         run.timing,
@@ -151,9 +170,9 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
         seed=s.seed,
         bytes_down=run.traffic.down,
         bytes_up=run.traffic.up,
-        availability=s.availability,
-        faults=s.faults,
-        network=s.network,
+        availability=own.object_or_spec("availability", s.availability),
+        faults=own.object_or_spec("faults", s.faults),
+        network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
     )
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
@@ -162,7 +181,7 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
-    """What the engine executes: initial parameters, probes, and start models in the precision asked for."""
+    """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
     if s.per_client:
         owners(components.data)
@@ -171,55 +190,14 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
     )
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
-    params, key = _initial(components.model, s.compute)(jax.random.key(s.seed))
+    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
     if s.slots != "full":
-        full = _params_dtype(s.compute)
+        full = params_dtype(s.compute)
         server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
     return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched)
-
-
-def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set, the compression from the method."""
-    return with_uploads(with_owners(settings), preset_of(settings.method))
-
-
-def _described(s: Settings, method: Any, model: Any, data: FederatedData | None, client: Any) -> dict[str, Any]:
-    """The settings as results keep them; objects stand as ``"(object)"``."""
-    given = {"method": method, "model": model, "optimizer": client}
-    described = as_dict(s) | {name: "(object)" for name, thing in given.items() if thing is not None}
-    if client is not None:
-        described |= {"lr": None, "decay": None}
-    if data is not None:
-        described |= {"dataset": data.name, "partition": "(object)", "clients": len(data.size)}
-    return described
-
-
-def _timing_of(s: Settings, method: Method | None) -> str:
-    """The spec of the timing policy: a method's own ``@timing``, else the setting, else the method's default."""
-    if method is not None:
-        return s.timing or method.timing
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
-    return usual if "@" in s.method else s.timing or usual
-
-
-@lru_cache(maxsize=16)
-def _model(spec: str, input_shape: tuple[int, ...], num_classes: int | None) -> Model:
-    return registry.bind("model", MODELS, spec, input_shape=input_shape, num_classes=num_classes)()
-
-
-@lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
-    """The model on raw rows, computing in the dtype asked for."""
-    ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
-    return rematerialised(ready) if remat else ready
-
-
-def input_shape(data: FederatedData) -> tuple[int, ...]:
-    """Shape of one decoded example."""
-    return jax.eval_shape(data.decode, row_of(data.x)).shape[1:]
 
 
 def _sent(
@@ -230,7 +208,7 @@ def _sent(
     params: Params,
     data: FederatedData,
 ) -> tuple[Message, Any]:
-    """Shapes of a message and of an upload before compression; ``params``: shapes too."""
+    """Shapes of a message and of an upload before compression, from the shapes of the params."""
     rule = rule_of(chosen.server, chosen.hyper, Facts(len(data.size)))
 
     def both(params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
@@ -246,11 +224,6 @@ def _sent(
     return found
 
 
-def _params_dtype(compute: str) -> str:
-    """The dtype of the parameters, whatever the local steps compute in."""
-    return "float64" if compute == "float64" else "float32"
-
-
 def _moments(text: str | None) -> list[float] | None:
     """``"100,500"`` -> [100.0, 500.0]."""
     if text is None:
@@ -259,33 +232,3 @@ def _moments(text: str | None) -> list[float] | None:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None
-
-
-def _check_model(model: Model, params: Params, data: FederatedData) -> None:
-    """The model must have one output a class, and keep some but not all of its leaves private."""
-    if model.private is not None:
-        paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        kept = [path for path in paths if model.private(path)]
-        check.require(
-            0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
-        )
-    outputs = jax.eval_shape(model.apply, params, row_of(data.x))
-    if data.num_classes is not None:
-        classes = outputs.shape[-1]
-        check.require(
-            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
-        )
-
-
-@lru_cache(maxsize=64)
-def _initial(model: Model, compute: str) -> Any:
-    """Jitted ``root -> (params, key of the run)``."""
-
-    def initial(root: Key) -> tuple[Params, Key]:
-        init_key, run_key = jax.random.split(root)
-        params = model.init(init_key)
-        if _params_dtype(compute) == "float64":
-            params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
-        return params, run_key
-
-    return jax.jit(initial)

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check
 from fedjax_async.config.paths import FIELDS, Fields, changed, checked, flat, option_text
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import Settings, fields_of
 
-MOST_RUNS = 100_000  # more is a slip of the keyboard
+MOST_RUNS = 100_000  # a larger grid is taken for a mistake
 LONGEST_NAME = 120  # characters; file systems take 255 bytes
-PLAIN = frozenset(string.ascii_letters + string.digits + "._-=@")  # kept as they are in a name
-SWAPPED = {":": "~", ",": "+"}  # so that specs stay readable in a name; the rest becomes %XX
+PLAIN = frozenset(string.ascii_letters + string.digits + "._-=@")  # characters that names keep
+SWAPPED = {":": "~", ",": "+"}  # keeps specs readable in a name; other characters become %XX
 
 
 class Point(NamedTuple):
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 def labels(paths: Iterable[str]) -> dict[str, str]:
-    """Path -> short name: the option alone where that can mean nothing else.
+    """Path -> short name: the option alone where it is unambiguous.
 
     >>> labels(["method.mixing", "decay.steps", "lr"])
     {'method.mixing': 'mixing', 'decay.steps': 'decay.steps', 'lr': 'lr'}
@@ -62,7 +62,7 @@ def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
 
 
 def setting_title(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    """The same for people, without the seed: ``mixing=0.4, exponent=0.5``."""
+    """A point for people to read, without the seed: ``mixing=0.4, exponent=0.5``."""
     return ", ".join(f"{short[path]}={value}" for path, value in values.items() if path != "seed") or "base"
 
 
@@ -73,22 +73,22 @@ def swept(points: Iterable[Point]) -> list[str]:
 
 
 def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
-    """What all runs share, from settings or a mapping by path; it need not be a whole run yet."""
+    """The settings that all runs share, from ``Settings`` or a mapping by path; they may still lack a budget."""
     if isinstance(base, Settings):
-        return as_dict(base)
+        return fields_of(base)
     check.require(isinstance(base, Mapping), "base", base, "Settings or a mapping, setting -> value")
     fields: Fields = {name: field.default for name, field in FIELDS.items()}
     return changed(fields, {path: checked(path, value, fields) for path, value in flat(base).items()})
 
 
 def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
-    """Path -> its values, checked; a value that is no list is a list of one."""
+    """Path -> its values, checked; a single value counts as a list of one."""
     axes: dict[str, list[Any]] = {}
     for path, given in flat(grid).items():
-        single = isinstance(given, str) or not isinstance(given, Iterable)
+        single = isinstance(given, str) or hasattr(given, "_fields") or not isinstance(given, Iterable)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
         check.require(len(values) > 0, path, values, "at least one value")
-        twice = any(value in values[:place] for place, value in enumerate(values))
+        twice = any(value in values[:i] for i, value in enumerate(values))
         check.require(not twice, path, values, "values that are different from each other")
         axes[path] = values
     return axes
@@ -143,7 +143,7 @@ def expand(
 
 
 def _all_different(points: Sequence[Point]) -> None:
-    """``ValueError`` if two points are the same run, or if a file system could take their folders for one."""
+    """``ValueError`` if two points are the same run, or if their folders' names differ in upper and lower case only."""
     seen: dict[Any, str] = {}
     for point in points:
         for same in (point.settings, point.name.lower()):

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
+from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, ServerFamily, split_options
 from fedjax_async.local import local_training
@@ -16,11 +17,11 @@ from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 
 class Method(NamedTuple):
-    """What a run needs to know of a method; build one to run a rule of your own.
+    """A method as a run needs it; build one to run a rule of your own.
 
     ``timing`` is a spec such as ``"every"`` or ``"buffer:size=10"``. ``server`` may be a function of
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
-    ``feedback`` hold where the settings of those names are left open. ``client`` is a factory of local training that
+    ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
     name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
     """
@@ -36,35 +37,62 @@ class Method(NamedTuple):
     plain_sgd: bool = False
 
 
-# What the settings of a run say about local training.
+# Options of local training that the settings of a run give.
 LOCAL = ("optimizer", "batch_size", "proximal", "scale", "lr", "correct")
 
 
 def method_options(name: str) -> dict[str, Any]:
     """Option -> default of a method: those of its server rule and of its local training, and ``proximal``."""
-    preset = registry.find("method", METHODS, name)
+    preset: Preset = registry.find("method", METHODS, name)
     defaults = {key: parameter.default for key, parameter in registry.options_of(preset.server).items()}
     own = {key: parameter.default for key, parameter in client_options(preset.client).items()}
     return own | defaults | {"proximal": preset.proximal}
 
 
 def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.Parameter]:
-    """The options of local training that are a method's own; the others follow from the run's settings."""
+    """The options of local training that belong to the method; the run's settings give the others."""
     return {key: parameter for key, parameter in registry.options_of(client).items() if key not in LOCAL}
 
 
-def preset_of(spec: str) -> Preset:
-    """The entry of ``METHODS`` that a spec names."""
+def preset_of(spec: str) -> Preset | Method:
+    """The entry of ``METHODS`` that a spec names, or the method object itself."""
+    if (given := own.thing_of("method", spec)) is not None:
+        return checked_method(given)
     name, _ = registry.parse_spec("method", spec.partition("@")[0])
     preset: Preset = registry.find("method", METHODS, name)
     return preset
 
 
+def with_client(chosen: Method, spec: str) -> Method:
+    """The method with the local training that a spec names: a factory that the user registered."""
+    name, options = registry.parse_spec("client", spec)
+    known = registry.entries("client", {})
+    allowed = "a name registered for local training of your own (the number of clients is 'clients')"
+    check.require(bool(known), "client", spec, allowed)
+    factory = registry.find("client", {}, name)
+    for option in options:
+        registry.find(f"option of client {name}", client_options(factory), option)
+    static, traced = split_options(factory, options, without=LOCAL)
+    hyper = {key: value for key, value in chosen.hyper.items() if not key.startswith("client.")}
+    hyper |= {f"client.{option}": value for option, value in traced.items()}
+    return chosen._replace(client=factory, client_options=static, hyper=hyper, plain_sgd=False)
+
+
+def checked_method(given: Any) -> Method:
+    """A method object; ``ValueError`` for anything else, which says what to wrap."""
+    wrap = "a Method; wrap the rule: Method(rule, timing='every')"
+    if isinstance(given, ServerAlgorithm):
+        raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
+    check.require(isinstance(given, Method), "method", own.shown(given), "a name or a Method")
+    found: Method = given
+    return found
+
+
 @lru_cache(maxsize=64)
 def _family(
-    factory: Callable[..., ServerAlgorithm], static: tuple[tuple[str, Any], ...], traced: tuple[str, ...]
+    factory: Callable[..., ServerAlgorithm], static: tuple[tuple[str, Any], ...], traced: tuple[str, ...], text: str
 ) -> ServerFamily:
-    """A rule as a function of its traced options."""
+    """A rule as a function of its traced options. ``text``: of the static ones, since 1, 1.0 and True are equal."""
 
     def server(hyper: Hyper) -> ServerAlgorithm:
         return factory(**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
@@ -99,9 +127,10 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
-    preset.server(**rule_options)  # checks their ranges
+    rule = preset.server(**rule_options)  # checks their ranges
+    check.require(isinstance(rule, ServerAlgorithm), f"method {name}", rule, "a factory of a ServerAlgorithm")
     static, traced = split_options(preset.server, rule_options)
-    server = _family(preset.server, static, tuple(traced))
+    server = _family(preset.server, static, tuple(traced), repr(static))
     local, local_traced = split_options(preset.client, options, without=LOCAL)
     hyper = {f"server.{option}": value for option, value in traced.items()}
     hyper |= {f"client.{option}": value for option, value in local_traced.items()}
@@ -118,5 +147,15 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     )
 
 
-# Equal specs give the same objects, so that runs that share components share compiled programs.
-method_of = lru_cache(maxsize=64)(method)
+@registry.cached_by_name(maxsize=64)
+def _method_of(spec: str, num_clients: int | None) -> Method:
+    return method(spec, num_clients)
+
+
+def method_of(spec: str, num_clients: int | None = None) -> Method:
+    """The method of a spec, or the method object that stands for one.
+
+    Equal specs give the same objects, so that runs that share components share compiled programs.
+    """
+    given = own.thing_of("method", spec)
+    return _method_of(spec, num_clients) if given is None else own.lasting(checked_method(given))

@@ -1,6 +1,6 @@
 """One setting by its path: ``lr``, ``delay``, or an option inside a spec, ``method.mixing``, ``timing.size``.
 
-Where a spec joins several models, the model's name stands between: ``faults.drop.probability``.
+Where a spec joins several models, the path names the model too: ``faults.drop.probability``.
 """
 
 from __future__ import annotations
@@ -11,47 +11,33 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from fedjax_async import check, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, joined
-from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config.methods import METHODS, method_options
-from fedjax_async.config.settings import USUAL_PARTITION, Settings, as_dict
-from fedjax_async.data import DATASETS, PARTITIONERS
-from fedjax_async.local import DECAYS, OPTIMIZERS
-from fedjax_async.models import MODELS
+import numpy as np
 
-Fields = Mapping[str, Any]  # every setting by name; not yet checked together, as a Settings is
+from fedjax_async import check, registry
+from fedjax_async.clock import joined
+from fedjax_async.config.methods import method_options, preset_of
+from fedjax_async.config.own import JOINED, KINDS, Named, as_setting
+from fedjax_async.config.plugins import REGISTRIES
+from fedjax_async.config.settings import USUAL_PARTITION, Settings, fields_of
+
+Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
-REGISTRIES: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "timing": TIMINGS,
-    "delay": DELAYS,
-    "availability": AVAILABILITY,
-    "faults": FAULTS,
-    "network": NETWORKS,
-    "dataset": DATASETS,
-    "partition": PARTITIONERS,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "decay": DECAYS,
-    "compress": COMPRESSORS,
-}
-USUAL = {"partition": USUAL_PARTITION}  # what None stands for where an option of it is set
-JOINED = ("availability", "faults")  # may join models: drop:probability=0.1+late:extra=30
+USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
 
 
 class Address(NamedTuple):
     """The parts of a path."""
 
     field: str
-    name: str  # of one of several joined models; "" where the spec is of one
-    option: str  # "" for the setting as a whole
+    name: str  # which of several joined models; "" if there is one model only
+    option: str  # "" if the path means the whole setting
 
 
 def address(path: str) -> Address:
     """Split a path: ``lr``, ``method.mixing``, ``faults.drop.probability``."""
     field, *rest = path.split(".")
-    has_options = field == "method" or field in REGISTRIES
+    has_options = field in REGISTRIES
     fits = not rest or (has_options and len(rest) <= 2 and all(part.isidentifier() for part in rest))
     check.require(fits, "setting", path, "a setting or SPEC.OPTION, such as method.mixing")
     return Address(field, rest[0] if len(rest) == 2 else "", rest[-1] if rest else "")
@@ -82,38 +68,39 @@ def option_text(path: str, value: Any) -> str:
     return text
 
 
-def _method_name(fields: Fields) -> str:
-    name: str = fields["method"].partition("@")[0].partition(":")[0]
-    registry.find("method", METHODS, name)
-    return name
+def _parts(method: str) -> tuple[str, str, str]:
+    """A method, ``@`` and its own timing; the last two are empty without one."""
+    return (method, "", "") if isinstance(method, Named) else method.partition("@")
 
 
 def _spec(fields: Fields, field: str) -> str | None:
-    """The spec that options of ``field`` stand in."""
-    rule, _, timing = fields["method"].partition("@")
-    # a method's own "@timing" wins over the run's, and that over the method's usual one
-    places: dict[str, Callable[[], str | None]] = {
+    """The spec that holds the options of ``field``."""
+    rule, _, timing = _parts(fields["method"])
+    # a method's own "@timing" goes before the run's timing, and that before the method's default
+    found: dict[str, Callable[[], str | None]] = {
         "method": lambda: rule,
-        "timing": lambda: timing or fields["timing"] or METHODS[_method_name(fields)].timing,
-        "compress": lambda: fields["compress"] or METHODS[_method_name(fields)].compress,
+        "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
+        "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
     }
-    return places[field]() if field in places else fields[field] or USUAL.get(field)
+    return found[field]() if field in found else fields[field] or USUAL.get(field)
 
 
 def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
-    """The inverse of ``_spec``."""
-    rule, at, timing = fields["method"].partition("@")
-    places = {"method": {"method": spec + at + timing}}
+    """``fields`` with ``spec`` written back where ``_spec`` reads it."""
+    rule, at, timing = _parts(fields["method"])
+    changes = {"method": {"method": spec + at + timing}}
     if at:
-        places["timing"] = {"method": f"{rule}@{spec}"}
-    return {**fields, **places.get(field, {field: spec})}
+        changes["timing"] = {"method": f"{rule}@{spec}"}
+    return {**fields, **changes.get(field, {field: spec})}
 
 
 def _models(fields: Fields, field: str) -> dict[str, str]:
-    """Name -> spec of each model that a setting names; none where it is None."""
+    """Name -> spec of each model that a setting names; empty where it is None."""
     spec = _spec(fields, field)
     if spec is None:
         return {}
+    if isinstance(spec, Named):
+        return {str(spec): spec}
     specs = joined(spec) if field in JOINED else [spec]
     models = {one.partition(":")[0]: one for one in specs}
     check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
@@ -121,12 +108,14 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
 
 
 def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
-    """The models of a setting, and the name of the one that a path means."""
+    """The models of a setting, and the name of the model that a path selects."""
     models = _models(fields, where.field)
     check.require(len(models) > 0, where.field, fields[where.field], f"given, to set its option {where.option}")
     name = where.name or (next(iter(models)) if len(models) == 1 else "")
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
     check.require(name in models, "setting", ".".join(filter(None, where)), paths)
+    allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
+    check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)
     return models, name
 
 
@@ -155,9 +144,9 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _unknown(path: str, fields: Fields) -> ValueError:
     """The error for a path that is neither a setting nor an option, naming the nearest that is."""
     known = [*FIELDS]
-    for field in ("method", *REGISTRIES):
+    for field in REGISTRIES:
         models = _models(fields, field)
-        for name in models:
+        for name in [name for name, spec in models.items() if not isinstance(spec, Named)]:
             start = f"{field}.{name}" if len(models) > 1 else field
             known += [f"{start}.{option}" for option in _options(field, name)]
     near = [name for name in known if name.endswith(f".{path}")]
@@ -173,21 +162,24 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
-KINDS = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
+KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
 def _field_value(field: str, value: Any) -> Any:
     """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
+    if field in KINDS and (isinstance(value, Named) or not (value is None or isinstance(value, (str, Real)))):
+        return value if isinstance(value, Named) else as_setting(field, value)
     kinds = str(FIELDS[field].type).split(" | ")
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
-    check.require(FITS[kinds[0]](value), field, value, " or ".join(KINDS[kind] for kind in kinds))
+    hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
+    check.require(FITS[kinds[0]](value), field, value, " or ".join(KIND_NAMES[kind] for kind in kinds) + hint)
     return CONVERT[kinds[0]](value)
 
 
 def checked(path: str, value: Any, fields: Fields) -> Any:
     """``value`` as the settings hold it; ``ValueError`` if nothing is called ``path``, or the type is wrong."""
-    value = value.item() if hasattr(value, "item") else value  # NumPy's numbers
+    value = value.item() if isinstance(value, np.generic) else value
     if path.partition(".")[0] not in FIELDS:
         raise _unknown(path, fields)
     where = address(path)
@@ -227,30 +219,32 @@ def value_of(settings: Settings, path: str) -> Any:
     where = address(path)
     if not where.option:
         return getattr(settings, where.field)
-    models = _models(as_dict(settings), where.field)
+    models = _models(fields_of(settings), where.field)
     spec = models.get(where.name) if where.name else next(iter(models.values()), None)
     return None if spec is None else registry.parse_spec(where.field, spec)[1].get(where.option)
 
 
 def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
-    """``value_of`` each path; a spec is shown without the options that are among the paths themselves.
+    """``value_of`` each path; a spec leaves out the options that have a path of their own.
 
     >>> values_of(Settings(updates=9, method="fedasync:mixing=0.4,clip=1"), ["method", "method.mixing"])
     {'method': 'fedasync:clip=1', 'method.mixing': 0.4}
     """
     found = {path: value_of(settings, path) for path in paths}
-    places = [address(path) for path in found]
-    for field in {where.field for where in places if where.option} & set(found):
+    addresses = [address(path) for path in found]
+    named = {path for path, value in found.items() if isinstance(value, Named)}
+    for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
         parts = joined(rule) if field in JOINED else [rule]
-        text = "+".join(_without(part, field, places) for part in parts)
-        found[field] = text + at + _without(timing, "timing", places) if text else found[field]
+        text = "+".join(_without(part, field, addresses) for part in parts)
+        found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
     return found
 
 
-def _without(spec: str, field: str, places: Iterable[Address]) -> str:
-    """A model's spec without the options that ``places`` name."""
+def _without(spec: str, field: str, addresses: Iterable[Address]) -> str:
+    """A model's spec without the options that the addresses select."""
     name, _, tail = spec.partition(":")
-    gone = {where.option for where in places if where.field == field and where.name in ("", name)}
-    kept = [item for item in tail.split(",") if item and item.partition("=")[0].strip().replace("-", "_") not in gone]
+    without = {where.option for where in addresses if where.field == field and where.name in ("", name)}
+    names = {item: item.partition("=")[0].strip().replace("-", "_") for item in tail.split(",") if item}
+    kept = [item for item, option in names.items() if option not in without]
     return f"{name}:{','.join(kept)}" if kept else name

@@ -1,14 +1,15 @@
-"""Everything that defines a run, as plain values: what the command line sets and ``settings.json`` keeps."""
+"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedjax_async import check
+from fedjax_async.config import own
 
-USUAL_PARTITION = "dirichlet:alpha=0.1"  # of a pool of examples; data with owners of their own keep them
+USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
 
 def _field(default: Any, about: str, group: str) -> Any:
@@ -20,7 +21,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 
 def _known(field: str, value: Any) -> None:
-    """One of the names of a registry; imported only for a value that is given, because the registries need JAX."""
+    """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
     from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
@@ -41,7 +42,7 @@ def _size(field: str, value: Any) -> None:
     parse_size(field, value)
 
 
-# Settings are checked where they are given.
+# Checks of values other than the default.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
@@ -67,13 +68,16 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-# What only the wave engine does.
+# Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One run. Names with options are specs, ``NAME:key=value,key=value``; see ``fedjax-async list``."""
+    """One run. Names with options are specs, ``NAME:key=value,key=value``; see ``fedjax-async list``.
+
+    Where a name stands for a part of the run, an object of your own may stand too (``config.own``).
+    """
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
     timing: str | None = _field(
@@ -100,6 +104,9 @@ class Settings:
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
+    client: str | None = _field(
+        None, "local training of your own, by its registered name (default: the method's)", "training"
+    )
     optimizer: str = _field("sgd", "local optimiser, e.g. sgd:momentum=0.9", "training")
     lr: float = _field(0.01, "local learning rate", "training")
     decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
@@ -143,6 +150,9 @@ class Settings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if str(field.type).startswith("str") and not (value is None and "None" in str(field.type)):
+                if field.name in own.KINDS and value is not None and not isinstance(value, str):
+                    object.__setattr__(self, field.name, own.as_setting(field.name, value))
+                    continue
                 check.require(
                     isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
                 )
@@ -162,6 +172,36 @@ class Settings:
             raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
 
 
+# Settings that a client algorithm of the user's own brings itself.
+OF_CLIENT = ("optimizer", "lr", "decay")
+
+
+def fields_of(settings: Settings) -> dict[str, Any]:
+    """The settings by name, with the objects that they hold."""
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
 def as_dict(settings: Settings) -> dict[str, Any]:
-    """The settings as a JSON-ready dict."""
-    return dataclasses.asdict(settings)
+    """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
+
+    ``client`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
+    """
+    fields = fields_of(settings)
+    parts = own.own_parts(fields)
+    plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
+    if settings.client is None:
+        del plain["client"]
+    elif isinstance(settings.client, own.Named):
+        plain |= dict.fromkeys(OF_CLIENT)
+    return plain | ({"own": parts} if parts else {})
+
+
+def require_named(settings: Settings) -> None:
+    """``ValueError`` unless each object of the user's own has a name that a folder can keep."""
+    own.require_names(fields_of(settings), "a folder of results")
+
+
+def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
+    """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
+    fields = own.restored(content, objects or {})
+    return Settings(**{name: value for name, value in fields.items() if not (name in OF_CLIENT and value is None)})

@@ -1,15 +1,16 @@
-"""Run an experiment: :func:`simulate` from settings, :func:`execute` what ``prepare`` has made of them."""
+"""Run a prepared experiment on an engine, and the settings that ``simulate`` takes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from fedjax_async import check, registry
-from fedjax_async.config.experiment import Experiment, prepare
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.experiment import Experiment, with_objects
+from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.record import Progress, make_run
@@ -23,8 +24,8 @@ ENGINES = {"waves": run_waves, "reference": run_reference}
 def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 
-    ``checkpoints``: the folder in which the wave engine keeps checkpoints, if the settings ask for
-    them, and from whose newest it goes on.
+    ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
+    the newest checkpoint in it.
     """
     e, s = experiment, experiment.settings
     options: dict[str, Any] = {}
@@ -54,29 +55,12 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
     return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
 
 
-def simulate(
-    settings: Settings | None = None,
-    *,
-    progress: Progress | None = None,
-    **changes: Any,
-) -> Run:
-    """Simulate one asynchronous (or synchronous) federated run.
-
-    Every field of :class:`Settings` is a keyword; ``method``, ``model``, ``data`` and ``client`` may
-    be objects instead of names. ``probes``: see :func:`prepare`; what they return is in ``Run.probes``.
-
-    >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
-    >>> run.counters["updates"]
-    6
-
-    Raises: ``ValueError`` naming field, value and range, before anything is compiled.
-    """
-    given = {}
-    for name in ("method", "model", "data", "client", "probes"):
-        if name in changes and not isinstance(changes[name], str):
-            given[name] = changes.pop(name)
-    base = as_dict(settings) if settings is not None else {}
-    unknown = [name for name in changes if name not in Settings.__dataclass_fields__]
-    for name in unknown:
-        registry.find("setting", Settings.__dataclass_fields__, name)
-    return execute(prepare(Settings(**(base | changes)), **given), progress=progress)
+def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    for name in changes:
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
+    base = fields_of(settings) if settings is not None else {}
+    fields = {name: value for name, value in changes.items() if name != "data"}
+    if not isinstance(data := changes.get("data"), str):
+        return with_objects(Settings(**(base | fields)), data=data)
+    raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")

@@ -1,6 +1,7 @@
 """Models: flax in, ``Model(init, apply, loss)`` out. The only room that imports flax.
 
-Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax module; :func:`make` makes one by name.
+Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.linen module (``nnx.py``: of flax.nnx);
+:func:`make` makes one by name.
 
 - ``small.py``: linear and logistic regression, MLP, LeNet-5, CNN;
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks, with ``blocks.py`` and ``norm.py``
@@ -19,6 +20,7 @@ from fedjax_async.models.conv import Conv, ConvPool, avg_pool, default_lowering,
 from fedjax_async.models.encoder import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.mobilenet import mobilenetv2
+from fedjax_async.models.nnx import from_module, from_nnx, is_module
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
@@ -57,7 +59,10 @@ __all__ = [
     "decoded",
     "default_lowering",
     "from_flax",
+    "from_module",
+    "from_nnx",
     "in_dtype",
+    "is_module",
     "linear",
     "make",
     "max_pool",

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
+from fedjax_async.config.own import Named
+from fedjax_async.config.settings import fields_of
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
+from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.sweeps import Work, plan_sweep, train_into
 
 SCHEDULERS = ("slurm", "local")
@@ -103,6 +106,10 @@ def submit(
     """
     scheduler, options = parse_target(target)
     check.require(not work.probes, "probes", list(work.probes or ()), "left out of a sweep that is submitted")
+    for point in work.points:
+        objects = [name for name, value in fields_of(point.settings).items() if isinstance(value, Named)]
+        allowed = "left out of a sweep that is submitted: jobs know registered names (register, --plugin), not objects"
+        check.require(not objects, "points", objects, allowed)
     folder = Path(folder).resolve()
     executor = _executor(scheduler, options, folder)
     with claimed(folder):  # released before the first job starts
@@ -146,6 +153,7 @@ def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> s
     root = Path(folder)
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
     with claimed(root, shared=True):
+        load_plugins(root)
         points = sweep_folder.read_definition(root)
         chosen = [points[int(index)] for index in members.split(",")]
         with claimed(sweep_folder.run_folder(root, chosen[0])):

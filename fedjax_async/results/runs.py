@@ -8,20 +8,23 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.config import Experiment, Settings, execute, prepare
-from fedjax_async.config.settings import as_dict
+from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import files, metrics, store, tables
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.plots import accuracy_curve, gantt, loss_curve, staleness_histogram
 from fedjax_async.results.progress import bar
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_room
 from fedjax_async.types import Run
+
+PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, and in a sweep's folder
 
 # --- tables and pictures ------------------------------------------------------------------------------
 
@@ -35,12 +38,22 @@ def write_run(run: Run, folder: str | Path, plots: bool = True, *, overwrite: bo
     """
     folder = store.save(run, folder, overwrite=overwrite)
     if plots:
-        name = str(run.settings.get("method", "run"))
-        _draw_curve({name: [run]}, folder)
-    if plots and len(run.updates["staleness"]):
+        _draw_run(run, folder)
+    return folder
+
+
+def _draw_run(run: Run, folder: Path) -> None:
+    name = str(run.settings.get("method", "run"))
+    _draw_curve({name: [run]}, folder)
+    if len(run.updates["staleness"]):
         save_figure(staleness_histogram(run), folder / "staleness.png")
         save_figure(gantt(run.schedule), folder / "gantt.png")
-    return folder
+
+
+def _is_drawn(run: Run, folder: Path) -> bool:
+    curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
+    others = ("staleness.png", "gantt.png") if len(run.updates["staleness"]) else ()
+    return curve and all((folder / name).exists() for name in others)
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path) -> None:
@@ -95,24 +108,37 @@ def run_into(
     *,
     plots: bool = True,
     overwrite: bool = False,
+    again: bool = False,
     progress: Progress | None = None,
 ) -> Run:
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are complete. The
-    folder is locked meanwhile.
+    folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is
+    trained once more with ``again``, and where there are probes.
 
-    Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, and for
-    checkpoints of other settings.
+    Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, for objects
+    without a name, and for checkpoints of other settings.
     """
+    require_named(experiment.settings)
     settings = as_dict(experiment.settings)
     with claimed(folder):
         folder = require_room(folder, settings, overwrite=overwrite)
         checkpoints = folder / CHECKPOINTS
+        if not again and not experiment.probes and is_finished(folder, settings):
+            advice = "--again, in Python again=True, trains it once more"
+            print(f"{folder}: this run is finished already and was read ({advice})")
+            run = load(folder)
+            if plots and not _is_drawn(run, folder):  # killed before the pictures were whole, or saved without
+                _draw_run(run, folder)
+            disk.sweep_up(folder)
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            return run
         if overwrite and not _holds(checkpoints / "settings.json", settings):
             shutil.rmtree(checkpoints, ignore_errors=True)
         if experiment.settings.checkpoint is not None:
             checkpoints.mkdir(parents=True, exist_ok=True)
+            save_plugins(checkpoints)
             disk.write(checkpoints / "settings.json", files.json_bytes(settings))
         run = execute(experiment, progress=progress, checkpoints=checkpoints)
         write_run(run, folder, plots=plots, overwrite=overwrite)
@@ -124,16 +150,32 @@ def _holds(path: Path, settings: dict[str, object]) -> bool:
     return path.is_file() and path.read_bytes() == files.json_bytes(settings)
 
 
-def unfinished(folder: Path) -> Settings:
-    """The settings of the run that was cut off in ``folder``; ``ValueError`` if the folder holds no checkpoints."""
+def save_plugins(folder: Path) -> None:
+    """Write the names of the plugins that are loaded into ``folder``, if there are any."""
+    if plugins.LOADED:
+        disk.write(folder / PLUGINS, files.json_bytes(plugins.LOADED))
+
+
+def load_plugins(folder: Path) -> None:
+    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming one that is gone."""
+    for path in (folder / CHECKPOINTS / PLUGINS, folder / PLUGINS):
+        if path.is_file():
+            plugins.load(json.loads(path.read_bytes()))
+
+
+def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of the run that was cut off in ``folder``; ``ValueError`` if the folder holds no checkpoints.
+
+    ``objects``: the run's own objects by setting, as in ``config.settings.from_dict``.
+    """
     saved = folder / CHECKPOINTS / "settings.json"
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
         state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
         raise ValueError(f"folder = {str(folder)!r}: must hold a run that was begun with --checkpoint, but {state}")
     try:
-        return Settings(**json.loads(saved.read_bytes()))
-    except (TypeError, json.JSONDecodeError) as error:
+        return from_dict(json.loads(saved.read_bytes()), objects)
+    except (TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{saved}: is not the settings of a run ({error})") from None
 
 
@@ -141,12 +183,13 @@ def unfinished(folder: Path) -> Settings:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[Any],
     settings: Settings,
     *,
     seeds: int = 1,
     folder: str | Path | None = None,
     overwrite: bool = False,
+    again: bool = False,
     progress: bool | None = None,
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
@@ -157,18 +200,25 @@ def compare(
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
-        ``"fedbuff@buffer:size=5"``; they name the rows.
-      folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished.
+        ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``.
+      folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
+        of the same settings are read.
+      again: train finished runs once more.
       progress: show a bar for each run (default: on a terminal).
 
     Returns: method -> its runs, one per seed.
     """
     check.whole("seeds", seeds)
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
-    check.require(len(set(methods)) == len(methods), "methods", list(methods), "different from each other")
+    given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
+    for one in given:
+        own.require_names({"method": one}, "its row of a comparison")
+    by_name = {str(method): method for method in given}
+    check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
+    names = list(by_name)
 
     def settings_of(method: str, seed: int) -> Settings:
-        return replace(settings, method=method, seed=seed)
+        return replace(settings, method=by_name[method], seed=seed)
 
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
@@ -177,6 +227,7 @@ def compare(
         with claimed(None if folder is None else folder_of(method, seed)):
             experiment = prepare(settings_of(method, seed))
             if folder is not None:
+                require_named(experiment.settings)
                 require_room(folder_of(method, seed), as_dict(experiment.settings), overwrite=overwrite)
 
     def train(method: str, seed: int) -> Run:
@@ -186,17 +237,18 @@ def compare(
             if folder is None:
                 return execute(experiment, progress=meter.report)
             target = folder_of(method, seed)
-            return run_into(experiment, target, plots=False, overwrite=overwrite, progress=meter.report)
+            options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": meter.report}
+            return run_into(experiment, target, plots=False, **options)
         finally:
             meter.close()
 
     all_seeds = range(settings.seed, settings.seed + seeds)
     with claimed(folder):
-        for method in methods:
+        for method in names:
             for seed in all_seeds:
                 check_run(method, seed)
-        runs: dict[str, list[Run]] = {method: [] for method in methods}
+        runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
-            for method in methods:
+            for method in names:
                 runs[method].append(train(method, seed))
     return runs

@@ -171,6 +171,18 @@ def read_checked(folder: Path, name: str, digest: str) -> bytes:
     return content
 
 
+def is_finished(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether ``folder`` holds a whole run of ``settings``: every file, with the check sum it was saved with."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    try:
+        digests = read_manifest(folder)["sha256"]
+        contents = {name: read_checked(folder, name, digest) for name, digest in digests.items()}
+    except ValueError:  # incomplete, changed or foreign
+        return False
+    return contents["settings.json"] == files.json_bytes(settings)
+
+
 def load(folder: str | Path) -> Run:
     """The run that ``save`` wrote; all arrays come back as NumPy arrays, bit for bit and with their types.
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from fedjax_async import disk
 from fedjax_async.config.grid import Point
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import files, store
-from fedjax_async.results.runs import write_run
+from fedjax_async.results.runs import save_plugins, write_run
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
@@ -40,24 +40,12 @@ def read_definition(folder: str | Path) -> list[Point]:
         content = json.loads(path.read_bytes())
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']!r}")
-        return [Point(run["name"], dict(run["values"]), Settings(**run["settings"])) for run in content["runs"]]
+        return [Point(run["name"], dict(run["values"]), from_dict(run["settings"])) for run in content["runs"]]
     except FileNotFoundError:
         raise ValueError(f"folder = {str(folder)!r}: must hold a sweep, but it has no {DEFINITION}") from None
     except (ValueError, KeyError, TypeError) as error:
         found = f"folder = {str(folder)!r}: must hold a sweep ({FORMAT!r}), but {DEFINITION} does not"
         raise ValueError(f"{found}: {error}") from error
-
-
-def is_finished(folder: Path, settings: Settings) -> bool:
-    """Whether ``folder`` holds a whole run of ``settings``: every file, with the check sum it was saved with."""
-    if not (folder / store.MANIFEST).is_file():
-        return False
-    try:
-        digests = store.read_manifest(folder)["sha256"]
-        contents = {name: store.read_checked(folder, name, digest) for name, digest in digests.items()}
-    except ValueError:  # incomplete, changed or foreign
-        return False
-    return contents["settings.json"] == files.json_bytes(as_dict(settings))
 
 
 def require_room(
@@ -68,6 +56,8 @@ def require_room(
     It may if the folder is missing, is empty or holds the same definition, or if ``overwrite`` is set. Files that a
     killed process left behind do not count. ``ValueError`` otherwise.
     """
+    for point in points:
+        require_named(point.settings)
     folder = store.require_folder(folder)
     if overwrite or not folder.exists():
         return folder
@@ -85,6 +75,7 @@ def require_room(
 def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
     """Write the definition; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
+    save_plugins(folder)
     disk.write(folder / DEFINITION, definition(points, probes))
     disk.sweep_up(folder)
 

@@ -15,11 +15,12 @@ from fedjax_async import check
 from fedjax_async.config import sweeping
 from fedjax_async.config.experiment import resolved as resolved_settings
 from fedjax_async.config.grid import Point, expand
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar
+from fedjax_async.results.store import is_finished
 from fedjax_async.types import Run
 
 CHECKPOINTS = "checkpoints"  # of unfinished stacks, inside the sweep's folder
@@ -112,7 +113,7 @@ def _finished(points: Sequence[Point], folder: Path) -> frozenset[int]:
     return frozenset(
         index
         for index, point in enumerate(points)
-        if sweep_folder.is_finished(sweep_folder.run_folder(folder, point), point.settings)
+        if is_finished(sweep_folder.run_folder(folder, point), as_dict(point.settings))
     )
 
 

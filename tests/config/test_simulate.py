@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async import Method, simulate
+from fedjax_async import Method, fingerprint, simulate
 from fedjax_async.server import asgd
 
 SMALL = {"model": "logistic", "steps": 2, "delay": "exponential"}
@@ -36,7 +36,9 @@ def test_data_with_owners_keep_them_and_least_squares_find_the_optimum():
 
 def test_objects_take_the_place_of_names():
     run = simulate(method=Method(asgd(), "buffer:size=2"), updates=6, **SMALL)
-    assert run.settings["method"] == "(object)"
+    found = fingerprint(Method(asgd(), "buffer:size=2"))
+    assert run.settings["method"] == f"(object: {found[:12]})"
+    assert run.settings["own"] == {"method": {run.settings["method"]: found}}
     np.testing.assert_array_equal(run.updates["closes"], [False, True] * 3)
 
 

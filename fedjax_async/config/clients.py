@@ -1,0 +1,235 @@
+"""What clients do in a run: local training and compression of the uploads, as settings and method ask for.
+
+:func:`training_of` gives local training as a function of its traced numbers, :func:`compressing` adds compression, and
+:func:`traffic_of` counts the bytes of a message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry, tree
+from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
+from fedjax_async.config import own
+from fedjax_async.config.methods import Method, with_client
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
+from fedjax_async.engine.record import Traffic
+from fedjax_async.geometry import GROUPINGS
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.types import ClientAlgorithm, Model, Params, Path
+
+Private = Callable[[Path], bool] | None
+
+# --- local training ---------------------------------------------------------------------------------
+
+
+def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[Client, dict[str, float]]:
+    """Local training: the object of the settings, the factory that they name, or else the method's."""
+    given = own.thing_of("client", s.client)
+    if given is not None:
+        allowed = "a ClientAlgorithm, or a name registered for a factory of one"
+        check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
+        return cast(ClientAlgorithm, own.lasting(given)), {}
+    return training_of(model, s, batch_size, chosen if s.client is None else with_client(chosen, s.client))
+
+
+def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
+    """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
+    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", s.optimizer)
+    factory = registry.find("optimizer", OPTIMIZERS, name)
+    static, traced = split_options(factory, options)
+    plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
+    check.require(
+        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+    )
+    fixed = (chosen.client_options, static)
+    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
+    proximal = float(chosen.proximal)
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    return family, hyper | ({"proximal": proximal} if proximal else {})
+
+
+@registry.cached_by_name(maxsize=64)
+def _training(
+    model: Model,
+    client: Callable[..., ClientAlgorithm],
+    options: tuple[tuple[str, Any], ...],
+    static: tuple[tuple[str, Any], ...],
+    optimizer: Callable[..., Any],
+    decay: str,
+    batch_size: int,
+    text: str,
+) -> ClientFamily:
+    """Local training by the factory ``client``, as a function of its traced hyperparameters.
+
+    ``text``: of the options, since 1, 1.0 and True are equal.
+    """
+    scale = registry.bind("decay", DECAYS, decay)()
+    takes = registry.options_of(client)
+
+    def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:
+        return {name.removeprefix(prefix): v for name, v in hyper.items() if name.startswith(prefix)}
+
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        given = {
+            "optimizer": optimizer(hyper["lr"], **dict(static), **numbers(hyper, "optimizer.")),
+            "lr": hyper["lr"],
+            "batch_size": batch_size,
+            "proximal": hyper.get("proximal", 0.0),
+            "scale": scale,
+        }
+        own = dict(options) | numbers(hyper, "client.")
+        return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
+
+    return family
+
+
+# --- compression of uploads ---------------------------------------------------------------------------
+
+
+class Usual(Protocol):
+    """A method's default treatment of uploads: a ``Preset`` or a ``Method``."""
+
+    @property
+    def compress(self) -> str | None: ...
+
+    @property
+    def feedback(self) -> str | None: ...
+
+
+def with_uploads(settings: Settings, usual: Usual) -> Settings:
+    """The settings with the method's own compression filled in where they leave it open.
+
+    ``ValueError`` for options of compression in a run that has none.
+    """
+    compress = settings.compress or usual.compress
+    if compress is None:
+        for name in ("feedback", "compress_per"):
+            given = getattr(settings, name)
+            check.require(given is None, name, given, "left out without compress")
+        return settings
+    compressor_of(compress)  # checks names and ranges
+    how = settings.feedback or usual.feedback or "ef"
+    return dataclasses.replace(settings, compress=compress, feedback=how, compress_per=settings.compress_per or "whole")
+
+
+def compressing(client: Client, s: Settings, private: Private, upload: Any) -> tuple[Client, dict[str, float]]:
+    """``client`` with compressed uploads, and the compressor's traced numbers; unchanged if nothing is compressed.
+
+    ``upload``: the shapes of an upload before compression. ``s``: resolved settings.
+    """
+    if s.compress is None:
+        return client, {}
+    static: tuple[tuple[str, Any], ...] = ()
+    traced: dict[str, float] = {}
+    factory: Callable[..., Compressor]
+    if (given := own.thing_of("compress", s.compress)) is not None:
+        factory = _constant(own.lasting(given))
+    else:
+        name, options = registry.parse_spec("compress", s.compress)
+        factory = registry.find("compress", COMPRESSORS, name)
+        static, traced = split_options(factory, options)
+    like = _hashable(upload)
+    how = (str(s.feedback), str(s.compress_per))
+    family = _compression(client, factory, static, tuple(traced), *how, private, like, repr(static))
+    return family, {f"compress.{option}": value for option, value in traced.items()}
+
+
+def compressor_of(spec: str) -> Compressor:
+    """The compressor that a spec names, or the object itself; ``ValueError`` for anything else."""
+    given = own.thing_of("compress", spec)
+    if given is None:
+        given = registry.bind("compress", COMPRESSORS, spec)()
+    check.require(isinstance(given, Compressor), "compress", own.shown(given), "a name or a Compressor")
+    return cast(Compressor, given)
+
+
+@lru_cache(maxsize=64)
+def _constant(compressor: Compressor) -> Callable[[], Compressor]:
+    """A factory without options."""
+    return lambda: compressor
+
+
+@lru_cache(maxsize=64)
+def _compression(
+    client: Client,
+    factory: Callable[..., Compressor],
+    static: tuple[tuple[str, Any], ...],
+    traced: tuple[str, ...],
+    how: str,
+    per: str,
+    private: Private,
+    like: tuple[Any, Any],
+    text: str,
+) -> ClientFamily:
+    """``client`` with compressed uploads, as a function of the compressor's traced numbers."""
+
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        given = {option: hyper[f"compress.{option}"] for option in traced}
+        # hyperparameters are floats; whole ones on the host are what a factory checks
+        numbers = {option: int(v) if isinstance(v, float) and v.is_integer() else v for option, v in given.items()}
+        compressor = factory(**dict(static), **numbers)
+        return FEEDBACKS[how](bound(client, hyper), compressor, per=per, private=private, like=_shapes(*like))
+
+    return family
+
+
+def _hashable(tree: Any) -> tuple[Any, Any]:
+    """The structure and the leaves' shapes and dtypes of a tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+
+
+def _shapes(structure: Any, leaves: Any) -> Any:
+    return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+
+
+def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
+    """Bytes of one message in each direction, from the shapes that are sent: private leaves are not.
+
+    A compressed upload counts as the longest that its compressor can make of these shapes. Raises ``ValueError`` above
+    256 MiB.
+    """
+    if s.compress is None:
+        return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
+    most, values = _message_bytes(s.compress, str(s.compress_per), *_hashable(upload))
+    return Traffic(tree.num_bytes(message), most, values)
+
+
+@registry.cached_by_name(maxsize=64)
+def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of the longest message and of its values alone, from shapes."""
+    compressor = compressor_of(spec)
+    like = _shapes(structure, shapes)
+    wire = on_tree(compressor, like, group=GROUPINGS[per])
+
+    def payload_of(upload: Params) -> Any:
+        payload = wire.compress(jax.random.key(0), upload)
+        wire.bits(payload)  # refuses what is too long to count
+        return payload
+
+    found: list[Any] = []
+    for part in jax.eval_shape(payload_of, like):
+        # the sizes of some payloads depend on whole numbers in them; those are the same for every vector
+        numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
+        parts, inside = jax.tree.flatten(part)
+        filled = [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts]
+        found.append(jax.tree.unflatten(inside, filled))
+    payload = tuple(found)
+    return most_bits(payload) // 8, -(-int(values_bits(payload)) // 8)
+
+
+def _is_whole_scalar(leaf: Any) -> bool:
+    return leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer)
+
+
+def _whole_scalars(payload: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(payload) if _is_whole_scalar(leaf)]

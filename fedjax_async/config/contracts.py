@@ -1,0 +1,273 @@
+"""The user's own parts against their contracts, before a run: one abstract evaluation, nothing is compiled or trained.
+
+Every error is a ``ValueError`` that names the part, what it returned and what it must return (``types.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, check_schedule
+from fedjax_async.config import own
+from fedjax_async.config.methods import Method
+from fedjax_async.config.settings import Settings
+from fedjax_async.data.partition import Partitioner
+from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.types import (
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    FederatedData,
+    Info,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    Schedule,
+    ServerAlgorithm,
+)
+
+ROWS = 3  # examples of the batch that a model is tried on; no usual size, so that a mean over it is seen
+
+
+def is_own(s: Settings, *fields: str) -> bool:
+    """Whether one of these settings is an object, or a name that the user registered."""
+    return bool(own.own_parts({field: getattr(s, field) for field in fields}))
+
+
+def returned(part: str, contract: str, function: Callable[..., Any], *given: Any) -> Any:
+    """What a part returns; an error inside it names the part."""
+    try:
+        return function(*given)
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{part}: must be a function {contract}; it raised {type(error).__name__}: {line}") from error
+
+
+def _fits(good: bool, part: str, found: Any, contract: str) -> None:
+    if not good:
+        raise ValueError(f"{part} returned {_shown(found)}: must return {contract}")
+
+
+def _shown(found: Any) -> str:
+    """A result in a few words: shapes of arrays, types of all else."""
+    if found is None or isinstance(found, (bool, int, float, str)):
+        return repr(found)
+    if hasattr(found, "shape") and hasattr(found, "dtype"):
+        return f"{found.dtype}{list(found.shape)}"
+    if isinstance(found, dict):
+        return "{" + ", ".join(f"{key!r}: {_shown(value)}" for key, value in list(found.items())[:4]) + "}"
+    if isinstance(found, (tuple, list)):
+        text = ", ".join(map(_shown, found[:4])) + (", ..." if len(found) > 4 else "")
+        return f"{type(found).__name__}({text})" if type(found) is not tuple else f"({text})"
+    return f"a {type(found).__name__}"
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _pair(part: str, found: Any, contract: str) -> Any:
+    _fits(isinstance(found, tuple) and len(found) == 2, part, found, contract)
+    return found
+
+
+def _alike(part: str, found: Any, like: Any, contract: str) -> None:
+    """The same structure, shapes and types as ``like``."""
+    same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
+    _fits(same, part, found, f"{contract} of the structure {_shown(like)}")
+    for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like)):
+        good = _is_array(have) and have.shape == want.shape and have.dtype == want.dtype
+        _fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}")
+
+
+# --- learning ---------------------------------------------------------------------------------------
+
+
+def check_model(s: Settings, model: Model, data: FederatedData) -> None:
+    """A model of the user's own: params of float arrays, one row of outputs and one loss an example."""
+    if not is_own(s, "model"):
+        return
+    kind = "init(key) -> params"
+
+    def tried(key: Key, x: Any, y: Any) -> None:
+        params = returned("model.init", kind, model.init, key)
+        leaves = jax.tree.leaves(params)
+        floats = all(_is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        _fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
+        outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x)
+        good = _is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
+        _fits(good, "model.apply", outputs, f"an array of a row an example, [{ROWS}, ...] for {ROWS} of them")
+        loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y)
+        good = _is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
+        _fits(good, "model.loss", loss, f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean")
+        if model.train is not None:
+            mask = jnp.ones(ROWS, loss.dtype)
+            pair = "(outputs, params), the outputs as apply's"
+            after = _pair(
+                "model.train", returned("model.train", f"returning {pair}", model.train, params, x, key, mask), pair
+            )
+            _alike("model.train's outputs", after[0], outputs, "outputs")
+            _alike("model.train's params", after[1], params, "params")
+
+    x, y = (_rows(rows) for rows in (data.x, data.y))
+    jax.eval_shape(tried, jax.random.key(0), x, y)
+
+
+def _rows(rows: Any) -> jax.ShapeDtypeStruct:
+    row = row_of(rows)
+    return jax.ShapeDtypeStruct((ROWS, *row.shape[1:]), row.dtype)
+
+
+def check_learning(
+    s: Settings, chosen: Method, client: Client, hyper: Hyper, params: Params, data: FederatedData
+) -> None:
+    """A server rule or client algorithm of the user's own: one job from the first message to the closed step."""
+    if not is_own(s, "method", "client"):
+        return
+
+    def tried(params: Params, key: Key, pool: tuple[Any, Any]) -> None:
+        made = bound(chosen.server, chosen.hyper)
+        _fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
+        rule = rule_of(made, {}, Facts(len(data.size)))
+        _fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
+        state, memory = _pair(
+            "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
+        )
+        state, memory = jax.tree.map(jnp.asarray, (state, memory))
+        kind = "(Message, memory)"
+        found = _pair(
+            "method.dispatch",
+            returned("method.dispatch", "dispatch(state, memory, request)", rule.dispatch, state, memory, Request()),
+            kind,
+        )
+        message, after = found
+        _fits(isinstance(message, Message), "method.dispatch", message, kind)
+        _alike("method.dispatch's memory", after, memory, "memory")
+        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0)))
+        upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
+        _tried_rule(rule, state, memory, message, upload, params)
+
+    pool = (row_of(data.x), row_of(data.y))
+    jax.eval_shape(tried, params, jax.random.key(0), pool)
+
+
+def _tried_client(client: Any, params: Params, key: Key, message: Message, pool: tuple[Any, Any]) -> Any:
+    """One job of one step; its upload."""
+    _fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
+    zero = jnp.int32(0)
+    rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
+    state = jax.tree.map(jnp.asarray, returned("client.init", "init(params) -> state", client.init, params))
+    work = returned("client.begin", "begin(key, message, state, data) -> work", client.begin, key, message, state, rows)
+    work = jax.tree.map(jnp.asarray, work)
+    stepped = returned("client.step", "step(work, k, message, data) -> work", client.step, work, zero, message, rows)
+    _alike("client.step", stepped, work, "work")
+    kind = "(upload, state)"
+    found = returned("client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, message, state)
+    upload, after = _pair("client.finish", found, kind)
+    _fits(all(map(_is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
+    _alike("client.finish's state", after, state, "state")
+    return upload
+
+
+def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message, upload: Any, params: Params) -> None:
+    """One arrival, and the end of its server step."""
+    zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
+    arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)
+    kind = "(state, memory, Info)"
+    found = returned(
+        "method.receive", f"receive(state, memory, arrival) -> {kind}", rule.receive, state, memory, arrival
+    )
+    _fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
+    _fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is no Info")
+    _alike("method.receive's state", found[0], state, "state")
+    _alike("method.receive's memory", found[1], memory, "memory")
+    weight, columns = found[2]
+    _fits(jnp.shape(weight) == () and weight is not None, "method.receive's Info.weight", weight, "a number")
+    _fits(isinstance(columns, Mapping), "method.receive's Info.columns", columns, "{name: number}")
+    for name, value in columns.items():
+        _fits(
+            value is not None and jnp.shape(value) == (), f"method.receive's Info.columns[{name!r}]", value, "a number"
+        )
+    if rule.close is not None:
+        kind = "(state, memory)"
+        found = _pair(
+            "method.close", returned("method.close", f"close(state, memory) -> {kind}", rule.close, state, memory), kind
+        )
+        _alike("method.close's state", found[0], state, "state")
+        _alike("method.close's memory", found[1], memory, "memory")
+    _alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
+
+
+# --- the clock and the data -------------------------------------------------------------------------
+
+
+def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
+    """Delay, availability, fault and network models of the user's own: their kind, and two jobs."""
+    clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])
+
+    def made(field: str, kind: type, *given: Any) -> Any:
+        model = own.thing_of(field, getattr(s, field))
+        if model is None and field != "delay":
+            return None  # registered ones are made by the clock
+        model = delay if field == "delay" else model
+        contract = own.KINDS[field]
+        _fits(callable(model), field, model, contract)
+        found = returned(field, contract, model, *given)
+        _fits(isinstance(found, kind), field, found, contract)
+        return found
+
+    if is_own(s, "delay"):
+        delays = made("delay", Delays, num_clients, s.seed)
+        _seconds("delay's durations", delays.durations, clients, numbers, np.array([1, 1]), 0, 0)
+    if is_own(s, "network") and (network := made("network", Network, num_clients, s.seed)) is not None:
+        _seconds("network's seconds", network.seconds, clients, numbers, 0, 0)
+    if is_own(s, "faults"):
+        made("faults", Faults, num_clients, s.seed, 0)
+    if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
+        contract = "(start, end) of a stretch in virtual seconds, start < end or both infinite"
+        window = returned("availability's window", f"window(client, time) -> {contract}", there.window, 0, 0.0)
+        good = isinstance(window, tuple) and len(window) == 2 and all(isinstance(t, (int, float)) for t in window)
+        _fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
+
+
+def _seconds(part: str, function: Callable[..., Any], *given: Any) -> None:
+    contract = "an array of virtual seconds, one a job"
+    found = returned(part, f"of clients and numbers of jobs that returns {contract}", function, *given)
+    good = isinstance(found, np.ndarray) and found.shape == (2,) and found.dtype.kind == "f"
+    _fits(good, part, found, f"{contract}: here float64[2]")
+
+
+def checked_timing(timing: Any) -> Timing:
+    """A timing policy of the user's own that returns a consistent ``Schedule``."""
+
+    def planned(scenario: Any) -> Schedule:
+        found = returned("timing", own.KINDS["timing"], timing, scenario)
+        _fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
+        return check_schedule(found)
+
+    return planned
+
+
+def checked_partition(partition: Any) -> Partitioner:
+    """A partitioner of the user's own that returns an index array a client."""
+    check.require(callable(partition), "partition", own.shown(partition), f"a name or {own.KINDS['partition']}")
+
+    def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        contract = "a list of arrays of row numbers, one a client"
+        found = returned("partition", own.KINDS["partition"], partition, labels, num_clients, rng)
+        _fits(isinstance(found, (list, tuple)) and len(found) == num_clients, "partition", found, contract)
+        for rows in found:
+            good = isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"
+            _fits(good, "partition", rows, contract)
+        return list(found)
+
+    return dealt

@@ -1,0 +1,247 @@
+"""Objects of the user's own where a name may stand: ``named`` gives one a name, its fingerprint tells it from others.
+
+A setting holds such an object as a :class:`Named`, which is a text: the name that tables, folders and files show.
+``own_parts`` lists the fingerprints of all own parts of a run, objects and registered names alike. They stand in
+``settings.json`` under ``own``, so that two runs are the same only if the code of their own parts is.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import re
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from fedjax_async import check, registry
+
+# Settings that may hold an object, with what it may be.
+KINDS = {
+    "method": "a Method",
+    "timing": "a timing policy, timing(scenario) -> Schedule",
+    "delay": "a delay model, model(num_clients, seed) -> clock.Delays",
+    "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
+    "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",
+    "network": "a network model, model(num_clients, seed) -> clock.Network",
+    "dataset": "a Dataset, a Federation or FederatedData",
+    "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
+    "model": "a Model, or a flax module",
+    "client": "a ClientAlgorithm",
+    "compress": "a Compressor",
+}
+JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
+ABSENT = object()  # in the place of an object that a file names
+SHOWN = 12  # characters of a fingerprint in a text
+PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds
+
+
+class Named(str):
+    """The name of an object of the user's own, with the object and its fingerprint.
+
+    Two of them are equal if name and fingerprint are; one without a fingerprint equals only itself.
+    """
+
+    thing: Any
+    fingerprint: str | None
+    given: bool  # whether the user gave the name
+    parts: Mapping[str, str | None]  # the names in the text with their fingerprints: one, unless it is a spec of a file
+
+    def __new__(
+        cls,
+        text: str,
+        thing: Any,
+        fingerprint: str | None,
+        given: bool = True,
+        parts: Mapping[str, str | None] | None = None,
+    ) -> Named:
+        made = super().__new__(cls, text)
+        made.thing, made.fingerprint, made.given = thing, fingerprint, given
+        made.parts = {text: fingerprint} if parts is None else parts
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Named) or str(self) != str(other):
+            return False
+        return self.thing is other.thing if self.fingerprint is None else self.fingerprint == other.fingerprint
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((str(self), self.fingerprint or id(self.thing)))
+
+    def __deepcopy__(self, memo: Any) -> Named:
+        return self
+
+
+def shown(thing: Any) -> str:
+    """An object in an error message."""
+    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
+
+
+def named(name: str, thing: Any) -> Named:
+    """Give an object of your own the name under which results keep it: ``method=named("fair", Method(rule))``.
+
+    ``thing``: a ``Method``, ``Model`` or flax module, ``FederatedData`` or ``Dataset``, ``ClientAlgorithm``, delay
+    model, timing policy, partitioner, ... Results hold the name and a fingerprint of the object's code and numbers: so
+    another object under the same name is another run. ``name``: letters, digits, ``_``, ``-`` and ``.``.
+
+    Raises ``ValueError`` for an object that has no fingerprint, naming the part (``fingerprints.fingerprint``).
+    """
+    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+
+    fits = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name, re.ASCII) is not None
+    check.require(fits, "name", name, "of letters, digits, '_', '-' and '.'")
+    thing = thing.thing if isinstance(thing, Named) else thing
+    check.require(thing is not None and not isinstance(thing, (str, *PLAIN)), "object", thing, "an object of your own")
+    return Named(name, thing, fingerprint(thing))
+
+
+def as_setting(field: str, value: Any) -> Named:
+    """An object as a setting holds it: under the name that it carries (data sets do), else as ``(object: ...)``."""
+    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+
+    fits = field in KINDS and not isinstance(value, PLAIN)
+    check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
+    own_name = getattr(value, "name", None) if field == "dataset" else None
+    if isinstance(own_name, str):
+        return Named(own_name, value, fingerprint(value))
+    try:
+        found = fingerprint(value)
+    except ValueError:
+        return Named("(object)", value, None, given=False)
+    return Named(f"(object: {found[:SHOWN]})", value, found, given=False)
+
+
+def thing_of(field: str, value: Any) -> Any:
+    """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for one known from a file only."""
+    if not isinstance(value, Named):
+        return None
+    if value.thing is ABSENT:
+        raise ValueError(
+            f"{field} = {str(value)!r}: is a part of your own; give it again ({field}=...), or load the plugin that "
+            "registers it"
+        )
+    return value.thing
+
+
+def object_or_spec(field: str, value: Any) -> Any:
+    """What the rooms take: the object that a setting holds, else the name as it is."""
+    thing = thing_of(field, value)
+    return value if thing is None else thing
+
+
+def names_in(field: str, spec: str) -> list[str]:
+    """The names that a spec mentions; a method's own timing with its ``@``."""
+    if field == "method":
+        rule, at, timing = spec.partition("@")
+        return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
+    parts = registry.joined(spec) if field in JOINED else [spec]
+    return [part.partition(":")[0] for part in parts]
+
+
+def _registered(field: str, name: str) -> str | None:
+    """The fingerprint of a registered name, ``None`` if it is not registered."""
+    kind = "timing" if name.startswith("@") else field
+    addition = registry.ADDED.get(kind, {}).get(name.removeprefix("@"))
+    return None if addition is None else addition.fingerprint
+
+
+def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
+    """Setting -> name -> fingerprint of the parts that are objects or registered by the user."""
+    found: dict[str, dict[str, str | None]] = {}
+    for field, value in fields.items():
+        if isinstance(value, Named):
+            found[field] = dict(value.parts)
+        elif isinstance(value, str):
+            known = {name: _registered(field, name) for name in names_in(field, value)}
+            if own := {name: one for name, one in known.items() if one is not None}:
+                found[field] = dict(own)
+    return found
+
+
+def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
+    """``ValueError`` unless each object among the settings has a name; it says what to write."""
+    for field, value in field_values.items():
+        if isinstance(value, Named) and not value.given:
+            raise ValueError(
+                f"{field} = {str(value)!r}: must have a name for {purpose}; write "
+                f'{field}=fedjax_async.named("NAME", ...) around the object'
+            )
+
+
+def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of settings from a file, with own parts: the objects given, or stand-ins that only have a name.
+
+    An object takes the name that the file has for it. Raises ``ValueError`` naming the part where an object given, or
+    a name registered by now, has another fingerprint than the file says.
+    """
+    fields = dict(content)
+    saved: Mapping[str, Mapping[str, str | None]] = fields.pop("own", {})
+    for field, parts in saved.items():
+        for name, want in parts.items():
+            have = _registered(field, name) or want
+            if field in objects:
+                fields[field] = _under(name, field, objects[field])
+                have = fields[field].fingerprint
+            check.require(have == want, field, name, "the code that the run began with, but it has changed")
+        if field not in objects and any(_registered(field, name) is None for name in parts):
+            fields[field] = Named(fields[field], ABSENT, next(iter(parts.values())), parts=parts)
+    for field in objects:
+        check.require(field in saved, field, shown(objects[field]), "left out: the run has no object of your own there")
+    return fields
+
+
+def _under(name: str, field: str, thing: Any) -> Named:
+    """An object under the name that a file has for it; one that was named otherwise is refused."""
+    other = isinstance(thing, Named) and str(thing) != name
+    check.require(not other, field, str(thing), f"named {name!r}, as when the run began")
+    held = thing if isinstance(thing, Named) else as_setting(field, thing)
+    return Named(name, held.thing, held.fingerprint)
+
+
+# --- compiled programs ------------------------------------------------------------------------------
+
+MOST_FUNCTIONS = 512  # that are remembered
+_seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> the function, and by fingerprint what stands for it
+
+
+def lasting(thing: Any) -> Any:
+    """An object with functions that compiled programs may be kept by: equal only if they do the same.
+
+    Programs are found by the functions that they were made of. Two objects with a ``__call__`` may be equal without
+    doing the same, and a function does other things after a variable that it reads has changed. Such functions are
+    replaced by others with an identity of their own. All else stays the object that it is.
+    """
+    if isinstance(thing, tuple) and hasattr(thing, "_replace"):
+        fields = zip(thing._fields, thing)  # type: ignore[attr-defined]
+        changed = {name: lasting(value) for name, value in fields if callable(value) or isinstance(value, tuple)}
+        return thing._replace(**changed)
+    return _lasting_function(thing) if callable(thing) else thing
+
+
+def _lasting_function(function: Any) -> Any:
+    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+
+    try:
+        found = fingerprint(function)
+    except ValueError:
+        found = None
+    if id(function) not in _seen and len(_seen) >= MOST_FUNCTIONS:
+        del _seen[next(iter(_seen))]
+    _, known = _seen.setdefault(id(function), (function, {}))
+    if found not in known:
+        plain = isinstance(function, (types.FunctionType, types.BuiltinFunctionType, functools.partial))
+        known[found] = function if plain and not known else _another(function)
+    return known[found]
+
+
+def _another(function: Any) -> Any:
+    """A function that does the same and equals only itself."""
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **options: Any) -> Any:
+        return function(*args, **options)
+
+    return call

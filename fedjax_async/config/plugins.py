@@ -1,0 +1,189 @@
+"""Names for factories of the user's own: ``register``, and the files, modules and packages that call it.
+
+What is registered stands in ``registry.ADDED``, beside the registries of the rooms, which are the tests' lists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedjax_async import check, registry
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config.own import JOINED
+from fedjax_async.data import DATASETS, PARTITIONERS
+from fedjax_async.fingerprints import fingerprint
+from fedjax_async.local import DECAYS, OPTIMIZERS
+from fedjax_async.models import MODELS
+from fedjax_async.server import METHODS, Preset
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+GROUP = "fedjax_async.plugins"  # of entry points in installed packages
+LOADED: list[str] = []  # the files and modules that were loaded, for processes that go on with a run or a sweep
+CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
+REGISTRIES: dict[str, Mapping[str, Any]] = {
+    "method": METHODS,
+    "timing": TIMINGS,
+    "delay": DELAYS,
+    "availability": AVAILABILITY,
+    "faults": FAULTS,
+    "network": NETWORKS,
+    "dataset": DATASETS,
+    "partition": PARTITIONERS,
+    "model": MODELS,
+    "client": CLIENTS,
+    "optimizer": OPTIMIZERS,
+    "decay": DECAYS,
+    "compress": COMPRESSORS,
+}
+GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a positional argument
+
+
+def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> Callable[[Factory], Factory]:
+    """Give a factory of your own a name that stands wherever a built-in one may: ``method="fair:limit=2"``.
+
+    A decorator; the factory's keyword-only parameters are the options of the name. Annotate a number ``types.Traced``
+    to let a sweep vary it within one compiled program.
+
+    Args:
+      kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
+        or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
+        ``delay``, ``timing``, ``availability``, ``faults``, ``network``, ``partition``, ``compress`` or ``decay``.
+      name: lower-case letters, digits and ``_``.
+      replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
+      preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client`` and
+        ``plain_sgd``, as in ``Method``.
+
+    Raises: ``ValueError`` for a name of the package, for a name registered with other code, and for a factory that has
+    no fingerprint.
+
+    >>> from fedjax_async import server, simulate
+    >>> @register("method", "patient", timing="buffer:size=2")
+    ... def patient(*, server_lr: float = 0.5):
+    ...     "Two clients a step."
+    ...     return server.fedbuff(server_lr=server_lr)
+    >>> simulate(method="patient:server_lr=1", model="logistic", clients=4, updates=4).settings["method"]
+    'patient:server_lr=1'
+    """
+    builtin = registry.find("kind", REGISTRIES, kind)
+    pattern = r"[a-z][a-z_]*" if kind in JOINED else r"[a-z][a-z0-9_]*"
+    fits = isinstance(name, str) and re.fullmatch(pattern, name) is not None
+    allowed = "lower-case letters and _" if kind in JOINED else "lower-case letters, digits and _"
+    check.require(fits, f"name of a {kind}", name, allowed)
+    check.require(name not in builtin, f"name of a {kind}", name, "another: the package has this one")
+    check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")
+    for option in preset:
+        registry.find("preset", {o: 0 for o in Preset._fields if o not in ("server", "about")}, option)
+
+    def decorate(factory: Factory) -> Factory:
+        _check_signature(kind, name, factory)
+        entry: Any = factory
+        if kind == "method":
+            entry = Preset(factory, about=registry.summary(factory), **({"timing": "every"} | preset))
+        same = entry._replace(about="") if kind == "method" else entry  # a docstring does not count
+        _add(kind, name, registry.Addition(entry, fingerprint(same)), replace)
+        return factory
+
+    return decorate
+
+
+def _check_signature(kind: str, name: str, factory: Any) -> None:
+    what = f"{kind} {name}"
+    check.require(callable(factory), what, factory, "a factory: a function of keyword-only options")
+    wanted = [GIVEN[kind]] if kind in GIVEN else []
+    positional = [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    shown = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
+    check.require(len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {shown}")
+
+
+def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:
+    known = registry.ADDED.setdefault(kind, {})
+    if name in known and known[name].fingerprint != addition.fingerprint:
+        allowed = "registered once, but it was with other code (replace=True puts the new code in its place)"
+        check.require(replace, f"name of a {kind}", name, allowed)
+        registry.forget()
+    if name not in known or known[name].fingerprint != addition.fingerprint:
+        known[name] = addition
+
+
+# --- plugins ----------------------------------------------------------------------------------------
+
+
+def load_plugin(source: str) -> None:
+    """Run a plugin: a file ``PATH.py``, or a module by its dotted name; it calls :func:`register`.
+
+    Raises: ``ValueError`` naming the plugin if it cannot be found, or where its code raises.
+    """
+    path = Path(source)
+    try:
+        if path.suffix == ".py":
+            _run_file(path)
+        else:
+            importlib.import_module(source)
+    except FileNotFoundError:
+        raise ValueError(f"plugin = {source!r}: must be a Python file or a module; there is no such file") from None
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"plugin = {source!r}: must be a Python file or module that can be imported; {error}"
+        ) from error
+    except Exception as error:
+        raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
+    place = _full(path) if path.suffix == ".py" else source
+    if place not in LOADED:
+        LOADED.append(place)
+
+
+def _run_file(path: Path) -> None:
+    """Import a file under a name of its own; its folder is where it may import helpers from. A second time: nothing."""
+    content = path.read_bytes()
+    name = f"{path.stem}_{hashlib.sha256(_full(path).encode() + content).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, _full(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(_full(path.parent))
+
+
+def _full(path: Path) -> str:
+    return str(path.resolve())
+
+
+def load_installed() -> None:
+    """Load the plugins that installed packages offer as entry points of the group ``fedjax_async.plugins``.
+
+    An entry point is a module, or a function that is called; ``ValueError`` naming the one that fails.
+    """
+    for point in metadata.entry_points(group=GROUP):
+        try:
+            loaded = point.load()
+            if inspect.isfunction(loaded):
+                loaded()
+        except Exception as error:
+            raise ValueError(f"plugin = {point.value!r}: must run without an error; {error}") from error
+
+
+def load(sources: Iterable[str]) -> None:
+    """Load what installed packages offer, then the plugins of these files and modules."""
+    load_installed()
+    for source in sources:
+        load_plugin(source)

@@ -1,0 +1,158 @@
+"""The data and the model that settings name: a data set dealt to clients, a model on its raw rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, registry, tree
+from fedjax_async.config import own
+from fedjax_async.config.contracts import checked_partition
+from fedjax_async.config.settings import USUAL_PARTITION, Settings
+from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
+from fedjax_async.engine.components import row_of
+from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.types import FederatedData, Key, Model, Params
+
+# Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
+OF_NAMED_DATA = ("eval_examples", "test_fraction", "validation_fraction")
+
+
+@registry.cached_by_name(maxsize=4)
+def _dataset(dataset: str) -> Any:
+    """The data set that a spec names, or the object that stands for one."""
+    given = own.thing_of("dataset", dataset)
+    if given is None:
+        given = registry.bind("dataset", DATASETS, dataset)()
+    kinds = (Dataset, Federation, FederatedData)
+    check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
+    return given._replace(decode=own.lasting(given.decode)) if hasattr(given, "decode") else given
+
+
+def _comes_by_clients(dataset: Any) -> bool:
+    return isinstance(dataset, (Federation, FederatedData))
+
+
+@registry.cached_by_name(maxsize=4)
+def _with_fewer_tests(dataset: str, count: int | None) -> Any:
+    """The data set with ``count`` of its test examples, spread evenly over their order."""
+    whole = _dataset(dataset)
+    if count is None:
+        return whole
+    check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
+    check.whole("eval_examples", count, high=len(whole.test_y))
+    chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
+    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
+
+
+@registry.cached_by_name(maxsize=64)
+def _data(dataset: str, tests: int | None, partition: str | None, *options: Any) -> FederatedData:
+    whole = _with_fewer_tests(dataset, tests)
+    if isinstance(whole, FederatedData):
+        return check_data(whole)
+    given = own.thing_of("partition", partition)
+    return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+
+
+def data_of(s: Settings) -> FederatedData:
+    """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
+
+    Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` where data
+    are dealt already and the settings say how to cut a data set.
+    """
+    if isinstance(_dataset(s.dataset), FederatedData):
+        for name in OF_NAMED_DATA:
+            check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
+    options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
+    return _data(s.dataset, s.eval_examples, *options)
+
+
+def with_owners(settings: Settings) -> Settings:
+    """The settings with their partition filled in: the data set's own clients, where it has them."""
+    dataset = _dataset(settings.dataset)
+    natural = _comes_by_clients(dataset) or dataset.groups is not None
+    usual = "natural" if natural else USUAL_PARTITION
+    partition = settings.partition or usual
+    if not isinstance(dataset, FederatedData):
+        return dataclasses.replace(settings, partition=partition)
+    allowed = "left out: the clients' data are given, and nothing is left to deal"
+    check.require(str(partition) == "natural", "partition", str(partition), allowed)
+    return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def model_of(s: Settings, data: FederatedData) -> Model:
+    """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
+    chosen = _model(s.model, input_shape(data), data.num_classes)
+    return _ready(chosen, data.decode, s.compute, s.remat)
+
+
+@registry.cached_by_name(maxsize=16)
+def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
+    """The model that a spec names, or the object that stands for one; a flax module becomes a classifier."""
+    given = own.thing_of("model", spec)
+    if given is None:
+        given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+    if is_module(given):
+        allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
+        check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
+        return from_module(given, input_shape=shape)
+    check.require(
+        isinstance(given, Model), "model", own.shown(given), "a name, a Model, or a flax.linen or flax.nnx module"
+    )
+    model: Model = own.lasting(given)
+    return model
+
+
+@lru_cache(maxsize=64)
+def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
+    """The model on raw rows, computing in the dtype asked for."""
+    ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
+    return rematerialised(ready) if remat else ready
+
+
+def input_shape(data: FederatedData) -> tuple[int, ...]:
+    """Shape of one decoded example."""
+    return jax.eval_shape(data.decode, row_of(data.x)).shape[1:]
+
+
+def check_model(model: Model, params: Params, data: FederatedData) -> None:
+    """The model must have one output a class, and keep some but not all of its leaves private."""
+    if model.private is not None:
+        paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        kept = [path for path in paths if model.private(path)]
+        check.require(
+            0 < len(kept) < len(paths), "model.private", f"{len(kept)} of {len(paths)} leaves", "some of them"
+        )
+    outputs = jax.eval_shape(model.apply, params, row_of(data.x))
+    if data.num_classes is not None:
+        classes = outputs.shape[-1]
+        check.require(
+            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
+        )
+
+
+def params_dtype(compute: str) -> str:
+    """The dtype of the parameters, whatever the local steps compute in."""
+    return "float64" if compute == "float64" else "float32"
+
+
+@lru_cache(maxsize=64)
+def initial(model: Model, compute: str) -> Any:
+    """Jitted ``root -> (params, key of the run)``."""
+
+    def make(root: Key) -> tuple[Params, Key]:
+        init_key, run_key = jax.random.split(root)
+        params = model.init(init_key)
+        if params_dtype(compute) == "float64":
+            params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
+        return params, run_key
+
+    return jax.jit(make)

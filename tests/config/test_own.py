@@ -1,0 +1,300 @@
+"""Objects of the user's own in the place of names: same results, kept apart by their fingerprints."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import Method, Settings, fingerprint, models, named, server, simulate, sweep
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config import own, prepare
+from fedjax_async.config.methods import method
+from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.data import PARTITIONERS, federate
+from fedjax_async.data.embedded import fashion_mnist_6k
+from fedjax_async.data.problems import synthetic
+from fedjax_async.local import local_training
+from fedjax_async.types import Info, Message, ServerAlgorithm
+
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
+
+
+def equal(one, other):
+    for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(one.schedule.time, other.schedule.time)
+    np.testing.assert_array_equal(one.schedule.client, other.schedule.client)
+
+
+OBJECTS = {
+    "method": ("fedbuff:server_lr=0.5", lambda: method("fedbuff:server_lr=0.5")),
+    "timing": ("buffer:size=2", lambda: TIMINGS["buffer"](size=2)),
+    "delay": ("lognormal:mean=60", lambda: DELAYS["lognormal"](mean=60)),
+    "availability": ("sessions:on=5,off=5", lambda: AVAILABILITY["sessions"](on=5, off=5)),
+    "faults": ("drop:probability=0.3", lambda: FAULTS["drop"](probability=0.3)),
+    "network": ("link:down=1e4", lambda: NETWORKS["link"](down=1e4)),
+    "dataset": ("fashion_mnist_6k", fashion_mnist_6k),
+    "partition": ("dirichlet:alpha=0.5", lambda: PARTITIONERS["dirichlet"](alpha=0.5)),
+    "model": ("mlp:hidden=4", lambda: models.make("mlp:hidden=4", num_classes=10, input_shape=(28, 28, 1))),
+    "compress": ("topk:ratio=0.1", lambda: COMPRESSORS["topk"](ratio=0.1)),
+}
+
+
+@pytest.mark.parametrize("field", OBJECTS)
+def test_an_object_runs_as_its_name_does(field):
+    spec, make = OBJECTS[field]
+    with_name = simulate(**SMALL | {field: spec})
+    runs = [simulate(**SMALL | {field: thing}) for thing in (make(), named("mine", make()))]
+    for run, thing in zip(runs, (make(), make())):
+        equal(run, with_name)
+        assert list(run.settings["own"]) == [field]
+        assert list(run.settings["own"][field].values()) == [fingerprint(thing)]
+    assert runs[1].settings[field] == "mine"
+    assert Settings(**SMALL | {field: make()}) == Settings(**SMALL | {field: make()}) != Settings(**SMALL)
+
+
+def test_a_client_algorithm_brings_its_own_training():
+    data = fashion_mnist_6k()
+    model = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), data.decode)
+    client = local_training(model, optimizer=optax.sgd(0.05), batch_size=32)
+    run = simulate(client=named("mine", client), **SMALL)
+    equal(run, simulate(lr=0.05, **SMALL))
+    assert run.settings["client"] == "mine" and run.settings["lr"] is None
+
+
+def test_seeds_deal_an_own_data_set_anew():
+    pool = fashion_mnist_6k()._replace(name="mine")
+    orders = [prepare(Settings(dataset=pool, seed=seed, **SMALL)).components.data.order for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+    dealt = simulate(dataset=pool, partition="iid", seed=3, **SMALL)
+    equal(dealt, simulate(partition="iid", seed=3, **SMALL))
+    assert dealt.settings["dataset"] == "mine" and dealt.settings["partition"] == "iid"
+
+
+def test_data_that_are_dealt_already_are_used_as_they_are():
+    data = federate(fashion_mnist_6k(), "iid", 5, seed=9)
+    run = simulate(data=data, **SMALL)
+    assert run.settings["clients"] == 5 and run.settings["partition"] == "natural"
+    with pytest.raises(ValueError, match="partition = 'iid': must be left out: the clients' data are given"):
+        simulate(data=data, partition="iid", **SMALL)
+    with pytest.raises(ValueError, match="data = 'mnist': must be FederatedData; a data set by its name is dataset="):
+        simulate(data="mnist", **SMALL)
+
+
+class Linen(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        return linen.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, outputs=10):
+        layer = nnx.Linear(784, outputs, rngs=nnx.Rngs(0))
+        self.layers = nnx.List([layer]) if hasattr(nnx, "List") else [layer]
+
+    def __call__(self, x):
+        return self.layers[0](x.reshape(x.shape[0], -1))
+
+
+class WithStatistics(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(784, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(x.reshape(x.shape[0], -1))
+
+
+def test_flax_modules_are_models():
+    wrapped = models.from_flax(Linen(), input_shape=(28, 28, 1))
+    equal(*(simulate(**SMALL | {"model": thing}) for thing in (Linen(), wrapped)))
+    run = simulate(**SMALL | {"model": named("net", Nnx()), "partition": "iid", "updates": 40})
+    assert run.evaluations["loss"][-1] < run.evaluations["loss"][0]
+    assert set(run.params) == {"layers"} and run.settings["model"] == "net"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": WithStatistics()}, r"module state = \['BatchStat'\]: must be nnx.Param alone"),
+        ({"model": Nnx(3)}, "model outputs = 3: must be 10"),
+        ({"model": Linen(), "dataset": "quadratic:clients=4"}, "made by models.from_flax with a loss"),
+        ({"model": jnp.ones(3)}, "model = .*: must be a name, a Model, or a flax.linen or flax.nnx module"),
+        ({"method": server.asgd()}, r"method = a ServerAlgorithm: must be a Method; wrap the rule: Method\(rule"),
+        ({"method": object()}, "method = .*: must be a name or a Method"),
+        ({"method": 5}, "method = 5: must be a text, or a Method"),
+        ({"optimizer": optax.sgd(0.1)}, "optimizer = .*: must be a text"),
+        ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, or a name registered"),
+        ({"dataset": np.ones(3)}, "dataset = .*: must be a name or a Dataset, a Federation or FederatedData"),
+        ({"compress": optax.sgd(0.1)}, "compress = .*: must be a name or a Compressor"),
+    ],
+)
+def test_wrong_kinds_of_objects(change, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(**SMALL | change)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None])
+def test_names_are_plain(name):
+    with pytest.raises(ValueError, match=r"name = .*: must be of letters, digits"):
+        named(name, server.asgd())
+
+
+@pytest.mark.parametrize("thing", [5, "fedasync", None, [1], {"a": 1}])
+def test_what_needs_no_name(thing):
+    with pytest.raises(ValueError, match=r"object = .*: must be an object of your own"):
+        named("mine", thing)
+
+
+def test_a_name_needs_a_fingerprint_and_a_bare_run_does_not():
+    hidden = iter([1])
+    thing = Method(server.asgd()._replace(params=lambda state: (hidden, state)[1]))
+    with pytest.raises(ValueError, match=r"fingerprint of server -> params -> .*'s hidden = <list_iterator"):
+        named("mine", thing)
+    run = simulate(method=thing, **SMALL)
+    assert run.settings["method"] == "(object)" and run.settings["own"] == {"method": {"(object)": None}}
+    assert Settings(method=thing, updates=1) == Settings(method=thing, updates=1)
+    other = Method(server.asgd()._replace(params=lambda state: (hidden, state)[1]))
+    assert Settings(method=thing, updates=1) != Settings(method=other, updates=1)
+
+
+@pytest.mark.parametrize("field", OBJECTS)
+def test_settings_come_back_from_a_file_with_the_same_objects_only(field):
+    _, make = OBJECTS[field]
+    before = Settings(**SMALL | {field: named("mine", make())})
+    content = as_dict(before)
+    assert from_dict(content, {field: make()}) == before  # it takes the name that it had
+    assert from_dict(content, {field: named("mine", make())}) == before
+    alone = from_dict(content)
+    assert as_dict(alone) == content
+    with pytest.raises(ValueError, match=rf"^{field} = 'mine': is a part of your own; give it again \({field}=...\)"):
+        prepare(alone)
+    with pytest.raises(ValueError, match=rf"^{field} = 'mine': must be the code that the run began with"):
+        from_dict(content, {field: named("mine", jnp.sin)})
+    with pytest.raises(ValueError, match=rf"^{field} = 'other': must be named 'mine'"):
+        from_dict(content, {field: named("other", make())})
+    with pytest.raises(ValueError, match=r"^client = .*: must be left out: the run has no object of your own there"):
+        from_dict(content, {"client": make()})
+
+
+def test_plain_settings_are_written_as_before():
+    content = as_dict(Settings(updates=5))
+    assert "own" not in content and "client" not in content
+    assert from_dict(content) == Settings(updates=5)
+
+
+def test_a_sweep_over_objects_and_names():
+    found = sweep(
+        SMALL, {"method": ["fedasync", named("mine", Method(server.asgd()))], "lr": [0.1, 0.2]}, progress=False
+    )
+    assert [point.name for point in found.points] == [
+        "method=fedasync,lr=0.1", "method=fedasync,lr=0.2", "method=mine,lr=0.1", "method=mine,lr=0.2",
+    ]  # fmt: skip
+    equal(found.run(3), simulate(**SMALL | {"method": Method(server.asgd()), "lr": 0.2}))
+    with pytest.raises(ValueError, match=r"'method.limit': must be left out: mine is an object and has no options"):
+        sweep(SMALL | {"method": named("mine", Method(server.asgd()))}, {"method.limit": [1, 2]}, progress=False)
+
+
+# --- compiled programs ------------------------------------------------------------------------------
+
+TINY = {
+    "dataset": synthetic(clients=2),
+    "clients": 2,
+    "model": "logistic",
+    "steps": 1,
+    "updates": 1,
+    "delay": "constant",
+}
+
+
+class SaysItIsEqual:
+    """Equal to all of its kind, whatever it holds."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __eq__(self, other):
+        return isinstance(other, SaysItIsEqual)
+
+    def __hash__(self):
+        return 0
+
+    def __call__(self, hyper):
+        return scaled(self.factor)
+
+    def receive(self, state, memory, arrival):
+        return jax.tree.map(lambda p, d: p + self.factor * d, state, arrival.upload), memory, Info(arrival.weight)
+
+
+def scaled(factor):
+    """A rule that adds ``factor`` times the delta."""
+
+    def receive(state, memory, arrival):
+        return jax.tree.map(lambda p, d: p + factor * d, state, arrival.upload), memory, Info(arrival.weight)
+
+    return rule_with(receive)
+
+
+def rule_with(receive):
+    return ServerAlgorithm(
+        lambda params: (params, ()),
+        receive,
+        lambda state, memory, request: (Message(state), memory),
+        lambda state: state,
+    )
+
+
+HOLDER = SaysItIsEqual(1.0)
+FACTOR = [1.0]
+
+
+def reads_a_variable(state, memory, arrival):
+    return jax.tree.map(lambda p, d: p + FACTOR[0] * d, state, arrival.upload), memory, Info(arrival.weight)
+
+
+def with_variable(factor):
+    FACTOR[0] = factor
+    return rule_with(reads_a_variable)
+
+
+def with_attribute(factor):
+    HOLDER.factor = factor
+    return rule_with(HOLDER.receive)
+
+
+WAYS = {
+    "closures": scaled,
+    "objects that say they are equal": SaysItIsEqual,
+    "a variable that changes": with_variable,
+    "an attribute that changes": with_attribute,
+}
+
+
+def change_of(server_rule):
+    """Of the parameters, by one run."""
+    experiment = prepare(Settings(**TINY, method=Method(server_rule)))
+    before = np.asarray(experiment.params["output"]["kernel"])
+    return np.asarray(simulate(**TINY, method=Method(server_rule)).params["output"]["kernel"]) - before
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=8)
+@given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
+def test_no_two_own_rules_share_a_program(way, factors):
+    changes = [change_of(WAYS[way](factor)) for factor in factors]
+    for factor, change in zip(factors, changes):
+        np.testing.assert_allclose(change / factor, changes[0] / factors[0], rtol=1e-4, atol=1e-6)
+
+
+def test_equal_runs_share_their_programs():
+    thing = Method(scaled(0.5))
+    assert own.lasting(thing) == own.lasting(thing) and own.lasting(thing).server.receive is thing.server.receive
+    one, other = SaysItIsEqual(1.0), SaysItIsEqual(2.0)
+    assert own.lasting(one) is own.lasting(one) and own.lasting(one) != own.lasting(other)

@@ -1,0 +1,303 @@
+"""Factories registered by the user: names that stand wherever a built-in one may, and the files that bring them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import Settings, models, register, registry, server, simulate, sweep
+from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Until, plan
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.config import plan_groups, plugins, prepare
+from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.data import PARTITIONERS, federate
+from fedjax_async.data.embedded import fashion_mnist_6k
+from fedjax_async.local import local_training
+from fedjax_async.types import Traced
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HIDDEN = iter([1])
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    registry.forget()
+    yield
+    registry.forget()
+
+
+def equal(one, other):
+    for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(one.schedule.time, other.schedule.time)
+
+
+def rule(*, server_lr: Traced = 1.0):
+    """A rule with a rate."""
+    return server.fedbuff(server_lr=server_lr)
+
+
+def training(model, *, lr, batch_size, momentum: float = 0.0):
+    return local_training(model, optimizer=optax.sgd(lr, momentum or None), batch_size=batch_size)
+
+
+# kind -> factory, the spec that uses it, and the built-in spec that does the same
+KINDS = {
+    "method": (rule, "mine:server_lr=0.5@buffer:size=3", "fedbuff:server_lr=0.5"),
+    "timing": (lambda *, size=1: TIMINGS["buffer"](size=size), "mine:size=2", "buffer:size=2"),
+    "delay": (lambda *, mean=1.0: DELAYS["lognormal"](mean=mean), "mine:mean=60", "lognormal:mean=60"),
+    "availability": (lambda *, on=1.0: AVAILABILITY["sessions"](on=on), "mine:on=5+always", "sessions:on=5+always"),
+    "faults": (
+        lambda *, p=0.1: FAULTS["drop"](probability=p),
+        "mine:p=0.3+late:extra=5",
+        "drop:probability=0.3+late:extra=5",
+    ),
+    "network": (lambda *, down=1e6: NETWORKS["link"](down=down), "mine:down=1e4", "link:down=1e4"),
+    "dataset": (lambda *, n=5000: fashion_mnist_6k()._replace(name=f"of {n}"), "mine", "fashion_mnist_6k"),
+    "partition": (lambda *, a=1.0: PARTITIONERS["dirichlet"](alpha=a), "mine:a=0.5", "dirichlet:alpha=0.5"),
+    "model": (
+        lambda *, num_classes, input_shape, width=1: models.make(
+            f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape
+        ),
+        "mine:width=4",
+        "mlp:hidden=4",
+    ),
+    "optimizer": (lambda lr, *, m=0.0: optax.sgd(lr, m), "mine:m=0.5", "sgd:momentum=0.5"),
+    "decay": (lambda *, steps=1: optax.linear_schedule(1.0, 1.0, steps), "mine:steps=3", "constant"),
+    "compress": (lambda *, ratio=0.5: COMPRESSORS["topk"](ratio=ratio), "mine:ratio=0.1", "topk:ratio=0.1"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_registered_name_runs_as_the_built_in_one(kind):
+    factory, spec, builtin = KINDS[kind]
+    assert register(kind, "mine")(factory) is factory
+    run = simulate(**SMALL | {kind: spec})
+    if kind != "decay":
+        equal(run, simulate(**SMALL | {kind: builtin}))
+    assert run.settings[kind] == spec
+    assert run.settings["own"] == {kind: {"mine": registry.ADDED[kind]["mine"].fingerprint}}
+    with pytest.raises(ValueError, match=rf"{kind} = 'mint': unknown; did you mean 'mine'"):
+        registry.find(kind, plugins.REGISTRIES[kind], "mint")
+
+
+def test_a_client_has_a_setting_of_its_own():
+    register("client", "mine")(training)
+    equal(simulate(client="mine:momentum=0.5", **SMALL), simulate(optimizer="sgd:momentum=0.5", **SMALL))
+    with pytest.raises(ValueError, match=r"option of client mine = 'momentun': unknown; did you mean 'momentum'"):
+        simulate(client="mine:momentun=0.5", **SMALL)
+    with pytest.raises(ValueError, match="client = 'other': unknown"):
+        simulate(client="other", **SMALL)
+
+
+def test_names_stand_in_the_clock_and_the_data_room_too():
+    register("delay", "mine")(KINDS["delay"][0])
+    register("partition", "mine")(KINDS["partition"][0])
+    own, builtin = (
+        plan("every", d, num_clients=3, local_steps=1, until=Until(updates=9)) for d in ("mine", "lognormal")
+    )
+    np.testing.assert_array_equal(own.time, builtin.time)
+    assert len(federate(fashion_mnist_6k(), "mine:a=2", 3).size) == 3
+
+
+def test_a_preset_says_what_a_method_brings():
+    register("method", "mine", timing="buffer:size=2", compress="sign", feedback="off", proximal=0.1)(rule)
+    run = simulate(method="mine", **SMALL)
+    assert run.settings["compress"] == "sign" and run.updates["closes"].tolist() == [False, True] * 3
+    with pytest.raises(ValueError, match="preset = 'timming': unknown; did you mean 'timing'"):
+        register("method", "other", timming="every")
+    with pytest.raises(ValueError, match=r"preset = \['timing'\]: must be left out unless a method is registered"):
+        register("delay", "other", timing="every")
+
+
+def test_a_sweep_over_an_option_shares_one_program():
+    register("method", "mine", timing="buffer:size=3")(rule)
+    found = sweep(SMALL | {"method": "mine"}, {"method.server_lr": [0.5, 1.0]}, progress=False)
+    assert [point.name for point in found.points] == ["server_lr=0.5", "server_lr=1.0"]
+    assert len(plan_groups(found.settings)) == 1
+    assert found.run(0).evaluations["loss"][-1] != found.run(1).evaluations["loss"][-1]
+    with pytest.raises(ValueError, match="mine has no option 'lrr'"):
+        sweep(SMALL | {"method": "mine"}, {"method.lrr": [0.5]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "factory", "message"),
+    [
+        ("metod", "mine", rule, "kind = 'metod': unknown; did you mean 'method'"),
+        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another: the package has this one"),
+        ("method", "Mine", rule, "name of a method = 'Mine': must be lower-case letters, digits and _"),
+        ("method", "a:b", rule, "name of a method = 'a:b'"),
+        ("faults", "mine2", rule, "name of a faults = 'mine2': must be lower-case letters and _"),
+        ("method", "mine", 5, "method mine = 5: must be a factory"),
+        ("method", "mine", lambda a: a, r"method mine = \['a'\]: must be .*, as in def mine\(\*, option=1\)"),
+        ("client", "mine", rule, r"client mine = \[\]: must be .*, as in def mine\(model, \*, option=1\)"),
+        ("method", "mine", lambda *, x=HIDDEN: x, "fingerprint of .*default of x = <list_iterator"),
+    ],
+)
+def test_what_cannot_be_registered(kind, name, factory, message):
+    with pytest.raises(ValueError, match=message):
+        register(kind, name)(factory)
+    assert not any(registry.ADDED.values())
+
+
+def test_a_name_means_one_code_unless_it_is_replaced():
+    def made(factor):
+        def scaled(*, server_lr: float = 1.0):
+            return server.fedbuff(server_lr=factor * server_lr)
+
+        return scaled
+
+    run = simulate(method=register("method", "mine")(made(1.0)) and "mine", **SMALL)
+    register("method", "mine")(made(1.0))  # the same code again
+    with pytest.raises(
+        ValueError, match="name of a method = 'mine': must be registered once, but it was with other code"
+    ):
+        register("method", "mine")(made(0.5))
+    equal(run, simulate(method="mine", **SMALL))
+    register("method", "mine", replace=True)(made(0.5))
+    other = simulate(method="mine", **SMALL)
+    assert other.settings["own"] != run.settings["own"]
+    equal(other, simulate(method="mine:server_lr=1", **SMALL))
+    assert not np.array_equal(other.params["output"]["kernel"], run.params["output"]["kernel"])
+
+
+def wide(width):
+    def factory(*, num_classes, input_shape):
+        return models.make(f"mlp:hidden={width}", num_classes=num_classes, input_shape=input_shape)
+
+    return factory
+
+
+def first(count):
+    def factory():
+        whole = fashion_mnist_6k()
+        return whole._replace(x=whole.x[:count], y=whole.y[:count])
+
+    return factory
+
+
+REPLACED = {
+    "model": [wide(3), wide(4)],
+    "dataset": [first(99), first(100)],
+    "compress": [lambda *, r=r: COMPRESSORS["topk"](ratio=r) for r in (0.1, 0.2)],
+    "optimizer": [lambda lr, *, m=m: optax.sgd(lr, m) for m in (0.5, 0.9)],
+    "timing": [lambda *, n=n: TIMINGS["buffer"](size=2 * n) for n in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+def test_every_cache_forgets_a_name_that_is_replaced(kind):
+    runs = []
+    for factory in REPLACED[kind]:
+        register(kind, "mine", replace=True)(factory)
+        runs.append(simulate(**SMALL | {kind: "mine", "steps": 3, "method": "fedbuff"}))
+    one, other = (np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(run.params)]) for run in runs)
+    assert not np.array_equal(one, other)
+
+
+def test_settings_from_a_file_need_the_same_code():
+    register("method", "mine")(rule)
+    content = as_dict(Settings(method="mine:server_lr=2", **SMALL))
+    assert as_dict(from_dict(content)) == content
+    registry.ADDED.clear()
+    alone = from_dict(content)
+    assert as_dict(alone) == content
+    with pytest.raises(ValueError, match=r"method = 'mine:server_lr=2': is a part of your own; .* load the plugin"):
+        prepare(alone)
+    register("method", "mine")(lambda *, server_lr=1.0: server.fedbuff(server_lr=-server_lr))
+    with pytest.raises(
+        ValueError, match="method = 'mine': must be the code that the run began with, but it has changed"
+    ):
+        from_dict(content)
+
+
+# --- plugins ----------------------------------------------------------------------------------------
+
+PLUGIN = """
+from fedjax_async import register, server
+import helper_of_mine
+
+@register("method", "mine")
+def mine(*, server_lr: float = 1.0):
+    "From a file."
+    return server.fedbuff(server_lr=helper_of_mine.FACTOR * server_lr)
+"""
+
+
+def write(folder, factor=1.0):
+    folder.mkdir(exist_ok=True)
+    (folder / "helper_of_mine.py").write_text(f"FACTOR = {factor}")
+    (folder / "own_rules.py").write_text(PLUGIN)
+    return folder / "own_rules.py"
+
+
+def test_a_file_registers_its_parts_in_every_process_alike(tmp_path, monkeypatch):
+    path = write(tmp_path)
+    monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
+    before = list(sys.path)
+    plugins.load([str(path)])
+    assert sys.path == before
+    plugins.load([str(path)])  # again: nothing happens
+    assert registry.summary(registry.ADDED["method"]["mine"].entry.server) == "From a file."
+    program = (
+        "import sys; from fedjax_async import registry; from fedjax_async.config import plugins; "
+        "plugins.load(sys.argv[1:]); print(registry.ADDED['method']['mine'].fingerprint)"
+    )
+    found = []
+    for folder, factor in (("same", 1.0), ("other", 2.0)):
+        copy = write(tmp_path / folder, factor)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(copy)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.strip())
+    assert found[0] == registry.ADDED["method"]["mine"].fingerprint != found[1]
+
+
+def test_modules_and_entry_points_are_plugins_too(tmp_path, monkeypatch):
+    write(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("own_rules", "helper_of_mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    plugins.load(["own_rules"])
+    assert "mine" in registry.ADDED["method"]
+
+    class Point:
+        value = "some.module:function"
+
+        def load(self):
+            return a_function_that_registers
+
+    monkeypatch.setattr(plugins.metadata, "entry_points", lambda group: [Point()] if group == plugins.GROUP else [])
+    plugins.load_installed()
+    assert "installed" in registry.ADDED["method"]
+
+
+def a_function_that_registers():
+    register("method", "installed")(rule)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file"),
+        ("import a_module_that_is_not_there", "must be a Python file or module that can be imported; No module named"),
+        ("1 / 0", "must run without an error; ZeroDivisionError: division by zero"),
+        ("def (", "must run without an error; SyntaxError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_named(tmp_path, content, message):
+    path = tmp_path / "broken.py"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=f"plugin = '.*broken.py': .*{message}"):
+        plugins.load([str(path)])
+    with pytest.raises(ValueError, match=r"plugin = 'no.such.module': must be a Python file or module"):
+        plugins.load(["no.such.module"])

@@ -1,0 +1,282 @@
+"""Fingerprints: equal for equal source in every process, different for every change that matters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async import Method, models, server
+from fedjax_async.clock import DELAYS, TIMINGS
+from fedjax_async.compress import COMPRESSORS
+from fedjax_async.data import PARTITIONERS
+from fedjax_async.fingerprints import LENGTH, fingerprint, package_of
+from fedjax_async.registry import options_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    factor: Any
+    note: Any = dataclasses.field(default=None, compare=False)
+
+    def __call__(self, x):
+        return self.factor * x
+
+
+class Net(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
+
+
+class Nnx(nnx.Module):
+    def __init__(self, seed):
+        self.layer = nnx.Linear(4, 3, rngs=nnx.Rngs(seed))
+
+    def __call__(self, x):
+        return self.layer(x)
+
+
+def closed_over(value):
+    return lambda x: x * value
+
+
+def with_default(value):
+    return lambda x, by=value: x * by
+
+
+def only_keyword(value):
+    def f(x, *, by=value):
+        return x * by
+
+    return f
+
+
+def nested(value):
+    return lambda: closed_over(closed_over(value))
+
+
+# Everything that can hold a value.
+HOLDERS = {
+    "closure": closed_over,
+    "default": with_default,
+    "keyword default": only_keyword,
+    "nested closure": nested,
+    "partial": lambda value: functools.partial(pow, value),
+    "jitted": lambda value: jax.jit(closed_over(value)),
+    "vmapped": lambda value: jax.vmap(closed_over(value)),
+    "gradient": lambda value: jax.grad(closed_over(value)),
+    "cached": lambda value: functools.lru_cache(closed_over(value)),
+    "bound method": lambda value: Scaled(value).__call__,
+    "NamedTuple": Pair,
+    "dataclass": Scaled,
+    "field that does not compare": lambda value: Scaled(1, value),
+    "list": lambda value: [value],
+    "dict": lambda value: {"a": value},
+    "key": lambda value: {value: "a"},
+    "set": lambda value: {value, "other"},
+}
+SCALARS = st.one_of(
+    st.integers(), st.floats(allow_nan=False), st.booleans(), st.text(max_size=5), st.binary(max_size=5), st.none(),
+    st.complex_numbers(allow_nan=False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@given(one=SCALARS, other=SCALARS)
+def test_equal_exactly_if_the_values_are(holder, one, other):
+    """1, 1.0 and True compare equal in Python, and may still make different programs."""
+    same = type(one) is type(other) and repr(one) == repr(other)
+    assert (fingerprint(HOLDERS[holder](one)) == fingerprint(HOLDERS[holder](other))) == same
+
+
+DTYPES = st.sampled_from(["float32", "float64", "int32", "uint8", "bool"])
+
+
+@given(DTYPES, st.lists(st.integers(0, 4), max_size=3), st.data())
+def test_every_entry_of_an_array_counts(dtype, shape, data):
+    array = np.zeros(shape, dtype)
+    assert fingerprint(array) == fingerprint(array.copy()) == fingerprint(np.array(array, order="F"))
+    assert fingerprint(array) != fingerprint(array.reshape(*shape, 1)) != fingerprint(array.astype("int16"))
+    if array.size:
+        changed = array.copy()
+        changed.flat[data.draw(st.integers(0, array.size - 1))] = 1
+        assert fingerprint(closed_over(array)) != fingerprint(closed_over(changed))
+
+
+def test_jax_arrays_and_keys_count_by_their_entries():
+    assert fingerprint(jnp.arange(3)) == fingerprint(jnp.arange(3)) != fingerprint(jnp.arange(1, 4))
+    assert fingerprint(jax.random.key(0)) == fingerprint(jax.random.key(0)) != fingerprint(jax.random.key(1))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: 2 * x, lambda x: 3 * x),
+        (lambda x: x + 1, lambda x: x - 1),
+        (lambda x: jnp.sin(x) + 1, lambda x: jnp.cos(x) + 1),
+        (lambda x: [2 * y for y in x], lambda x: [3 * y for y in x]),
+        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+        (lambda *, a: a, lambda *, b: b),
+        (closed_over(lambda x: x + 1), closed_over(lambda x: x + 2)),
+        (Net(4), Net(5)),
+        (Nnx(0), Nnx(1)),
+        (optax.sgd(0.1), optax.sgd(0.2)),
+        (server.fedasync(mixing=0.5), server.fedasync(mixing=0.6)),
+        (Method(server.asgd()), Method(server.asgd(), "buffer:size=2")),
+        (np.random.default_rng(0), np.random.default_rng(1)),
+    ],
+)
+def test_other_code_or_options_are_another_fingerprint(one, other):
+    assert fingerprint(one) != fingerprint(other)
+    assert len(fingerprint(one)) == LENGTH
+
+
+def test_docstrings_names_and_lines_do_not_count():
+    def one(x):
+        """The one."""
+        return x + 1
+
+    def other(x):
+        return x + 1
+
+    def third(x):
+        """Another text."""
+
+        return x + 1
+
+    assert fingerprint(one) == fingerprint(third)
+    assert fingerprint(one) == fingerprint(other)
+
+
+def test_cycles_end():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    loop: list[Any] = []
+    loop.append(loop)
+    assert fingerprint(even) != fingerprint(odd) and fingerprint(loop) == fingerprint(loop)
+
+
+REGISTRIES = {"delays": DELAYS, "timings": TIMINGS, "compressors": COMPRESSORS, "servers": server.SERVERS}
+
+
+@pytest.mark.parametrize("registry", [*REGISTRIES.values(), PARTITIONERS], ids=[*REGISTRIES, "partitioners"])
+def test_all_that_the_package_makes_has_one(registry):
+    made = {}
+    for name, factory in registry.items():
+        if all(option.default is not option.empty for option in options_of(factory).values()):
+            made[name] = fingerprint(factory())
+            assert fingerprint(factory()) == made[name]
+    assert len(set(made.values())) == len(made) > 4
+
+
+@pytest.mark.parametrize("name", ["linear", "logistic", "mlp", "resnet18"])
+def test_models_have_one(name):
+    made = models.make(name, input_shape=(8, 8, 3), num_classes=None if name == "linear" else 4)
+    assert len(fingerprint(made)) == LENGTH
+
+
+def opened():
+    return Path(__file__).open()
+
+
+@pytest.mark.parametrize("make", [opened, threading.Lock, lambda: (x for x in "ab"), lambda: iter([1])])
+def test_what_has_a_hidden_state_is_named(make):
+    thing = make()
+    with pytest.raises(ValueError, match=r"fingerprint of kept -> closed_over.*'s value = .*: must be of functions"):
+        fingerprint({"kept": closed_over(thing)})
+    getattr(thing, "close", lambda: None)()
+
+
+def test_traced_values_have_none():
+    with pytest.raises(ValueError, match="must be taken of values, not inside a traced function"):
+        jax.jit(fingerprint)(1.0)
+
+
+def test_packages_are_told_from_own_code():
+    assert package_of("jax.numpy") == f"jax {jax.__version__}"
+    assert str(package_of("fedjax_async.server")).startswith("fedjax_async ")
+    assert package_of("json.decoder") == "json"
+    assert package_of("__main__") is None and package_of(__name__) is None
+
+
+OWN = """
+import optax, jax.numpy as jnp
+from flax import linen as nn
+from fedjax_async import server
+import {helper}
+from {helper} import doubled
+
+SCALE = {scale}
+NAMES = {{"a", "b", "c", "d"}}
+
+class Net(nn.Module):
+    width: int = 4
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense({classes})(x)
+
+def weight(tau, limit):
+    return jnp.minimum(limit, SCALE * {helper}.shifted(tau)) if "a" in NAMES else doubled(tau)
+
+def fair(*, limit=4.0):
+    def scale(tau):
+        from {helper} import late
+        return weight(late(tau), limit)
+    return server.rule(server.scale_by_staleness(scale), optimizer=optax.sgd(0.1))
+"""
+HELPER = """
+def shifted(x): return x + {shift}
+def doubled(x): return {double} * x
+def late(x): return x - {late}
+def unused(x): return {unused}
+"""
+VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}
+PRINT = "import own, fedjax_async.fingerprints as f; print(f.fingerprint((own.fair, own.fair(), own.Net())))"
+
+
+def in_a_process(folder: Path, seed: int = 0, **changes) -> str:
+    values = VALUES | changes
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN.format(helper="own_helper", **values))
+    (folder / "own_helper.py").write_text(HELPER.format(**values))
+    environment = os.environ | {"PYTHONHASHSEED": str(seed), "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_equal_in_other_processes_and_changed_by_everything_that_is_used(tmp_path):
+    usual = in_a_process(tmp_path / "usual")
+    assert in_a_process(tmp_path / "elsewhere", seed=12345) == usual
+    assert in_a_process(tmp_path / "unused", seed=7, unused=1) == usual
+    for name in ("scale", "classes", "shift", "double", "late"):
+        assert in_a_process(tmp_path / name, **{name: 9}) != usual, name
