@@ -138,8 +138,8 @@ def run_into(
             shutil.rmtree(checkpoints, ignore_errors=True)
         if experiment.settings.checkpoint is not None:
             checkpoints.mkdir(parents=True, exist_ok=True)
-            save_plugins(checkpoints)
             disk.write(checkpoints / "settings.json", files.json_bytes(settings))
+            save_plugins(checkpoints)
         run = execute(experiment, progress=progress, checkpoints=checkpoints)
         write_run(run, folder, plots=plots, overwrite=overwrite)
         shutil.rmtree(checkpoints, ignore_errors=True)

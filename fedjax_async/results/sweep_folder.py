@@ -75,8 +75,8 @@ def require_room(
 def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
     """Write the definition; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_plugins(folder)
     disk.write(folder / DEFINITION, definition(points, probes))
+    save_plugins(folder)
     disk.sweep_up(folder)
 
 
