@@ -31,6 +31,8 @@ def _dataset(dataset: str) -> Any:
         given = registry.bind("dataset", DATASETS, dataset)()
     kinds = (Dataset, Federation, FederatedData)
     check.require(isinstance(given, kinds), "dataset", own.shown(given), f"a name or {own.KINDS['dataset']}")
+    if isinstance(given, FederatedData):
+        given = check_data(given)
     return given._replace(decode=own.lasting(given.decode)) if hasattr(given, "decode") else given
 
 
@@ -54,7 +56,7 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
 def _data(dataset: str, tests: int | None, partition: str | None, *options: Any) -> FederatedData:
     whole = _with_fewer_tests(dataset, tests)
     if isinstance(whole, FederatedData):
-        return check_data(whole)
+        return whole
     given = own.thing_of("partition", partition)
     return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
 
