@@ -187,7 +187,8 @@ def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, 
         client = int(np.argmax(bad))
         allowed = f"from 0 to {last[client]}, so that {size_of[client]} rows lie within the {length} of {order}"
         require(False, f"{offset}[{client}]", int(offset_of[client]), allowed)
-    return {name: _as_int32(table) for name, table in zip(names, (order_of, offset_of, size_of))}
+    tables = zip(names, (order_of, offset_of, size_of))
+    return {name: table.astype(np.int32, copy=False) if is_array(table) else table for name, table in tables}
 
 
 def _integers(name: str, value: Any) -> Any:
@@ -197,7 +198,3 @@ def _integers(name: str, value: Any) -> Any:
     require(good, name, f"{value.dtype}{list(value.shape)}", "integers with one axis")
     require(is_array(value) or name.endswith("order"), name, type_name(value), "a NumPy array")
     return np.asarray(value) if is_array(value) else value
-
-
-def _as_int32(table: Any) -> Any:
-    return table.astype(np.int32, copy=False) if isinstance(table, np.ndarray) else table

@@ -49,8 +49,8 @@ def from_arrays(
     Traceback (most recent call last):
     ValueError: clients[1].y = '1 rows': must be one for each of the 2 rows of clients[1].x
     """
-    given = "one of test and client_tests: give the test set or the clients' own test parts"
-    require((test is None) != (client_tests is None), "test", "both" if test is not None else None, given)
+    require(test is not None or client_tests is not None, "test", None, "a pair (x, y), or client_tests must be given")
+    require(test is None or client_tests is None, "client_tests", "given", "left out, since test is given")
     train = _pairs("clients", clients)
     require(len(train) > 0, "clients", "no pairs", "one pair (x, y) for each of at least one client")
     tests = [_pair("test", test)] if client_tests is None else _pairs("client_tests", client_tests)
