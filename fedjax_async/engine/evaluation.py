@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
+from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
@@ -89,10 +90,11 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
 
 def owners(data: FederatedData) -> np.ndarray:
     """Which client each test row belongs to (N for none); int32[T]."""
-    if data.test_order is None or data.test_size is None:
+    if data.test_order is None or data.test_size is None or data.test_offset is None:
         raise ValueError("per_client = True: needs data with a test split per client (see test_fraction)")
     owner = np.full(len(data.test_y), len(data.size), np.int32)
-    owner[data.test_order] = np.repeat(np.arange(len(data.size), dtype=np.int32), data.test_size)
+    rows = np.asarray(data.test_order)[spans(data.test_offset, data.test_size)]
+    owner[rows] = np.repeat(np.arange(len(data.size), dtype=np.int32), data.test_size)
     return owner
 
 

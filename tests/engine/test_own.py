@@ -11,6 +11,7 @@ import pytest
 from fedjax_async import simulate
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.components import facts_of, rule_of
+from fedjax_async.engine.evaluation import owners
 from fedjax_async.engine.run import run_stack
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from fedjax_async.local import job_key, local_training, run_job
@@ -186,3 +187,14 @@ def test_simulated_runs_have_them_by_name(method, own, slots):
     assert set(run.per_client) == names
     for name in names:
         assert run.per_client[name].shape == (3, 4) and np.isfinite(run.per_client[name]).all()
+
+
+def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
+    who = data((3, 4))._replace(
+        test_order=np.arange(20, dtype=np.int32)[::-1].copy(),
+        test_offset=np.array([12, 2], np.int32),
+        test_size=np.array([3, 4], np.int32),
+    )
+    want = np.full(20, 2)
+    want[who.test_order[12:15]], want[who.test_order[2:6]] = 0, 1
+    np.testing.assert_array_equal(owners(who), want)
