@@ -140,11 +140,24 @@ def shapes_of(
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slots, mesh), tables, params)
     empty = jax.eval_shape(buffers(client, shape.capacity, layout.batching, True, mesh), tables, carry)
-    if layout.batching == "loop" and not serving.reads_starts(server, facts, tables, carry, empty):
+    leaves, structure = jax.tree.flatten((tables, carry, empty))
+    keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
+    if layout.batching == "loop" and not keeps:
         empty = empty._replace(message=())
     if mesh is not None:
         carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
     return Shapes(carry, empty)
+
+
+@lru_cache(maxsize=64)
+def _keeps_starts(server: Server, facts: StackFacts, structure: Any, leaves: tuple[Any, ...]) -> bool:
+    """Whether buffers keep start models; ``ValueError`` for a rule that must not share its messages.
+
+    ``structure`` and ``leaves``: of the shapes of tables, carry and buffers. Tracing takes 50 ms, hence the cache.
+    """
+    tables, carry, buffers = jax.tree.unflatten(structure, leaves)
+    serving.check_shared_messages(server, facts, tables, carry, buffers)
+    return serving.reads_starts(server, facts, tables, carry, buffers)
 
 
 def compile_programs(

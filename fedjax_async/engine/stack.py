@@ -20,7 +20,7 @@ from fedjax_async.engine.evaluation import Points, differs, own_tests, owners
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
-from fedjax_async.engine.serving import StackFacts, check_shared_messages
+from fedjax_async.engine.serving import StackFacts
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.tables import DeviceTables, Shape, make_tables, padded_length
 from fedjax_async.engine.unsent import all_training
@@ -206,7 +206,6 @@ def make_stack(
     tests = [(*held_out[id(d.test_x)], *to_devices(one, everywhere(mesh))) for d, one in zip(data, split)]
     facts = stack_facts(members)
     shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
-    check_shared_messages(components.server, facts, tables, *shapes)
     fixed = bytes_of((tables._replace(key=()), tests[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
