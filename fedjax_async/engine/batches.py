@@ -245,7 +245,12 @@ def _shares(todo: list[int], work: list[int], max_width: int, lanes: int) -> lis
     """Consecutive jobs for each lane, of about equal local steps and at most ``max_width`` jobs; some may be empty."""
     if lanes == 1:
         return [todo]
-    cuts = cut_wave(np.array([work[position] for position in todo]), max_width, lanes).tolist()
+    steps = [work[position] for position in todo]
+    if min(steps) == max(steps):  # an even cut needs no arrays
+        used = min(lanes, len(todo))
+        cuts = [len(todo) * lane // used for lane in range(used + 1)]
+    else:
+        cuts = cut_wave(np.array(steps), max_width, lanes).tolist()
     shares = [todo[a:b] for a, b in itertools.pairwise(cuts)]
     return shares + [[] for _ in range(lanes - len(shares))]
 

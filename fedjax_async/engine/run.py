@@ -37,6 +37,7 @@ from fedjax_async.types import Key, Params, Schedule
 
 # How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
 AHEAD = 8
+LOOK = 4  # and the host looks only at every so many groups: a look costs it a transfer
 
 # Besides one training program a width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
@@ -85,8 +86,9 @@ def run_stack(
                 span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
                 carry, rejected = programs.receive(tables, carry, buffers[lane_of[low]], span)
                 scores.evaluate(high, evaluate)
-            tokens.append(rejected)
-            if len(tokens) > AHEAD:
+            if g % LOOK == 0:
+                tokens.append(rejected)
+            if len(tokens) > AHEAD // LOOK:
                 refuse(int(tokens.popleft()), on_bad)
             low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
             if keeper is not None and keeper.due(high) and high < len(layout.run):
