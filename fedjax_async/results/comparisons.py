@@ -102,7 +102,7 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
         name: dict(zip((int(run.settings["seed"]) for run in seeds), seed_values(seeds)(column, final), strict=True))
         for name, seeds in runs.items()
     }
-    return significance.pairs([values], interval, larger_is_better=column == "accuracy")
+    return significance.pairs({"": values}, interval, larger_is_better=column == "accuracy")
 
 
 def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
@@ -114,9 +114,9 @@ def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
         for name in ("pairs.csv", "pairs.md"):
             (folder / name).unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
-    text = (
-        f"{significance.explained(rows, title)}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
-    )
+    digits = 4 if title.startswith("loss") else 2
+    decimals = {name: 4 if name.startswith("p (") else digits for name in rows[0]}
+    text = f"{significance.explained(rows, title)}\n\n{tables.table(rows, 'markdown', decimals=decimals)}"
     tables.write(rows, folder / "pairs.csv")
     disk.write(folder / "pairs.md", text.encode())
     return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,14 +98,14 @@ def _curves(
     for index, (curve, _, end) in enumerate(drawn.values()):
         colour, dash = canvas.look(index)
         at, low, high = curve.at / size, curve.mean - curve.std, curve.mean + curve.std
-        style, step = ("steps-post", "post") if curve.steps else ("default", None)
+        style = "steps-post" if curve.steps else "default"
         marks: dict[str, Any] = {
             "marker": canvas.marker(index),
             "markevery": (0.02 * (index % 5), 0.1),
             "markersize": 4,
         }
         axes.plot(at, curve.mean, color=colour, linestyle=dash, linewidth=1.6, drawstyle=style, **marks)
-        axes.fill_between(at, low, high, step=step, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(at, low, high, step="post" if curve.steps else None, color=colour, alpha=0.15, linewidth=0)
         bar = [end.mean - end.std], [end.mean + end.std]
         axes.vlines(at[-1:], *bar, color=colour, alpha=0.5, linewidth=2, clip_on=False)
     for index, (_, raw, _) in enumerate(drawn.values()):
@@ -145,6 +146,7 @@ def _named(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], drawing: Draw
             axes.annotate(name, (1.03 * edge, height), color=colour, fontsize=points, **place)
     if not beside:
         columns = max(1, int(figure.get_figwidth() / (inches + 0.5)))
+        figure.set_figheight(figure.get_figheight() + 0.02 * points * math.ceil(len(drawn) / columns))
         below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
         figure.legend(lines, list(drawn), fontsize=points, labelcolor="linecolor", **below)
     return canvas.finish(figure, drawing)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedjax_async.config.grid import swept
-from fedjax_async.config.paths import value_of
+from fedjax_async.config.paths import values_of
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
@@ -58,9 +58,8 @@ def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cell
     than two settings have several values, or if the maps would have too many cells to be read.
     """
     paths = [path for path in swept(each.point for each in found) if path != "seed"]
-    groups = [
-        (group, [value_of(group[0].point.settings, path) for path in paths]) for group in by_setting(found).values()
-    ]
+    grouped = by_setting(found).values()
+    groups = [(group, list(values_of(group[0].point.settings, paths).values())) for group in grouped]
     values = [_ordered([of_setting[axis] for _, of_setting in groups]) for axis in range(len(paths))]
     several = [axis for axis in range(len(paths)) if len(values[axis]) > 1]
     if len(several) < 2:
@@ -104,7 +103,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     across = max(1, min(len(maps), math.ceil(math.sqrt(len(maps))), int(12 / _inches(maps)[0])))
     down = math.ceil(len(maps) / across)
     width, height = _inches(maps)
-    figure = canvas.empty(1.0 + across * width, 0.5 + down * height, drawing)
+    figure = canvas.empty(1.2 + across * width, 0.5 + down * height, drawing)
     grid = figure.subplots(down, across, squeeze=False)
     finite = np.concatenate([each.mean[np.isfinite(each.mean)] for each in maps])
     low, high = finite.min(), finite.max()
@@ -117,7 +116,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
         _label_cells(axes, each, DECIMALS[metric], (low + high) / 2)
     bar = figure.colorbar(image, ax=[axes for axes in grid.ravel() if axes.figure is not None])
     bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.set_label(f"test {metrics.final_title(metric, final)}", fontsize=10, color=canvas.INK)
+    bar.set_label(f"test {metrics.final_title(metric, final)}".replace(", ", ",\n"), fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=9, length=0, colors=canvas.INK)
     return canvas.finish(figure, drawing)
 
@@ -126,7 +125,8 @@ def _inches(maps: Sequence[Cells]) -> tuple[float, float]:
     """The width and height that the largest map needs."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
     names = max(len(_text(value)) for each in maps for value in each.rows[1])
-    return 0.6 + 0.07 * names + 0.58 * max(columns, 3), 0.7 + 0.42 * max(rows, 3)
+    lines = maps[0].title.count(", ") + bool(maps[0].title)
+    return 0.6 + 0.07 * names + 0.58 * max(columns, 3), 0.7 + 0.15 * lines + 0.42 * max(rows, 3)
 
 
 def _label_cells(axes: Axes, each: Cells, decimals: int, middle: float) -> None:
@@ -145,5 +145,5 @@ def _label_cells(axes: Axes, each: Cells, decimals: int, middle: float) -> None:
         text += f"\n± {each.std[row, column]:.{decimals}f}" if np.isfinite(each.std[row, column]) else ""
         colour = canvas.FAINT if text == NO_VALUE else ink
         axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_title(each.title, fontsize=8, color=canvas.INK)
+    axes.set_title(each.title.replace(", ", "\n"), fontsize=8, color=canvas.INK)
     canvas.label(axes, column_name, row_name)

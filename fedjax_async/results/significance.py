@@ -94,6 +94,8 @@ def _exact_wilcoxon(differences: np.ndarray) -> float:
     """The share of all signs of the non-zero differences whose rank sum is at least as far from its mean."""
     from scipy import stats  # noqa: PLC0415
 
+    # rounded, so that rounding errors do not rank differences that are equal
+    differences = np.round(differences / np.max(np.abs(differences)), 9)
     differences = differences[differences != 0]
     ranks = stats.rankdata(np.abs(differences))
     signs = np.array(list(itertools.product((0.0, 1.0), repeat=ranks.size)))
@@ -121,20 +123,20 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def pairs(
-    groups: Sequence[Mapping[str, Mapping[int, float]]], kind: str = "t", *, larger_is_better: bool = True
+    groups: Mapping[str, Mapping[str, Mapping[int, float]]], kind: str = "t", *, larger_is_better: bool = True
 ) -> list[dict[str, Any]]:
     """A row for each pair of methods of each group: mean difference over the seeds that both have, interval, p values.
 
     Args:
-      groups: each maps methods to their values by seed; all methods of a group met the same worlds. Pairs with fewer
-        than three common seeds are left out.
+      groups: name -> method -> seed -> value; all methods of a group met the same worlds. Pairs with fewer than three
+        common seeds are left out.
       kind: of the interval, as in :func:`interval`.
       larger_is_better: whether a positive difference means that the first method is better.
 
     Returns: rows for a table. Holm's correction counts all rows together.
     """
     rows: list[dict[str, Any]] = []
-    for group in groups:
+    for where, group in groups.items():
         for first, second in itertools.combinations(group, 2):
             seeds = [seed for seed in group[first] if seed in group[second]]
             if len(seeds) < FEWEST:
@@ -145,14 +147,15 @@ def pairs(
             found = paired(differences)
             rows.append(
                 {
+                    **({"where": where} if where else {}),
                     "first": first,
                     "second": second,
+                    "seeds": len(seeds),
                     "first - second": mean,
                     f"95% interval ({kind})": interval(differences, kind),
                     "better": better,
                     "p (t)": found.t,
                     "p (Wilcoxon)": found.wilcoxon,
-                    "seeds": len(seeds),
                 }
             )
     for name in ("p (t)", "p (Wilcoxon)"):

@@ -215,15 +215,19 @@ def pair_rows(found: Sequence[Record], final: str = FINAL, interval: str = "t") 
     their clients may have met other data and delays. Empty if there are more than ``MOST_PAIRS`` pairs.
     """
     metric = _metric(found)
-    paths = [path for path in columns_of(found) if path.partition(".")[0] not in ("method", "timing")]
+    columns = columns_of(found)
+    own = [path for path in columns if path.partition(".")[0] in ("method", "timing")]
     worlds: dict[str, dict[str, dict[int, float]]] = {}
     for name, group in by_setting(found).items():
-        world = repr(values_of(group[0].point.settings, paths))
-        by_seed = zip((each.point.settings.seed for each in group), _values(group)(metric, final), strict=True)
-        worlds.setdefault(world, {})[name] = dict(by_seed)
+        values = values_of(group[0].point.settings, columns)
+        where = setting_title({path: value for path, value in values.items() if path not in own}, columns)
+        method = setting_title({path: values[path] for path in own if values[path] is not None}, columns)
+        methods = worlds.setdefault(where, {})
+        seeds = [each.point.settings.seed for each in group]
+        methods[name if method in methods else method] = dict(zip(seeds, _values(group)(metric, final), strict=True))
     if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
         return []
-    return significance.pairs(list(worlds.values()), interval, larger_is_better=metric == "accuracy")
+    return significance.pairs(worlds, interval, larger_is_better=metric == "accuracy")
 
 
 # --- files ------------------------------------------------------------------------------------------

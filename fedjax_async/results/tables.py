@@ -156,10 +156,10 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
 
 
 def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
-    """The decimal places of the columns of a comparison, of a sweep's settings or of paired tests."""
+    """The decimal places of the columns of a comparison or of a sweep's settings."""
     columns = _columns(rows)
-    loss = any(name.startswith("loss, ") for name in columns)
+    loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
     whole = ("time ", "updates", "rejected", "lost", "late", "duplicates")
-    precise = ("loss, ", "p (", *(("95% ", "first - second") if loss else ()))
+    precise = ("loss, ", *(("95% ",) if loss else ()))
     places = {name: 0 if name.startswith(whole) else 4 if name.startswith(precise) else 2 for name in columns}
     return places | {"sent (MB)": 1}
