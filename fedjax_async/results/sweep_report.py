@@ -36,9 +36,14 @@ def curves(
     runs = {name: [each.run for each in grouped[name]] for name in shown}
     figure = DRAW[metric](runs, x, final=final, drawing=drawing)
     if len(shown) < len(names):
-        title = f"best {len(shown)} of {len(names)} settings by test {ranked.metric.removesuffix(' (%)')}"
+        title = f"best {len(shown)} of {len(names)} settings by test {_plain(ranked.metric)}"
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)
     return figure
+
+
+def _plain(metric: str) -> str:
+    """``accuracy (mean of last tenth)`` for a column's ``accuracy, mean of last tenth (%)``."""
+    return metric.removesuffix(" (%)").replace(", ", " (") + ")"
 
 
 def pictures(found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCREEN) -> Mapping[str, Figure]:
@@ -60,8 +65,8 @@ def best(found: Sequence[Record], target: float | None = None, final: str = FINA
     seeds = sorted({row["seeds"] for row in rows})
     over = f"{seeds[0]} seed{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     head = (
-        f"Best of {len(rows)} settings by the test {ranked.metric.removesuffix(' (%)')}; mean over {over}; ties by "
-        "the smaller standard deviation.\nThe test data chose them: measure the winner on data that it has not seen."
+        f"Best of {len(rows)} settings by the test {_plain(ranked.metric)}, averaged over {over}; ties by the smaller "
+        "standard deviation.\nThe test data chose them: measure the winner on data that it has not seen."
     )
     return f"{head}\n\n{tables.table(chosen, 'markdown', decimals=tables.decimals_of(chosen))}"
 

@@ -93,7 +93,10 @@ def test_compare_writes_table_and_picture(capsys, tmp_path):
     assert "2 seed(s)" in out and "fedasync:mixing=0.3" in out
     assert {"comparison.csv", "comparison.md", "accuracy.png", "runs"} == {path.name for path in tmp_path.iterdir()}
     header, *rows = (tmp_path / "comparison.csv").read_text().splitlines()
-    assert header.startswith("method,final accuracy (%),final accuracy (%) std") and len(rows) == 2
+    assert (
+        header.startswith('method,"accuracy, mean of last tenth (%)","accuracy, mean of last tenth (%) std"')
+        and len(rows) == 2
+    )
     assert "relative to fedavg@cohort:size=2" in header  # the first, since none is called fedavg
     saved = load(tmp_path / "runs" / "fedasync_mixing_0.3" / "seed_1")
     assert saved.settings["seed"] == 1 and saved.settings["method"] == "fedasync:mixing=0.3"
