@@ -33,14 +33,9 @@ def further_finals(values: Values, column: str, final: str, kind: str) -> dict[s
     return cells
 
 
-def percent(column: str) -> float:
-    """100 for an accuracy, 1 for a loss: what tables and pictures multiply a column by."""
-    return 100.0 if column == "accuracy" else 1.0
-
-
 def seed_values(runs: Sequence[Run]) -> Values:
     """The final values of the runs of one method or setting, in percent for accuracies."""
-    return lambda column, final: [percent(column) * metrics.final_value(run, column, final) for run in runs]
+    return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
 
 
 def comparison(

@@ -77,7 +77,7 @@ def loss_curve(
 
 
 def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
-    factor = 100.0 if column == "accuracy" else 1.0
+    factor = metrics.percent(column)
     averaged = any(metrics.window(final, len(run.evaluations[column])) > 1 for run in seeds)
     return Drawn(
         metrics.mean_curve(seeds, x, column, factor, final),

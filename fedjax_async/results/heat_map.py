@@ -67,14 +67,14 @@ def cells(found: Sequence[Record], metric: str, final: str = FINAL) -> list[Cell
     row, column = sorted(sorted(several, key=lambda axis: -len(values[axis]))[:2])
     others = [axis for axis in several if axis not in (row, column)]
     names = columns_of(found)
+    combinations: dict[tuple[int, ...], list[tuple[Sequence[Record], list[Any]]]] = {}
+    for each in groups:
+        combinations.setdefault(tuple(values[axis].index(each[1][axis]) for axis in others), []).append(each)
     maps = []
-    for chosen in itertools.product(*(values[axis] for axis in others)):
-        members = [each for each in groups if [each[1][axis] for axis in others] == list(chosen)]
-        if members:
-            title = ", ".join(f"{names[paths[axis]]}={_text(value)}" for axis, value in zip(others, chosen))
-            maps.append(
-                _map(members, (row, column), values, (names[paths[row]], names[paths[column]]), metric, final, title)
-            )
+    for chosen, members in sorted(combinations.items()):
+        parts = (f"{names[paths[axis]]}={_text(values[axis][index])}" for axis, index in zip(others, chosen))
+        edges = names[paths[row]], names[paths[column]]
+        maps.append(_map(members, (row, column), values, edges, metric, final, ", ".join(parts)))
     finite = any(np.isfinite(each.mean).any() for each in maps)
     fits = sum(each.mean.size for each in maps) <= MOST_CELLS and len(maps) <= MOST_FACETS
     return maps if finite and fits else []

@@ -75,6 +75,11 @@ def final_title(column: str = "accuracy", final: str = FINAL) -> str:
     return f"{column}, {way}" + (" (%)" if column == "accuracy" else "")
 
 
+def percent(column: str) -> float:
+    """100 for an accuracy, 1 for a loss: what tables and pictures multiply a column by."""
+    return 100.0 if column == "accuracy" else 1.0
+
+
 def all_finals(final: str = FINAL) -> list[str]:
     """The three final values, ``final`` first; ``tail:K`` replaces ``tail``."""
     require_final(final)
