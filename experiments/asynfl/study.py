@@ -18,9 +18,9 @@ import variants as shared
 from variants import Rows, Variant, parse, report
 
 from fedjax_async.results import tables
+from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.metrics import best_accuracy, final_accuracy, progress_in, to_target
-from fedjax_async.results.plots import accuracy_curve, loss_curve
 from fedjax_async.types import Run
 
 __all__ = [
@@ -143,7 +143,7 @@ def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[st
     return {
         "task": task,
         "variant": name,
-        "final (%)": tables.spread([100 * final_accuracy(run) for run in runs]),
+        "final (%)": tables.spread([100 * final_accuracy(run, "last") for run in runs]),
         "best (%)": tables.spread([100 * best_accuracy(run) for run in runs]),
         "target (%)": 100 * target,
         "updates to target": until("update", 1),
@@ -164,7 +164,7 @@ DECIMALS = {
 
 def draw(runs: Mapping[str, Sequence[Run]], given: argparse.Namespace, name: str, task: str) -> None:
     """Accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
-    for figure, end in ((accuracy_curve(runs), ""), (loss_curve(runs), "_loss")):
+    for figure, end in ((accuracy_curve(runs, final="last"), ""), (loss_curve(runs, final="last"), "_loss")):
         figure.axes[0].set_title(TASKS[task].title)
         save_figure(figure, given.out / f"{name}_{task}{end}.png")
 

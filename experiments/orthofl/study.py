@@ -21,9 +21,9 @@ from variants import Variant, common, parse, report
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
+from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.metrics import final_accuracy, relative_time
-from fedjax_async.results.plots import accuracy_curve
 from fedjax_async.types import Run
 
 __all__ = [
@@ -158,12 +158,12 @@ def run_task(
 
 def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
     """One row a variant: final accuracy in % and time to target relative to ``baseline``, over the seeds."""
-    relative = relative_time(runs, baseline)
+    relative = relative_time(runs, baseline, final="last")
     return [
         {
             "task": task,
             "variant": name,
-            "accuracy (%)": tables.spread([100 * final_accuracy(run) for run in seeds]),
+            "accuracy (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
             f"time / {baseline}": tables.spread(relative.ratio[name]),
             "updates": tables.spread([len(run.updates["client"]) for run in seeds]),
             "seeds": len(seeds),
@@ -195,7 +195,7 @@ def study(
         chosen = variants(task) if callable(variants) else variants
         runs = run_task(task, chosen, given, budget_of=budget_of)
         for picture in dict.fromkeys(variant.picture for variant in chosen):
-            figure = accuracy_curve({v.name: runs[v.name] for v in chosen if v.picture == picture})
+            figure = accuracy_curve({v.name: runs[v.name] for v in chosen if v.picture == picture}, final="last")
             figure.axes[0].set_title(", ".join(filter(None, (TASKS[task].title, picture))))
             save_figure(figure, given.out / f"{'_'.join(filter(None, (name, task, *picture.split())))}.png")
         return rows_of(task, runs, baseline)

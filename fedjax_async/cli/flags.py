@@ -200,6 +200,35 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> No
         help="measure the time to this test accuracy: a value such as 0.7, a METHOD (its final accuracy), or a share "
         "such as 95%% of the lowest final accuracy [95%%]",
     )
+    _add_finals(parser)
+
+
+def _add_finals(parser: argparse.ArgumentParser) -> None:
+    """Add ``--final`` and ``--interval``."""
+    parser.add_argument(
+        "--final",
+        default="tail",
+        metavar="WAY",
+        help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
+        "tail:K (of the last K) [tail]",
+    )
+    parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """The type of ``--format``."""
+    return tuple(dict.fromkeys(text.split(",")))
+
+
+def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> None:
+    """Add ``--format``, ``--width`` and ``--title``."""
+    group = parser.add_argument_group("pictures")
+    if formats:
+        text = "png, pdf or svg; several joined by commas [png]"
+        group.add_argument("--format", type=_formats, default=("png",), metavar="FORMAT", help=text)
+    text = "width of a paper's column (3.5 inches) or page (7.16 inches) [for the screen]"
+    group.add_argument("--width", metavar="column|page", help=text)
+    group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
 
 
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -211,6 +240,7 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_drawing(parser)
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -247,6 +277,8 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
+    _add_finals(sub)
+    _add_drawing(sub)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -284,6 +316,7 @@ def parser() -> argparse.ArgumentParser:
     resume = command("resume", "continue a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
     resume.add_argument("folder", metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_drawing(resume)
 
     compare = command("compare", "the same experiment with several methods and seeds", _simulating("compare"))
     compare.add_argument(
@@ -296,7 +329,10 @@ def parser() -> argparse.ArgumentParser:
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
-    plan.add_argument("--gantt", metavar="FILE.png", help="draw a Gantt chart: who trains when")
+    plan.add_argument(
+        "--gantt", metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
+    )
+    _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
 
     listing = command(

@@ -18,12 +18,24 @@ from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.figure import require_matplotlib, require_picture
-from fedjax_async.results.metrics import target_accuracy
+from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
+from fedjax_async.results.metrics import require_final, target_accuracy
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
+from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
+
+
+def drawing_of(arguments: argparse.Namespace) -> Drawing:
+    """Formats, width and title of the pictures; ``ValueError`` for others than there are."""
+    return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
+
+
+def check_finals(arguments: argparse.Namespace) -> None:
+    """``ValueError`` for a ``--final`` or ``--interval`` that does not exist; called before the work."""
+    require_final(arguments.final)
+    check.one_of("interval", arguments.interval, INTERVALS)
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -42,6 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+    drawing_of(arguments)  # before the work
     if arguments.out:
         require_matplotlib()
     with precision(settings), claimed(arguments.out or None):
@@ -56,7 +69,8 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
     try:
         if arguments.out:
             options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again}
-            run = run_into(experiment, Path(arguments.out), progress=meter.report, **options)
+            options |= {"progress": meter.report, "drawing": drawing_of(arguments)}
+            run = run_into(experiment, Path(arguments.out), **options)
         else:
             run = execute(experiment, progress=meter.report)
     except KeyboardInterrupt:
@@ -95,6 +109,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     began = time.perf_counter()
     if arguments.baseline is not None:
         check.one_of("baseline", arguments.baseline, arguments.methods)
+    check_finals(arguments)
+    drawing = drawing_of(arguments)
     target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
     with precision(settings), claimed(arguments.out):
@@ -112,17 +128,26 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
             finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))
             advice = f"finished runs are kept in {arguments.out}" if finished else "no run was finished"
             raise KeyboardInterrupt(f"; {advice}") from None
-        comparison = write_comparison(runs, arguments.out, baseline=arguments.baseline, target=arguments.target)
+        comparison = write_comparison(
+            runs,
+            arguments.out,
+            baseline=arguments.baseline,
+            target=arguments.target,
+            final=arguments.final,
+            interval=arguments.interval,
+            drawing=drawing,
+        )
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
     print(comparison)
-    print(f"saved in {arguments.out}: comparison.csv, comparison.md, a picture, runs/")
+    pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
+    print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
 
 
 def plan(arguments: argparse.Namespace) -> None:
     """Plan a run without training."""
-    settings = settings_of(arguments, RUN_BASE)
+    settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
     with precision(settings):
@@ -132,5 +157,5 @@ def plan(arguments: argparse.Namespace) -> None:
         for name, value in statistics._asdict().items():
             print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
     if arguments.gantt:
-        save_figure(gantt(schedule), Path(arguments.gantt))
+        save_figure(gantt(schedule, drawing=drawing), Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fedjax_async import check
 from fedjax_async.cli.flags import sweep_content
+from fedjax_async.cli.runs import check_finals, drawing_of
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.engine.devices import parse_size
@@ -83,8 +84,10 @@ def describe(work: Work) -> str:
     return "\n".join(lines) + "\n" + table(rows)
 
 
-def _report(found: Sweep, target: float | None, out: str) -> None:
-    print(write_sweep(found, out, target=target), end="")
+def _report(found: Sweep, target: float | None, arguments: argparse.Namespace) -> None:
+    out, drawing = arguments.out, drawing_of(arguments)
+    text = write_sweep(found, out, target=target, final=arguments.final, interval=arguments.interval, drawing=drawing)
+    print(text, end="")
     print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md, pictures and runs/")
 
 
@@ -95,7 +98,7 @@ def _collect(arguments: argparse.Namespace, file: File) -> None:
     if missing:
         shown = ", ".join(point.name for point in missing[:3]) + (", ..." if len(missing) > 3 else "")
         print(f"{len(found.points)} of {len(file.points)} runs are finished; missing: {shown}\n")
-    _report(found, file.target, arguments.out)
+    _report(found, file.target, arguments)
 
 
 def _submit(arguments: argparse.Namespace, work: Work, limits: dict[str, int | None]) -> None:
@@ -114,12 +117,14 @@ def _train(arguments: argparse.Namespace, work: Work, target: float | None) -> N
     except KeyboardInterrupt:
         print(f"\ninterrupted: finished runs are kept in {arguments.out}; the same command goes on", file=sys.stderr)
         sys.exit(130)
-    _report(found, target, arguments.out)
+    _report(found, target, arguments)
 
 
 def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
+    check_finals(arguments)
+    drawing_of(arguments)  # before the work
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {
         "memory_limit": None if arguments.memory_limit is None else parse_size("memory_limit", arguments.memory_limit),

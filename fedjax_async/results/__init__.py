@@ -2,23 +2,30 @@
 
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
-1. one run: ``metrics.py``, ``tables.py``, ``figure.py`` and ``plots.py``, ``files.py`` and ``store.py`` (its folder);
-2. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
-3. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``sweep_report.py``, ``cluster.py``.
+1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py`` and ``plots.py``; ``files.py`` and ``store.py``
+   (its folder);
+2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
+3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
+4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``heat_map.py``, ``sweep_report.py``,
+   ``cluster.py``.
 """
 
-from fedjax_async.results.figure import save_figure
+from fedjax_async.results.comparisons import comparison
+from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.figure import Drawing, save_figure
 from fedjax_async.results.files import versions
-from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, relative_time, to_target
-from fedjax_async.results.plots import accuracy_curve, gantt, loss_curve, staleness_histogram
+from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
+from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import Progress, bar
 from fedjax_async.results.runs import write_comparison, write_run
+from fedjax_async.results.significance import holm, interval, paired
 from fedjax_async.results.store import load, save
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, collect, sweep
-from fedjax_async.results.tables import Spread, comparison, mean_std, spread, table, write
+from fedjax_async.results.tables import Spread, mean_std, spread, table, write
 
 __all__ = [
+    "Drawing",
     "Progress",
     "Spread",
     "Sweep",
@@ -29,10 +36,14 @@ __all__ = [
     "collect",
     "comparison",
     "final_accuracy",
+    "final_value",
     "gantt",
+    "holm",
+    "interval",
     "load",
     "loss_curve",
     "mean_std",
+    "paired",
     "relative_time",
     "save",
     "save_figure",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,42 @@ INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
 AMOUNTS = {"update": "client updates applied", "step": "server steps"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+UNMARKED = 8  # lines without markers; the following ones have some, and so are told apart by shape too
+PAPER_TEXT = 8  # points
 # Metadata left out of each kind of file, because it differs between two savings of the same figure.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     ".svg": {"Date": None, "Creator": None},
 }
+
+
+# Inches. IEEE's column and page; other publishers' differ by a few hundredths of them.
+WIDTHS = {"column": 3.5, "page": 7.16}
+FORMATS = tuple(ending.removeprefix(".") for ending in UNDATED)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How pictures are drawn and saved.
+
+    ``formats``: of ``png``, ``pdf`` and ``svg``. ``width``: ``column`` or ``page`` of a paper (3.5 and 7.16 inches);
+    None for the screen. ``title``: above the picture; None for none.
+    """
+
+    formats: tuple[str, ...] = ("png",)
+    width: str | None = None
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        check.require(len(self.formats) > 0, "format", self.formats, "at least one of " + ", ".join(FORMATS))
+        for each in self.formats:
+            check.one_of("format", each, FORMATS)
+        check.optional(check.one_of, "width", self.width, allowed=WIDTHS)
+
+
+SCREEN = Drawing()
 
 
 def require_matplotlib() -> type[Figure]:
@@ -42,9 +73,12 @@ def require_matplotlib() -> type[Figure]:
     return Figure
 
 
-def new(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty figure of ``width`` x ``height`` inches with one plain pair of axes."""
-    figure = require_matplotlib()(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
+def new(width: float, height: float, drawing: Drawing = SCREEN) -> tuple[Figure, Axes]:
+    """An empty figure of ``width`` x ``height`` inches with one plain pair of axes; ``drawing`` may set the width.
+
+    A narrower figure becomes lower too, but by a third at most.
+    """
+    figure = empty(width, height, drawing)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     for side in ("left", "bottom"):
@@ -55,9 +89,36 @@ def new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
+def empty(width: float, height: float, drawing: Drawing = SCREEN) -> Figure:
+    """A figure as of :func:`new`, without axes."""
+    if drawing.width is not None:
+        given, width = width, WIDTHS[drawing.width]
+        height *= min(max(width / given, 2 / 3), 1.0)
+    return require_matplotlib()(figsize=(width, height), dpi=200, facecolor="white", layout="constrained")
+
+
+def finish(figure: Figure, drawing: Drawing) -> Figure:
+    """Set the title and, for a paper's width, text of 8 points at most; called when everything is drawn."""
+    from matplotlib.text import Text  # noqa: PLC0415
+
+    if drawing.title is not None:
+        figure.suptitle(drawing.title, fontsize=10, color=INK)
+    if drawing.width is not None:
+        for axes in figure.axes:
+            axes.tick_params(labelsize=PAPER_TEXT - 1)
+        for text in figure.findobj(Text):
+            text.set_fontsize(min(float(text.get_fontsize()), PAPER_TEXT))
+    return figure
+
+
 def look(index: int) -> tuple[str, Any]:
     """Colour and dash pattern of the ``index``-th line; the first 28 are different."""
     return PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
+
+
+def marker(index: int) -> str:
+    """The marker on the ``index``-th line; none for the first eight."""
+    return "" if index < UNMARKED else MARKERS[(index - UNMARKED) % len(MARKERS)]
 
 
 def label(axes: Axes, x: str, y: str) -> None:
@@ -98,3 +159,9 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, stream.getvalue())
     return path
+
+
+def save_formats(figure: Figure, path: Path, drawing: Drawing) -> None:
+    """Write the figure in every format of ``drawing``; ``path`` without an ending."""
+    for ending in drawing.formats:
+        save_figure(figure, path.parent / f"{path.name}.{ending}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,22 +42,88 @@ def to_target(run: Run, target: float, unit: str = "time") -> float:
     return float(amounts[reached[0]]) if reached.size else math.nan
 
 
-def _accuracy(run: Run) -> np.ndarray:
-    accuracy = np.asarray(run.evaluations["accuracy"], np.float64)
-    check.require(accuracy.size > 0, "run.evaluations", {}, "a table with at least one evaluation")
-    return accuracy
+FINALS = {"tail": "mean of last tenth", "last": "last", "best": "best"}
+FINAL = "tail"  # what tables and pictures show unless another is asked for
+WAYS = "last, best, tail (the mean of the last tenth of the evaluations) or tail:K (of the last K)"
 
 
-def final_accuracy(run: Run) -> float:
-    """Accuracy of the last evaluation, in [0, 1]."""
-    return float(_accuracy(run)[-1])
+def require_final(final: str) -> None:
+    """``ValueError`` unless ``final`` is ``last``, ``best``, ``tail`` or ``tail:K``."""
+    name, _, count = str(final).partition(":")
+    check.require(final in FINALS or (name == "tail" and count.isdecimal() and int(count) > 0), "final", final, WAYS)
+
+
+def window(final: str, rows: int) -> int:
+    """How many of the last evaluations out of ``rows`` a final value averages.
+
+    A tenth for ``tail``, rounded down, at least one; K for ``tail:K``; one for ``last`` and ``best``.
+    """
+    require_final(final)
+    if final == "tail":
+        return max(1, rows // 10)
+    return min(int(final.removeprefix("tail:")), max(rows, 1)) if final.startswith("tail:") else 1
+
+
+def final_title(column: str = "accuracy", final: str = FINAL) -> str:
+    """The name of a final value in tables.
+
+    >>> final_title(), final_title("loss", "last"), final_title(final="tail:5")
+    ('accuracy, mean of last tenth (%)', 'loss, last', 'accuracy, mean of last 5 (%)')
+    """
+    require_final(final)
+    way = FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
+    return f"{column}, {way}" + (" (%)" if column == "accuracy" else "")
+
+
+def percent(column: str) -> float:
+    """100 for an accuracy, 1 for a loss: what tables and pictures multiply a column by."""
+    return 100.0 if column == "accuracy" else 1.0
+
+
+def all_finals(final: str = FINAL) -> list[str]:
+    """The three final values, ``final`` first; ``tail:K`` replaces ``tail``."""
+    require_final(final)
+    return [final, *(each for each in FINALS if each != final.partition(":")[0])]
+
+
+def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float:
+    """One number for a column of the evaluations: accuracies in [0, 1], losses as they are.
+
+    ``final``: ``last`` is the last evaluation; ``tail`` the mean of the last tenth of the evaluations (see
+    :func:`window`), ``tail:K`` of the last K; ``best`` the highest accuracy or the lowest loss of any evaluation,
+    NaN if all are NaN.
+    """
+    values = _scores(run, column)
+    if final == "best":
+        known = values[~np.isnan(values)]
+        return float(known.min() if column == "loss" else known.max()) if known.size else math.nan
+    return float(np.mean(values[-window(final, values.size) :]))
+
+
+def _scores(run: Run, column: str = "accuracy") -> np.ndarray:
+    scores = np.asarray(run.evaluations[column], np.float64)
+    check.require(scores.size > 0, "run.evaluations", {}, "a table with at least one evaluation")
+    return scores
+
+
+def final_accuracy(run: Run, final: str = "last") -> float:
+    """Accuracy of the last evaluation, in [0, 1]; or another ``final`` as in :func:`final_value`."""
+    return final_value(run, "accuracy", final)
 
 
 def best_accuracy(run: Run) -> float:
     """The highest accuracy of any evaluation, in [0, 1]; NaN if all are NaN."""
-    accuracy = _accuracy(run)
-    finite = accuracy[~np.isnan(accuracy)]
-    return float(finite.max()) if finite.size else math.nan
+    return final_value(run, "accuracy", "best")
+
+
+def has_accuracy(runs: Iterable[Run]) -> bool:
+    """Whether any run has class labels at its last evaluation; otherwise runs are compared by the loss."""
+    return any(not math.isnan(final_value(run, "accuracy", "last")) for run in runs)
+
+
+def running_mean(values: np.ndarray, length: int) -> np.ndarray:
+    """The mean of each value and those before it, ``length`` in all or as many as there are; float64[rows]."""
+    return np.array([np.mean(values[max(0, end - length) : end]) for end in range(1, len(values) + 1)])
 
 
 def area(run: Run, unit: str = "time") -> float:
@@ -66,7 +132,7 @@ def area(run: Run, unit: str = "time") -> float:
     The curve is a step function: an accuracy holds until the next evaluation. If there is only one evaluation, the
     result is its accuracy.
     """
-    accuracy, at = _accuracy(run), progress_in(run, unit)
+    accuracy, at = _scores(run), progress_in(run, unit)
     width = at[-1] - at[0]
     return float(np.diff(at) @ accuracy[:-1] / width) if width > 0 else float(accuracy[-1])
 
@@ -101,12 +167,23 @@ def target_accuracy(final: Mapping[str, np.ndarray], target: str | float = SHARE
     return number * lowest if text.endswith("%") else np.full(lowest.shape, number)
 
 
+def final_accuracies(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> dict[str, np.ndarray]:
+    """Method -> the final accuracy of each seed, float64[seeds]; ``final`` as in :func:`final_value`."""
+    return {name: np.array([final_accuracy(run, final) for run in seeds]) for name, seeds in runs.items()}
+
+
 def relative_time(
-    runs: Mapping[str, Sequence[Run]], baseline: str, *, target: str | float = SHARE, unit: str = "time"
+    runs: Mapping[str, Sequence[Run]],
+    baseline: str,
+    *,
+    target: str | float = SHARE,
+    unit: str = "time",
+    final: str = FINAL,
 ) -> Relative:
     """How long each method takes to reach a common accuracy, relative to ``baseline``.
 
-    ``target`` as in :func:`target_accuracy`; every method reaches a share of the lowest final accuracy. A ratio below
+    ``target`` as in :func:`target_accuracy`, of final accuracies as in :func:`final_value`; every method reaches a
+    share of the lowest. A ratio below
     1 is faster than the baseline; it is NaN if one of the two does not reach the target, or if the baseline starts at
     or above it. ``runs`` maps each method to its runs, one per seed, with the seeds in the same order.
 
@@ -115,8 +192,7 @@ def relative_time(
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
-    final = {name: np.array([final_accuracy(run) for run in seeds]) for name, seeds in runs.items()}
-    goals = target_accuracy(final, target)
+    goals = target_accuracy(final_accuracies(runs, final), target)
     time = {
         name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
         for name, seeds in runs.items()
@@ -167,8 +243,13 @@ def spread(values: Sequence[float] | np.ndarray) -> Spread:
     return Spread(float(mean), float(std), array.size)
 
 
-def mean_curve(runs: Sequence[Run], unit: str = "time", column: str = "accuracy", factor: float = 1.0) -> Curve:
+def mean_curve(
+    runs: Sequence[Run], unit: str = "time", column: str = "accuracy", factor: float = 1.0, final: str = "last"
+) -> Curve:
     """``factor`` times a column of the evaluations against ``unit``, averaged over runs that differ in their seed.
+
+    Each seed's values are replaced by their running mean over as many evaluations as ``final`` averages (see
+    :func:`window`): none but the value itself for ``last`` and ``best``.
 
     If the evaluations of all seeds match, the k-th point averages the k-th evaluations, at their mean amount of
     ``unit``. They match if there are equally many, and at each of them all seeds have made equally many updates, or
@@ -178,11 +259,13 @@ def mean_curve(runs: Sequence[Run], unit: str = "time", column: str = "accuracy"
     are evaluated. Evaluations of different seeds that follow each other within half an interval share a
     point, at the last of them: a seed that is evaluated a moment later does not widen the band for that moment.
 
-    In both cases the last point averages the last evaluations of all seeds: ``spread`` of the final values.
+    In both cases the last point is ``spread`` of ``final_value(run, column, final)`` over the seeds, except for
+    ``best``.
     """
     check.require(len(runs) > 0, "runs", list(runs), "at least one run")
     at = [progress_in(run, unit) for run in runs]
-    values = [factor * np.asarray(run.evaluations[column], np.float64) for run in runs]
+    scores = [np.asarray(run.evaluations[column], np.float64) for run in runs]
+    values = [factor * running_mean(each, window(final, each.size)) for each in scores]
     matching = _match(runs)
     if matching:
         grid, _ = mean_and_std(np.stack(at, axis=-1))

@@ -16,10 +16,12 @@ from fedjax_async import check, disk
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.engine.record import Progress
-from fedjax_async.results import files, metrics, store, tables
+from fedjax_async.results import comparisons, files, metrics, store, tables
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.figure import save_figure
-from fedjax_async.results.plots import accuracy_curve, gantt, loss_curve, staleness_histogram
+from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.metrics import FINAL
+from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_room
 from fedjax_async.types import Run
@@ -29,38 +31,41 @@ PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, a
 # --- tables and pictures ------------------------------------------------------------------------------
 
 
-def write_run(run: Run, folder: str | Path, plots: bool = True, *, overwrite: bool = False) -> Path:
+def write_run(
+    run: Run, folder: str | Path, plots: bool = True, *, overwrite: bool = False, drawing: Drawing = SCREEN
+) -> Path:
     """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures beside it.
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
-    arrived, ``staleness.png`` and ``gantt.png``. The data are written first, so they are safe even if matplotlib is
-    missing; ``ValueError`` then names the extra to install.
+    arrived, ``staleness.png`` and ``gantt.png``; ``drawing`` chooses other formats, a width and a title. The data are
+    written first, so they are safe even if matplotlib is missing; ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
     if plots:
-        _draw_run(run, folder)
+        _draw_run(run, folder, drawing)
     return folder
 
 
-def _draw_run(run: Run, folder: Path) -> None:
+def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
     name = str(run.settings.get("method", "run"))
-    _draw_curve({name: [run]}, folder)
+    _draw_curve({name: [run]}, folder, FINAL, drawing)
     if len(run.updates["staleness"]):
-        save_figure(staleness_histogram(run), folder / "staleness.png")
-        save_figure(gantt(run.schedule), folder / "gantt.png")
+        save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
+        save_formats(gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
 
 
-def _is_drawn(run: Run, folder: Path) -> bool:
+def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
+    """Whether the pictures are there; those of another width or title than the usual ones are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
     others = ("staleness.png", "gantt.png") if len(run.updates["staleness"]) else ()
-    return curve and all((folder / name).exists() for name in others)
+    return drawing == SCREEN and curve and all((folder / name).exists() for name in others)
 
 
-def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path) -> None:
+def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
     """Accuracy, or the loss if no run has class labels."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
-    draw, name = (accuracy_curve, "accuracy.png") if labelled else (loss_curve, "loss.png")
-    save_figure(draw(runs), folder / name)
+    draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
+    save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
 
 
 def write_comparison(
@@ -70,26 +75,32 @@ def write_comparison(
     *,
     baseline: str | None = None,
     target: str | float = metrics.SHARE,
+    final: str = FINAL,
+    interval: str = "t",
+    drawing: Drawing = SCREEN,
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` and ``target``:
-    as in :func:`fedjax_async.results.tables.comparison`. The CSV has the target too. Returns the table as text, to be
-    printed, with the target below it.
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
+    ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
+    and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
+    value between the methods. Returns the tables as text, to be printed, with the target below the first one.
     """
     folder = Path(folder)
-    rows = tables.comparison(runs, baseline, target)
-    final = {name: np.array([metrics.final_accuracy(run) for run in seeds]) for name, seeds in runs.items()}
-    goal = tables.spread(100 * metrics.target_accuracy(final, target))
-    labelled = "final accuracy (%)" in rows[0]
-    extended = [row | ({"target (%)": goal} if labelled else {}) for row in rows]
+    rows = comparisons.comparison(runs, baseline, target, final, interval)
+    extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
+    decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
-    tables.write(rows, folder / "comparison.md", decimals=tables.COMPARISON_DECIMALS)
+    tables.write(rows, folder / "comparison.md", decimals=decimals)
+    title = next(name for name in rows[0] if name != "method")
+    tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
     if plots:
-        _draw_curve(runs, folder)
+        _draw_curve(runs, folder, final, drawing)
     disk.sweep_up(folder)
-    text = tables.table(rows, decimals=tables.COMPARISON_DECIMALS)
-    return f"{text}\ntarget: {tables.cell(goal)} % ({_described(target, final)})\n" if labelled else text
+    text = tables.table(rows, decimals=decimals)
+    if "target (%)" in extended[0]:
+        text += f"\ntarget: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n"
+    return f"{text}\n{tested}" if tested else text
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:
@@ -110,6 +121,7 @@ def run_into(
     overwrite: bool = False,
     again: bool = False,
     progress: Progress | None = None,
+    drawing: Drawing = SCREEN,
 ) -> Run:
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
@@ -129,8 +141,8 @@ def run_into(
             advice = "--again, in Python again=True, trains it once more"
             print(f"{folder}: this run is finished already and was read ({advice})")
             run = load(folder)
-            if plots and not _is_drawn(run, folder):  # killed before the pictures were whole, or saved without
-                _draw_run(run, folder)
+            if plots and not _is_drawn(run, folder, drawing):  # killed before the pictures were whole, or saved without
+                _draw_run(run, folder, drawing)
             disk.sweep_up(folder)
             shutil.rmtree(checkpoints, ignore_errors=True)
             return run
@@ -141,7 +153,7 @@ def run_into(
             disk.write(checkpoints / "settings.json", files.json_bytes(settings))
             save_plugins(checkpoints)
         run = execute(experiment, progress=progress, checkpoints=checkpoints)
-        write_run(run, folder, plots=plots, overwrite=overwrite)
+        write_run(run, folder, plots=plots, overwrite=overwrite, drawing=drawing)
         shutil.rmtree(checkpoints, ignore_errors=True)
     return run
 

@@ -15,8 +15,10 @@ from fedjax_async import check, disk
 from fedjax_async.config.grid import Point, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import files, metrics, tables
+from fedjax_async.results import comparisons, files, metrics, significance, tables
+from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
+from fedjax_async.results.tables import NOTHING
 from fedjax_async.types import Run
 
 # Counters of the execution, not of the result: they may differ between a run alone and the same run in a sweep.
@@ -24,6 +26,7 @@ EXECUTION = frozenset(
     ("waves", "mean_width", "batches", "widths", "slots", "useful_steps", "executed_steps", "programs")
 )
 TARGETS = {"time": "time_to_target", "update": "updates_to_target", "bytes": "bytes_to_target"}
+MOST_PAIRS = 500  # paired tests; more cannot be read, and Holm's correction leaves nothing of them
 
 Columns = dict[str, Any]  # equally long lists or arrays
 
@@ -39,19 +42,15 @@ class Record(NamedTuple):
 class Ranked(NamedTuple):
     """Settings ordered by the final metric."""
 
-    metric: str  # "final test accuracy (%)"
+    metric: str  # "accuracy, mean of last tenth (%)"
     order: list[int]  # indices of the settings as in ``by_setting``, the best first
 
 
 def record(point: Point, run: Run, target: float | None = None) -> Record:
     """The numbers of a run's row; time, updates and bytes to ``target`` are NaN if it was never reached."""
     staleness = np.asarray(run.updates["staleness"])
-    final = metrics.final_accuracy(run)
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
     numbers = {
-        "final_accuracy": final,
-        "final_loss": last["loss"],
-        "best_accuracy": metrics.best_accuracy(run),
         "mean_accuracy": metrics.area(run),
         "virtual_time": last["time"],
         **({} if target is None else {name: metrics.to_target(run, target, unit) for unit, name in TARGETS.items()}),
@@ -75,7 +74,8 @@ def records(sweep: Sweep, target: float | None = None) -> list[Record]:
 def columns_of(found: Sequence[Record]) -> dict[str, str]:
     """Swept path (except the seed) -> the name of its column, which no measured column has."""
     short = labels(swept(each.point for each in found))
-    measured = {"run", "seed", *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    finals = {f"{way}_{column}" for way in metrics.FINALS for column in ("accuracy", "loss")}
+    measured = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
     longer = {path: path if "." in path else f"setting.{path}" for path in short}
     return {path: longer[path] if name in measured else name for path, name in short.items() if path != "seed"}
 
@@ -86,10 +86,24 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
     return {"run": each.point.name, **chosen, "seed": settings.seed}
 
 
-def run_rows(found: Sequence[Record]) -> list[dict[str, Any]]:
-    """The tidy table, one row per run: name, swept values, seed and results."""
+def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
+    """The tidy table, one row per run: name, swept values, seed and results.
+
+    Its three final accuracies and losses are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
+    ``tail`` is that of ``final`` if it is ``tail:K``.
+    """
     columns = columns_of(found)
-    return [_identity(each, columns) | each.numbers for each in found]
+    finals = {
+        f"{way.partition(':')[0]}_{column}": (column, way)
+        for column in ("accuracy", "loss")
+        for way in metrics.all_finals(final)
+    }
+    return [
+        _identity(each, columns)
+        | {name: metrics.final_value(each.run, column, way) for name, (column, way) in finals.items()}
+        | each.numbers
+        for each in found
+    ]
 
 
 def evaluation_columns(found: Sequence[Record]) -> Columns:
@@ -120,27 +134,35 @@ def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
     return grouped
 
 
-def spread_of(group: Sequence[Record], name: str, factor: float = 1.0) -> tables.Spread | tables.Reached:
-    """``factor`` times a number of each run of one setting, as mean and deviation over its seeds.
+def spread_of(group: Sequence[Record], metric: str, final: str = FINAL) -> metrics.Spread:
+    """The final ``accuracy`` (in percent) or ``loss`` of one setting, as mean and deviation over its seeds."""
+    return metrics.spread(_values(group)(metric, final))
 
-    For amounts to a target that not all seeds reach: how many do.
+
+def _values(group: Sequence[Record]) -> comparisons.Values:
+    return comparisons.seed_values([each.run for each in group])
+
+
+def _metric(found: Iterable[Record]) -> str:
+    return "accuracy" if metrics.has_accuracy(each.run for each in found) else "loss"
+
+
+def setting_rows(
+    found: Sequence[Record],
+    target: float | None = None,
+    final: str = FINAL,
+    interval: str = "t",
+    *,
+    further: bool = False,
+) -> list[dict[str, Any]]:
+    """One row per setting: mean, sample standard deviation and interval over its seeds.
+
+    ``final`` and ``interval`` as in :func:`fedjax_async.results.comparisons.comparison`; ``further``: add the other two
+    final values.
     """
-    spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
-    return spread([factor * each.numbers[name] for each in group])
-
-
-def has_accuracy(found: Iterable[Record]) -> bool:
-    """Whether any run has class labels; otherwise settings are compared by the loss."""
-    return any(not math.isnan(each.numbers["final_accuracy"]) for each in found)
-
-
-def setting_rows(found: Sequence[Record], target: float | None = None) -> list[dict[str, Any]]:
-    """One row per setting: mean and sample standard deviation over its seeds."""
     columns = columns_of(found)
     reached = "" if target is None else f"to {100 * target:g} %"
     wanted: dict[str, tuple[str, float]] = {
-        **({"final accuracy (%)": ("final_accuracy", 100.0)} if has_accuracy(found) else {}),
-        "final loss": ("final_loss", 1.0),
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
         **({f"updates {reached}": (TARGETS["update"], 1.0)} if reached else {}),
         **({f"MB {reached}": (TARGETS["bytes"], 1e-6)} if reached else {}),
@@ -148,41 +170,64 @@ def setting_rows(found: Sequence[Record], target: float | None = None) -> list[d
     }
     counted = ("rejected", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
+    metric = _metric(found)
+    shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
     rows = []
     for group in by_setting(found).values():
-        settings = group[0].point.settings
-        values = values_of(settings, columns).items()
-        chosen = {columns[path]: tables.NOTHING if value is None else str(value) for path, value in values}
-        spreads = {title: spread_of(group, name, factor) for title, (name, factor) in wanted.items()}
-        rows.append({**chosen, "seeds": len(group), **spreads})
+        values = values_of(group[0].point.settings, columns).items()
+        row: dict[str, Any] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
+        row["seeds"] = len(group)
+        row |= comparisons.final_cells(_values(group), metric, final, interval)
+        if metric == "accuracy":
+            row[metrics.final_title("loss", final)] = spread_of(group, "loss", final)
+        for title, (name, factor) in wanted.items():
+            spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
+            row[title] = spread([factor * each.numbers[name] for each in group])
+        if further:
+            for column in shown:
+                row |= comparisons.further_finals(_values(group), column, final, interval)
+        rows.append(row)
     return rows
 
 
-def decimals_of(rows: Sequence[tables.Row]) -> dict[str, int]:
-    """The decimal places of each column of :func:`setting_rows` in text and Markdown."""
-    whole = ("time ", "updates ", "rejected", "lost", "late", "duplicates")
-    return {name: 0 if name.startswith(whole) else 4 if name == "final loss" else 2 for row in rows for name in row}
-
-
-def rank(found: Sequence[Record]) -> Ranked:
+def rank(found: Sequence[Record], final: str = FINAL) -> Ranked:
     """The settings from best to worst by the mean of the final metric; the smaller deviation breaks ties.
 
-    The metric is the test accuracy at the last evaluation, or the test loss if no run has class labels. Settings
-    without a finite mean come last.
+    The metric is the final test accuracy, or the final test loss if no run has class labels. Settings without a
+    finite mean come last.
     """
-    sign, name, metric = (
-        (-1.0, "final_accuracy", "final test accuracy (%)")
-        if has_accuracy(found)
-        else (1.0, "final_loss", "final test loss")
-    )
-    spreads = [spread_of(group, name) for group in by_setting(found).values()]
+    metric = _metric(found)
+    sign = -1.0 if metric == "accuracy" else 1.0
+    spreads = [spread_of(group, metric, final) for group in by_setting(found).values()]
 
     def key(index: int) -> tuple[bool, float, float]:
         mean, std = spreads[index].mean, spreads[index].std
         finite = math.isfinite(mean)
         return not finite, sign * mean if finite else 0.0, 0.0 if math.isnan(std) else std
 
-    return Ranked(metric, sorted(range(len(spreads)), key=key))
+    return Ranked(metrics.final_title(metric, final), sorted(range(len(spreads)), key=key))
+
+
+def pair_rows(found: Sequence[Record], final: str = FINAL, interval: str = "t") -> list[dict[str, Any]]:
+    """Paired tests as in :func:`fedjax_async.results.significance.pairs` between settings that differ in their method.
+
+    Method and timing count as the method, with their options. Settings that differ in anything else are not compared:
+    their clients may have met other data and delays. Empty if there are more than ``MOST_PAIRS`` pairs.
+    """
+    metric = _metric(found)
+    columns = columns_of(found)
+    own = [path for path in columns if path.partition(".")[0] in ("method", "timing")]
+    worlds: dict[str, dict[str, dict[int, float]]] = {}
+    for name, group in by_setting(found).items():
+        values = values_of(group[0].point.settings, columns)
+        where = setting_title({path: value for path, value in values.items() if path not in own}, columns)
+        method = setting_title({path: values[path] for path in own if values[path] is not None}, columns)
+        methods = worlds.setdefault(where, {})
+        seeds = [each.point.settings.seed for each in group]
+        methods[name if method in methods else method] = dict(zip(seeds, _values(group)(metric, final), strict=True))
+    if sum(math.comb(len(methods), 2) for methods in worlds.values()) > MOST_PAIRS:
+        return []
+    return significance.pairs(worlds, interval, larger_is_better=metric == "accuracy")
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -220,16 +265,25 @@ def parquet_writer() -> Callable[[Columns], bytes] | None:
     return content
 
 
-def write_tables(found: Sequence[Record], folder: Path, target: float | None = None) -> list[str]:
-    """Write ``runs`` and ``evaluations`` as CSV and Parquet, ``settings`` as CSV and Markdown; returns the names."""
-    rows, long = run_rows(found), evaluation_columns(found)
-    summary = setting_rows(found, target)
+def write_tables(
+    found: Sequence[Record], folder: Path, target: float | None = None, final: str = FINAL, interval: str = "t"
+) -> list[str]:
+    """Write ``runs`` and ``evaluations`` as CSV and Parquet, ``settings`` and ``pairs`` as CSV and Markdown.
+
+    Returns the names of the files.
+    """
+    rows, long = run_rows(found, final), evaluation_columns(found)
+    summary = setting_rows(found, target, final, interval)
     folder.mkdir(parents=True, exist_ok=True)
     tables.write(rows, folder / "runs.csv")
     disk.write(folder / "evaluations.csv", files.csv_bytes(long))
-    for name in ("settings.csv", "settings.md"):
-        tables.write(summary, folder / name, decimals=decimals_of(summary))
+    tables.write(setting_rows(found, target, final, interval, further=True), folder / "settings.csv")
+    tables.write(summary, folder / "settings.md", decimals=tables.decimals_of(summary))
     written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md"]
+    pairs = comparisons.write_pairs(
+        pair_rows(found, final, interval), folder, metrics.final_title(_metric(found), final)
+    )
+    written += ["pairs.csv", "pairs.md"] if pairs else []
     parquet = parquet_writer()
     for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
         if parquet is None:

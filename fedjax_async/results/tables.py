@@ -1,4 +1,4 @@
-"""Tables: rows are dicts; one function writes them as Markdown, CSV or aligned text. The comparison of methods."""
+"""Tables: rows are dicts; one function writes them as Markdown, CSV or aligned text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.results import metrics
 from fedjax_async.results.metrics import Spread, spread
-from fedjax_async.types import Run
+from fedjax_async.results.significance import Interval
 
 Row = Mapping[str, Any]
 NOTHING = "-"  # a cell without a value, such as a target that was never reached
@@ -53,7 +52,12 @@ def mean_std(values: Sequence[float] | np.ndarray, decimals: int = 2) -> str:
 
 
 def cell(value: Any, decimals: int = 2) -> str:
-    """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std."""
+    """The text of one cell: floats with ``decimals`` places, integers as they are, spreads as mean ± std.
+
+    Intervals are ``[low, high]``.
+    """
+    if isinstance(value, Interval):
+        return NOTHING if math.isnan(value.low) else f"[{value.low:.{decimals}f}, {value.high:.{decimals}f}]"
     if isinstance(value, Reached):
         return f"{value.reached} of {value.seeds} reached"
     if isinstance(value, Spread):
@@ -93,13 +97,17 @@ def _text(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
 def _csv(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
     """All digits; a spread over several seeds becomes two columns, ``name`` and ``name std``.
 
-    Where not all seeds reached a value, both are NaN, and the column ``name reached`` has the number that did.
+    An interval becomes ``name low`` and ``name high``. Where not all seeds reached a value, mean and deviation are NaN,
+    and the column ``name reached`` has the number that did.
     """
     del decimals
     flat: list[dict[str, Any]] = []
     for row in rows:
         flat.append({})
         for name, value in row.items():
+            if isinstance(value, Interval):
+                flat[-1] |= {f"{name} low": value.low, f"{name} high": value.high}
+                continue
             spreads = isinstance(value, (Spread, Reached))
             flat[-1][name] = value.mean if spreads else value
             if spreads and value.seeds > 1:
@@ -147,40 +155,11 @@ def write(rows: Sequence[Row], path: str | Path, *, decimals: Mapping[str, int] 
     return path
 
 
-def comparison(
-    runs: Mapping[str, Sequence[Run]], baseline: str | None = None, target: str | float = metrics.SHARE
-) -> list[dict[str, Any]]:
-    """One row per method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
-
-    If no run has class labels, the final loss replaces accuracy and times.
-
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg``
-    if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`. Cells
-    are spreads over the seeds. Bytes are those of the whole run, in both directions.
-    """
-    check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
-    baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
-    has_accuracy = any(not math.isnan(metrics.final_accuracy(run)) for seeds in runs.values() for run in seeds)
-    relative = metrics.relative_time(runs, baseline, target=target)
-
-    def outcome(name: str) -> dict[str, Any]:
-        if not has_accuracy:
-            return {"final loss": spread([float(run.evaluations["loss"][-1]) for run in runs[name]])}
-        return {
-            "final accuracy (%)": spread([100 * metrics.final_accuracy(run) for run in runs[name]]),
-            "time to target (s)": spread_or_count(relative.time[name]),
-            f"relative to {baseline}": spread_or_count(relative.ratio[name]),
-        }
-
-    return [
-        {
-            "method": name,
-            **outcome(name),
-            "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
-            "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
-        }
-        for name, seeds in runs.items()
-    ]
-
-
-COMPARISON_DECIMALS = {"final loss": 4, "time to target (s)": 0, "updates": 0, "sent (MB)": 1}
+def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
+    """The decimal places of the columns of a comparison or of a sweep's settings."""
+    columns = _columns(rows)
+    loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
+    whole = ("time ", "updates", "rejected", "lost", "late", "duplicates")
+    precise = ("loss, ", *(("95% ",) if loss else ()))
+    places = {name: 0 if name.startswith(whole) else 4 if name.startswith(precise) else 2 for name in columns}
+    return places | {"sent (MB)": 1}

@@ -93,10 +93,52 @@ def test_compare_writes_table_and_picture(capsys, tmp_path):
     assert "2 seed(s)" in out and "fedasync:mixing=0.3" in out
     assert {"comparison.csv", "comparison.md", "accuracy.png", "runs"} == {path.name for path in tmp_path.iterdir()}
     header, *rows = (tmp_path / "comparison.csv").read_text().splitlines()
-    assert header.startswith("method,final accuracy (%),final accuracy (%) std") and len(rows) == 2
+    assert (
+        header.startswith('method,"accuracy, mean of last tenth (%)","accuracy, mean of last tenth (%) std"')
+        and len(rows) == 2
+    )
     assert "relative to fedavg@cohort:size=2" in header  # the first, since none is called fedavg
     saved = load(tmp_path / "runs" / "fedasync_mixing_0.3" / "seed_1")
     assert saved.settings["seed"] == 1 and saved.settings["method"] == "fedasync:mixing=0.3"
+
+
+def test_compare_shows_the_final_value_that_is_asked_for(capsys, tmp_path):
+    asked = ("--final", "best", "--interval", "bootstrap", "--format", "svg,pdf", "--width", "column", "--title", "Two")
+    out = ok(capsys, "compare", "fedasync", "asgd", *SMALL, "--seeds", "3", *asked, "--out", str(tmp_path))
+    names = {"comparison.csv", "comparison.md", "pairs.csv", "pairs.md", "accuracy.svg", "accuracy.pdf", "runs"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert "accuracy, best (%)" in out and "95% interval (bootstrap)" in out and "Wilcoxon" in out
+    header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
+    assert all(f"accuracy, {way} (%)" in header for way in ("best", "mean of last tenth", "last"))
+    assert "comparison.md, pairs.csv, pairs.md, a picture" in out
+
+
+def test_pictures_of_a_finished_run_are_drawn_in_other_formats(capsys, tmp_path):
+    command = ("run", *SMALL, "--out", str(tmp_path))
+    ok(capsys, *command)
+    assert "finished already" in ok(capsys, *command, "--format", "svg", "--title", "Later")
+    assert b"Later" in (tmp_path / "accuracy.svg").read_bytes() and (tmp_path / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize("command", [("compare", "asgd"), ("quickstart",), ("sweep", "nothing.toml")])
+@pytest.mark.parametrize(
+    "flags, says",
+    [
+        (
+            ("--final", "first"),
+            "final = 'first': must be last, best, tail (the mean of the last tenth of the evaluations)",
+        ),
+        (("--final", "tail:0"), "final = 'tail:0': must be last"),
+        (("--interval", "normal"), "interval = 'normal': must be one of t, bootstrap"),
+        (("--format", "png,gif"), "format = 'gif': must be one of png, pdf, svg"),
+        (("--width", "wide"), "width = 'wide': must be one of column, page"),
+    ],
+)
+def test_bad_finals_and_drawings_are_refused_before_the_work(capsys, monkeypatch, tmp_path, command, flags, says):
+    monkeypatch.chdir(tmp_path)
+    Path("nothing.toml").write_text("[base]\nupdates = 3\n")
+    assert says in refused(capsys, *command, *flags)
+    assert [path.name for path in Path().iterdir()] == ["nothing.toml"]
 
 
 def test_quickstart_is_a_comparison_with_settings_of_its_own(capsys, tmp_path):

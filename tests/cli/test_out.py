@@ -196,7 +196,7 @@ def test_the_report_of_a_comparison_is_written_under_the_same_lock(monkeypatch):
 
 def test_a_dry_run_and_a_collection_need_no_lock(capsys, monkeypatch):
     sweep_engine.use(monkeypatch)
-    monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda found: {})
+    monkeypatch.setattr("fedjax_async.results.sweep_report.pictures", lambda *given: {})
     command = ["sweep", "sweep.toml", "--out", "out", "--quiet"]
     assert cli.main(command) == 0
     with elsewhere("out"):  # the same sweep, still under way

@@ -59,7 +59,7 @@ def file(tmp_path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """They take longer than everything else."""
-    monkeypatch.setattr(sweep_report, "pictures", lambda found: {})
+    monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})
 
 
 def tree(folder):
@@ -69,18 +69,20 @@ def tree(folder):
 def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch):
     out = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
     assert "8 runs: mixing (2), lr (2), seed (2)" in out and "0 finished, 8 to train: 48 updates" in out
-    assert "Best of 4 settings by the mean of the final test accuracy over 2 seeds" in out
+    assert "Best of 4 settings by the test accuracy (mean of last tenth), averaged over 2 seeds" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         *("runs", "sweep.json", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
         *("settings.csv", "settings.md", "best.md", "accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
-    assert header.startswith("run,mixing,lr,seed,final_accuracy,final_loss") and len(rows) == 8
+    assert (
+        header.startswith("run,mixing,lr,seed,tail_accuracy,last_accuracy,best_accuracy,tail_loss") and len(rows) == 8
+    )
     assert "time_to_target" in header
     assert load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
     before = tree(tmp_path / "out")
-    monkeypatch.setattr(sweep_report, "pictures", lambda found: {})  # that they come out the same is tested elsewhere
+    monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # that they come out the same is tested elsewhere
     again = ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
     assert "8 finished, 0 to train" in again and tree(tmp_path / "out") == before
 

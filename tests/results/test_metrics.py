@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.results import area, best_accuracy, final_accuracy, relative_time, spread, to_target
-from fedjax_async.results.metrics import mean_curve, target_accuracy
+from fedjax_async.results import area, best_accuracy, final_accuracy, final_value, relative_time, spread, to_target
+from fedjax_async.results.metrics import all_finals, mean_curve, running_mean, target_accuracy, window
 from tests.results.made_up import make_run
 
 
@@ -39,6 +39,31 @@ def test_final_best_and_area():
     assert area(make_run([0.3], time=[0.0])) == np.float32(0.3)
     assert math.isnan(best_accuracy(make_run([math.nan, math.nan])))
     assert best_accuracy(make_run([math.nan, 0.5])) == 0.5
+
+
+@given(st.lists(st.floats(2**-10, 1, width=32), min_size=1, max_size=60), st.integers(1, 70))
+def test_final_values_and_the_end_of_the_running_mean(scores, count):
+    run, values = make_run(scores), np.float64(np.float32(scores))
+    tenth = max(1, len(scores) // 10)
+    assert final_value(run, final="last") == final_accuracy(run) == values[-1]
+    assert final_value(run) == final_value(run, final="tail") == np.mean(values[-tenth:])
+    assert final_value(run, final=f"tail:{count}") == np.mean(values[-count:])
+    assert final_value(run, final="best") == best_accuracy(run) == values.max()
+    for final in ("last", "tail", f"tail:{count}"):
+        assert running_mean(values, window(final, len(scores)))[-1] == final_value(run, final=final)
+        assert mean_curve([run], factor=100.0, final=final).mean[-1] == 100 * final_value(run, final=final)
+    np.testing.assert_array_equal(running_mean(values, 1), values)
+
+
+def test_final_losses_and_unknown_final_values():
+    run = make_run([0.1, 0.9, 0.5])
+    losses = run.evaluations["loss"].astype(np.float64)
+    assert final_value(run, "loss", "best") == losses[1] and final_value(run, "loss", "tail:2") == losses[1:].mean()
+    assert math.isnan(final_value(make_run([0.1, math.nan, 0.5]), final="tail:2"))
+    assert all_finals("tail:4") == ["tail:4", "last", "best"] and all_finals("best") == ["best", "tail", "last"]
+    for wrong in ("first", "tail:0", "tail:x", "best:2", None):
+        with pytest.raises(ValueError, match=f"final = {wrong!r}: must be last, best, tail"):
+            final_value(run, final=wrong)
 
 
 def test_bad_units_and_empty_tables():

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.results import accuracy_curve, gantt, loss_curve, plots, save_figure, staleness_histogram
+from fedjax_async.results import (
+    Drawing,
+    accuracy_curve,
+    curves,
+    gantt,
+    loss_curve,
+    plots,
+    save_figure,
+    staleness_histogram,
+)
 from tests.results.made_up import make_run, make_schedule
 
 TWO = {
@@ -61,7 +70,7 @@ def test_loss_curve_serves_targets_without_classes():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0.01, 0.3))
 def test_labels_keep_their_distance_and_move_no_more_than_needed(wanted, gap):
     wanted = np.array(wanted)
-    placed = plots.spread_out(wanted, gap, 0.0, 1.0)
+    placed = curves.spread_out(wanted, gap, 0.0, 1.0)
     room = min(gap, 1.0 / max(len(wanted) - 1, 1))
     order = np.argsort(wanted, kind="stable")
     assert np.all(np.diff(placed[order]) >= room - 1e-9)
@@ -71,7 +80,7 @@ def test_labels_keep_their_distance_and_move_no_more_than_needed(wanted, gap):
 
 
 def test_two_equal_labels_move_apart_evenly():
-    np.testing.assert_allclose(plots.spread_out(np.array([0.5, 0.5]), 0.2, 0.0, 1.0), [0.4, 0.6])
+    np.testing.assert_allclose(curves.spread_out(np.array([0.5, 0.5]), 0.2, 0.0, 1.0), [0.4, 0.6])
 
 
 def test_histogram_bars_are_the_shares_of_updates():
@@ -115,8 +124,89 @@ def test_gantt_shows_a_readable_window_unless_told():
     axes = gantt(schedule).axes[0]
     assert len(axes.get_yticks()) == 12
     assert len(axes.collections[0].get_paths()) < 12 * 30
-    assert axes.get_title(loc="left") == "12 of 40 clients, the first 52 of 1,200 seconds"
-    assert gantt(make_schedule()).axes[0].get_title(loc="left") == ""
+    notes = axes.get_title(loc="left").splitlines()
+    legend = "grey: never applied; thin line: idle; marks above: server steps"
+    assert notes == ["12 of 40 clients, the first 52 of 1,200 seconds", legend]
+    assert gantt(make_schedule()).axes[0].get_title(loc="left") == legend
+    busy = gantt(make_schedule(), clients=[2], until=9.0).axes[0].get_title(loc="left").splitlines()
+    assert busy == ["1 of 3 clients, the first 9 of 12 seconds", "marks above: server steps"]
+
+
+def test_gantt_marks_idle_time_and_server_steps():
+    """Two clients in rounds: client 1 needs a third of client 0's time, and waits for the end of each round."""
+    drawn = make_schedule(num_clients=2, jobs=2)
+    schedule = drawn._replace(
+        client=np.array([0, 1, 0, 1], np.int32),
+        dispatch_time=np.array([0.0, 0.0, 3.0, 4.0]),
+        upload_time=np.array([3.0, 1.0, 6.0, np.inf]),
+        dispatched_after=np.array([0, 0, 2, 2]),
+        version=np.array([0, 0, 1, 1]),
+        job=np.array([1, 0, 2]),
+        time=np.array([3.0, 3.0, 6.0]),
+        closes=np.array([False, True, True]),
+        step=np.array([0, 0, 1]),
+    )
+    np.testing.assert_array_equal(plots.idle_time(schedule, 1, 6.0), [[1.0, 4.0]])
+    np.testing.assert_array_equal(plots.idle_time(schedule, 1, 2.0), [[1.0, 2.0]])
+    np.testing.assert_array_equal(plots.idle_time(schedule, 0, 7.0), [[6.0, 7.0]])
+    axes = gantt(schedule, until=6.0).axes[0]
+    bars, _, idle, lines, marks = axes.collections
+    assert len(bars.get_paths()) == 4
+    assert [segment.tolist() for segment in idle.get_segments()] == [[[1.0, 1.0], [4.0, 1.0]]]
+    for steps in (lines, marks):
+        assert [segment[0][0] for segment in steps.get_segments()] == [3.0, 6.0]
+    late = plots.job_ends(schedule._replace(dispatch_time=np.array([0.0, 0.0, 2.0, 4.0])))
+    np.testing.assert_array_equal(late, [2.0, 1.0, 6.0, np.inf])  # a job ends with the next one at the latest
+
+
+def test_many_server_steps_are_marked_at_the_edge_only():
+    schedule = make_schedule(num_clients=40, jobs=30)
+    axes = gantt(schedule, clients=3, until=100.0).axes[0]
+    _bars, _ticks, _idle, marks = axes.collections
+    assert [segment[0][0] * 1.0 for segment in marks.get_segments()] == sorted(set(schedule.time[schedule.time <= 100]))
+
+
+NINE = {f"method {i}": [make_run([0.1, 0.2 + 0.05 * i])] for i in range(12)}
+
+
+def test_lines_have_markers_from_the_ninth_on():
+    lines = accuracy_curve(NINE).axes[0].get_lines()[:12]
+    marks = [line.get_marker() for line in lines]
+    assert set(marks[:8]) <= {"", "None"} and len(set(marks[8:])) == 4 and not set(marks[8:]) & {"", "None"}
+
+
+@pytest.mark.parametrize("width, inches", [("column", 3.5), ("page", 7.16)])
+@pytest.mark.parametrize("long", ["", ":server_lr=0.5@buffer:size=20"])
+def test_pictures_for_a_paper(width, inches, long):
+    drawing = Drawing(("svg",), width, "A title")
+    named = {f"{name}{long}": runs for name, runs in TWO.items()}
+    for figure in (
+        accuracy_curve(named, drawing=drawing),
+        gantt(make_schedule(), drawing=drawing),
+        staleness_histogram(make_run(), drawing),
+    ):
+        figure.canvas.draw()
+        assert figure.get_figwidth() == inches and figure.get_suptitle() == "A title"
+        found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+        assert max(text.get_fontsize() for text in found) <= 8
+    figure = accuracy_curve(named, drawing=drawing)
+    legend = [text.get_text() for each in figure.legends for text in each.get_texts()]
+    assert texts(figure.axes[0]) + legend == list(named)
+    assert bool(legend) == (width == "column" and bool(long))
+
+
+def test_titles_only_where_asked():
+    for figure in (accuracy_curve(TWO), gantt(make_schedule()), staleness_histogram(make_run())):
+        assert figure.get_suptitle() == ""
+
+
+@pytest.mark.parametrize(
+    "wrong, match",
+    [({"formats": ("bmp",)}, "format = 'bmp'"), ({"formats": ()}, "format = "), ({"width": "thin"}, "width = 'thin'")],
+)
+def test_bad_drawings(wrong, match):
+    with pytest.raises(ValueError, match=match):
+        Drawing(**wrong)
 
 
 def test_bad_input():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fedjax_async.results import load, write_comparison, write_run
+from fedjax_async.results import Drawing, load, write_comparison, write_run
 from tests.results.made_up import make_run
 
 PICTURES = {"accuracy.png", "staleness.png", "gantt.png"}
@@ -30,6 +30,16 @@ def test_a_run_without_pictures_or_without_classes(tmp_path):
     assert not any(name.endswith(".png") for name in read_all(write_run(make_run(), tmp_path / "a", plots=False)))
     names = set(read_all(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
     assert "loss.png" in names and "accuracy.png" not in names
+
+
+def test_pictures_in_other_formats(tmp_path):
+    drawing = Drawing(("pdf", "svg"), "column", "Two methods")
+    names = set(read_all(write_run(make_run(), tmp_path / "a", drawing=drawing)))
+    assert {f"{name}.{ending}" for name in ("accuracy", "staleness", "gantt") for ending in drawing.formats} <= names
+    assert not any(name.endswith(".png") for name in names)
+    assert b"Two methods" in (tmp_path / "a" / "accuracy.svg").read_bytes()
+    write_comparison({"fedavg": [make_run()]}, tmp_path / "b", drawing=drawing)
+    assert set(read_all(tmp_path / "b")) == {"comparison.csv", "comparison.md", "accuracy.pdf", "accuracy.svg"}
 
 
 def test_data_is_safe_where_matplotlib_is_missing(tmp_path, monkeypatch):

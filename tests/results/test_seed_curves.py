@@ -22,9 +22,12 @@ from fedjax_async.results import (
     load,
     loss_curve,
     runs,
+    spread,
     write_comparison,
 )
-from fedjax_async.results.sweep_report import cells, curves, heat_map, pictures
+from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.metrics import FINALS, final_title, final_value
+from fedjax_async.results.sweep_report import curves, pictures
 from fedjax_async.results.sweep_table import by_setting, rank, record, setting_rows
 from tests.results.made_up import make_run
 
@@ -57,6 +60,13 @@ def ends(figure):
     return shown
 
 
+def markers(figure):
+    """Name -> the height of the marker at the end of its line."""
+    axes = figure.axes[0]
+    dots = [line for line in axes.get_lines() if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    return {text.get_text(): dot.get_ydata()[0] for text, dot in zip(axes.texts, dots, strict=True)}
+
+
 def check_end(shown, spread):
     """Mean and deviation of a picture's end are exactly those of a table's cell."""
     _, mean, low, high = shown
@@ -74,9 +84,50 @@ def test_a_curve_ends_at_the_number_of_the_table(seeds, x):
     compared["fedasync"] = compared["fedasync"][: len(seeds)]
     shown = ends(accuracy_curve(compared, x))
     for row in comparison(compared):
-        check_end(shown[row["method"]], row["final accuracy (%)"])
+        check_end(shown[row["method"]], row["accuracy, mean of last tenth (%)"])
     losses = ends(loss_curve(compared, x))["fedavg"][1]
     assert losses == np.mean([run.evaluations["loss"][-1].astype(np.float64) for run in compared["fedavg"]])
+
+
+def noisy(seed, rows=41, end=12.0):
+    scores = np.random.default_rng(seed).uniform(0.2, 0.9, rows)
+    return make_run(list(scores), list(np.linspace(0.0, end, rows)))
+
+
+LONG = {
+    "equal": {"fedavg": [noisy(0), noisy(1), noisy(2)], "fedasync": [noisy(3), noisy(4), noisy(5)]},
+    "unequal": {"fedavg": [noisy(0), noisy(1, 33, 11.0)], "fedasync": [noisy(2, 21, 12.0), noisy(3, 52, 9.0)]},
+    "one": {"fedavg": [noisy(0)], "fedasync": [noisy(1)]},
+}
+
+
+@pytest.mark.parametrize("final", [*FINALS, "tail:7"])
+@pytest.mark.parametrize("compared", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("column, draw", [("accuracy", accuracy_curve), ("loss", loss_curve)])
+def test_marker_bar_and_bold_line_end_at_every_final_value(compared, final, column, draw):
+    figure = draw(compared, final=final)
+    dots, shown = markers(figure), ends(figure)
+    for name, seeds in compared.items():
+        factor = 100 if column == "accuracy" else 1
+        cell = spread([factor * final_value(run, column, final) for run in seeds])
+        assert dots[name] == cell.mean
+        at, mean, low, high = shown[name]
+        check_end((at, cell.mean, low, high), cell)
+        assert final == "best" or mean == cell.mean
+    if column == "accuracy":
+        for row in comparison(compared, final=final):
+            assert dots[row["method"]] == row[final_title(column, final)].mean
+
+
+def test_the_faint_line_is_the_mean_without_the_running_mean():
+    seeds = LONG["equal"]["fedavg"]
+    lines = accuracy_curve({"fedavg": seeds}).axes[0].get_lines()
+    raw = 100 * np.mean([run.evaluations["accuracy"].astype(np.float64) for run in seeds], axis=0)
+    np.testing.assert_allclose(lines[1].get_ydata(), raw, rtol=1e-12)
+    np.testing.assert_allclose(lines[0].get_ydata()[10], raw[7:11].mean(), rtol=1e-12)  # a tenth of 41: 4
+    assert lines[1].get_linewidth() < 1 < lines[0].get_linewidth() and lines[1].get_alpha() < 0.5
+    few = accuracy_curve({"fedavg": made(SEEDS["one seed"])}, final="tail").axes[0].get_lines()
+    assert all(len(line.get_xdata()) < 3 for line in few[1:])  # a tenth of 3 is one: no second line
 
 
 @pytest.mark.parametrize("seeds", SEEDS.values(), ids=SEEDS)
@@ -124,7 +175,7 @@ def test_steps_are_drawn_as_steps_and_keep_the_last_value_of_each_seed():
 def drawn(monkeypatch):
     """File name -> the figure that was saved under it."""
     figures = {}
-    monkeypatch.setattr(runs, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    monkeypatch.setattr(runs, "save_formats", lambda figure, path, drawing: figures.update({path.name: figure}))
     return figures
 
 
@@ -132,13 +183,17 @@ def test_the_picture_of_a_comparison(tmp_path, drawn):
     compared = {name: made(SEEDS["one ends earlier"])[::order] for name, order in (("fedavg", 1), ("fedasync", -1))}
     text = write_comparison(compared, tmp_path)
     for row in comparison(compared):
-        check_end(ends(drawn["accuracy.png"])[row["method"]], row["final accuracy (%)"])
-        assert f"{row['final accuracy (%)'].mean:.2f} ± {row['final accuracy (%)'].std:.2f}" in text
+        check_end(ends(drawn["accuracy"])[row["method"]], row["accuracy, mean of last tenth (%)"])
+        assert (
+            f"{row['accuracy, mean of last tenth (%)'].mean:.2f} ± {row['accuracy, mean of last tenth (%)'].std:.2f}"
+            in text
+        )
 
 
 COMMANDS = {
     "by updates": ("compare", "fedasync", "fedbuff@buffer:size=2", "--eval-updates", "3", "--updates", "8"),
     "by time": ("compare", "fedasync", "fedbuff@buffer:size=2", "--eval-time", "40", "--updates", "8"),
+    "a tail": ("compare", "fedasync", "asgd", "--eval-updates", "1", "--updates", "30", "--final", "tail:4"),
     "quickstart": ("quickstart", "--epochs", "0.1", "--time", "1500", "--eval-updates", "2"),
 }
 
@@ -148,13 +203,15 @@ def test_the_picture_of_a_command(tmp_path, drawn, command):
     small = ("--model", "logistic", "--clients", "4", "--seeds", "2", "--quiet", "--out", str(tmp_path))
     assert cli.main([*command, *small]) == 0
     rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
-    shown = ends(drawn["accuracy.png"])
+    shown = ends(drawn["accuracy"])
     assert [row["method"] for row in rows] == list(shown)
     for row in rows:
-        mean, std = float(row["final accuracy (%)"]), float(row["final accuracy (%) std"])
+        title = next(name for name in row if name != "method")
+        mean, std = float(row[title]), float(row[f"{title} std"])
         check_end(shown[row["method"]], Spread(mean, std, 2))
     saved = sorted(tmp_path.glob("runs/fedasync/seed_*"))
-    assert shown["fedasync"][1] == np.mean([100 * final_accuracy(load(folder)) for folder in saved])
+    final = command[-1] if "--final" in command else "tail"
+    assert shown["fedasync"][1] == np.mean([100 * final_accuracy(load(folder), final) for folder in saved])
 
 
 # --- sweeps -------------------------------------------------------------------------------------------
@@ -174,15 +231,15 @@ def swept():
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 def test_curves_heat_map_and_table_of_a_sweep_agree(metric):
     found = swept()
-    column = {"accuracy": "final accuracy (%)", "loss": "final loss"}[metric]
+    column = {"accuracy": "accuracy, mean of last tenth (%)", "loss": "loss, mean of last tenth"}[metric]
     rows = dict(zip(by_setting(found), setting_rows(found), strict=True))
     shown = ends(curves(found, metric))
     assert list(shown) == list(rows)
-    grid = cells(found, metric)
+    (grid,) = cells(found, metric)
     for number, (name, row) in enumerate(rows.items()):
         check_end(shown[name], row[column])
         assert grid.mean[divmod(number, 2)] == row[column].mean
-    texts = [text.get_text() for text in heat_map(grid, metric).axes[0].texts]
+    texts = [text.get_text() for text in heat_map([grid], metric).axes[0].texts]
     decimals = 1 if metric == "accuracy" else 2
     assert texts == [f"{row[column].mean:.{decimals}f}\n± {row[column].std:.{decimals}f}" for row in rows.values()]
 
@@ -193,15 +250,15 @@ def test_the_best_of_a_sweep_is_the_best_in_every_picture():
     best = names[rank(found).order[0]]
     shown = {name: end[1] for name, end in ends(curves(found, "accuracy")).items()}
     assert max(shown, key=shown.get) == best
-    assert names[int(np.argmax(cells(found, "accuracy").mean))] == best
+    assert names[int(np.argmax(cells(found, "accuracy")[0].mean))] == best
 
 
 def test_the_pictures_that_a_sweep_writes():
     found = swept()
     figures = pictures(found)
-    assert set(figures) == {"accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"}
-    for row, end in zip(setting_rows(found), ends(figures["accuracy.png"]).values(), strict=True):
-        check_end(end, row["final accuracy (%)"])
+    assert set(figures) == {"accuracy", "accuracy_map", "loss", "loss_map"}
+    for row, end in zip(setting_rows(found), ends(figures["accuracy"]).values(), strict=True):
+        check_end(end, row["accuracy, mean of last tenth (%)"])
 
 
 # --- the papers' experiments --------------------------------------------------------------------------

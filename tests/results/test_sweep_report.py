@@ -13,8 +13,9 @@ import pytest
 
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
-from fedjax_async.results import metrics
-from fedjax_async.results.sweep_report import MOST_CURVES, best, cells, curves, heat_map, pictures, write_sweep
+from fedjax_async.results import interval, metrics
+from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.sweep_report import MOST_CURVES, best, curves, pictures, write_sweep
 from fedjax_async.results.sweep_table import (
     as_columns,
     columns_of,
@@ -64,7 +65,7 @@ def test_one_tidy_row_a_run():
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]
     row = rows[4]
     assert (row["lr"], row["seed"], row["rejected"]) == (0.3, 1, 1)
-    assert row["final_accuracy"] == row["best_accuracy"] == np.float32(0.49)
+    assert row["tail_accuracy"] == row["last_accuracy"] == row["best_accuracy"] == np.float32(0.49)
     assert row["mean_accuracy"] == metrics.area(TWO.run(4))
     staleness = TWO.run(4).updates["staleness"]
     assert row["staleness_mean"] == staleness.mean() and row["staleness_max"] == staleness.max()
@@ -154,7 +155,7 @@ def test_parquet_columns_of_mixed_types(tmp_path):
 def test_means_and_deviations_over_seeds():
     rows = setting_rows(records(TWO, 0.4), 0.4)
     assert [(row["lr"], row["seeds"]) for row in rows] == [("0.1", 3), ("0.3", 3)]
-    cell = rows[1]["final accuracy (%)"]
+    cell = rows[1]["accuracy, mean of last tenth (%)"]
     np.testing.assert_allclose([cell.mean, cell.std], [np.mean([50, 49, 50]), np.std([50, 49, 50], ddof=1)], rtol=1e-5)
     assert rows[1]["time to 40 % (s)"].mean == 12.0 and math.isnan(rows[0]["time to 40 % (s)"].mean)
     assert rows[0]["rejected"].mean == 1.0
@@ -165,9 +166,13 @@ def test_the_markdown_pastes_into_a_paper(tmp_path):
     write_sweep(TWO, tmp_path, plots=False)
     lines = (tmp_path / "settings.md").read_text().splitlines()
     assert len(lines) == 4 and len({len(line) for line in lines}) == 1
-    assert lines[0].startswith("| lr  | seeds | final accuracy (%) |") and "49.67 ± 0.58" in lines[3]
+    assert lines[0].startswith("| lr  | seeds | accuracy, mean of last tenth (%) |") and "49.67 ± 0.58" in lines[3]
     header = read_csv(tmp_path / "settings.csv")[0]
-    assert {"final accuracy (%)", "final accuracy (%) std", "final loss std"} <= set(header)
+    assert {
+        "accuracy, mean of last tenth (%)",
+        "accuracy, mean of last tenth (%) std",
+        "loss, mean of last tenth std",
+    } <= set(header)
 
 
 # --- the best -------------------------------------------------------------------------------------
@@ -183,7 +188,7 @@ def with_scores(scores):
 def test_the_best_mean_wins_and_the_smaller_spread_breaks_ties():
     nan = float("nan")
     found = with_scores([[0.5, 0.5], [0.25, 0.75], [0.5, 0.75], [nan, 1.0], [0.375, 0.625]])
-    assert rank(found).metric == "final test accuracy (%)"
+    assert rank(found).metric == "accuracy, mean of last tenth (%)"
     assert rank(found).order == [2, 0, 4, 1, 3]  # 62.5; 50 with spreads 0, 17.7, 35.4; diverged
 
 
@@ -192,14 +197,14 @@ def test_without_classes_the_loss_decides():
     runs = [make_run([0.5, 0.25]), make_run([0.5, 0.4])]  # losses -log
     blind = [run._replace(evaluations=run.evaluations | {"accuracy": np.full(2, np.nan, np.float32)}) for run in runs]
     found = [record(point, run) for point, run in zip(points, blind)]
-    assert rank(found).metric == "final test loss" and rank(found).order == [1, 0]
-    assert "final accuracy (%)" not in setting_rows(found)[0]
-    assert set(pictures(found)) == {"loss.png"}
+    assert rank(found).metric == "loss, mean of last tenth" and rank(found).order == [1, 0]
+    assert "accuracy, mean of last tenth (%)" not in setting_rows(found)[0]
+    assert set(pictures(found)) == {"loss"}
 
 
 def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
     text = best(records(TWO))
-    assert "Best of 2 settings by the mean of the final test accuracy over 3 seeds" in text
+    assert "Best of 2 settings by the test accuracy (mean of last tenth), averaged over 3 seeds" in text
     assert "measure the winner on data that it has not seen" in text
     assert [line.split("|")[2].strip() for line in text.splitlines()[-2:]] == ["0.3", "0.1"]
 
@@ -219,39 +224,120 @@ def test_many_settings_show_the_best():
     axes = curves(found, "loss").axes[0]
     names = [text.get_text() for text in axes.texts]
     assert names == [f"lr={0.01 * k:.2g}" for k in range(6, 16)] and len(names) == MOST_CURVES
-    assert axes.get_title(loc="left") == "best 10 of 15 settings by final test accuracy"
+    assert axes.get_title(loc="left") == "best 10 of 15 settings by test accuracy (mean of last tenth)"
 
 
 def test_a_heat_map_of_two_numbers():
     found = records(a_sweep({"method.mixing": [0.8, 0.4], "lr": [0.3, 0.1, 0.2]}, seeds=2))
-    grid = cells(found, "accuracy")
+    (grid,) = cells(found, "accuracy")
     assert grid.rows == ("mixing", [0.4, 0.8]) and grid.columns == ("lr", [0.1, 0.2, 0.3])
     np.testing.assert_allclose(grid.mean, [[29.5, 39.5, 49.5]] * 2, rtol=1e-5)
-    axes = heat_map(grid, "accuracy").axes
+    axes = heat_map([grid], "accuracy").axes
     assert [text.get_text() for text in axes[0].texts] == ["29.5\n± 0.7", "39.5\n± 0.7", "49.5\n± 0.7"] * 2
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["0.1", "0.2", "0.3"]
     assert axes[0].get_xlabel() == "lr" and axes[0].get_ylabel() == "mixing"
-    assert axes[1].get_ylabel() == "final test accuracy (%)"
+    assert axes[1].get_ylabel() == "test accuracy,\nmean of last tenth (%)"
     np.testing.assert_allclose(axes[0].images[0].get_array(), grid.mean)
-    assert set(pictures(found)) == {"accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"}
+    assert set(pictures(found)) == {"accuracy", "accuracy_map", "loss", "loss_map"}
 
 
 @pytest.mark.parametrize(
-    "grid",
-    [{"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2], "method": ["asgd", "fedavg"]}, {"lr": [0.1], "clients": [5, 6]}],
-    ids=["one number", "a name", "a single value"],
+    "grid", [{"lr": [0.1, 0.2]}, {"lr": [0.1], "clients": [5, 6]}], ids=["one number", "a single value"]
 )
 def test_no_heat_map_where_it_would_say_nothing(grid):
-    assert cells(records(a_sweep(grid)), "accuracy") is None
-    three = {"lr": [0.1, 0.2], "clients": [5, 6], "batch_size": [1, 2]}
-    assert cells(records(a_sweep(three)), "accuracy") is None
+    assert cells(records(a_sweep(grid)), "accuracy") == []
+    large = {"lr": [0.01 * k for k in range(1, 22)], "clients": list(range(2, 22))}
+    assert cells(records(a_sweep(large)), "accuracy") == []  # 420 cells
+
+
+def test_a_heat_map_with_a_text_axis():
+    found = records(a_sweep({"method": ["fedavg", "asgd", "fedbuff"], "lr": [0.3, 0.1]}, seeds=2))
+    (grid,) = cells(found, "accuracy")
+    assert grid.rows == ("method", ["fedavg", "asgd", "fedbuff"]) and grid.columns == ("lr", [0.1, 0.3])
+    np.testing.assert_allclose(grid.mean, [[29.5, 49.5]] * 3, rtol=1e-5)
+    axes = heat_map([grid], "accuracy").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg", "asgd", "fedbuff"]
+
+
+def test_a_heat_map_has_a_facet_for_each_combination_of_the_other_axes():
+    grid = {"method": ["asgd", "fedasync"], "lr": [0.3, 0.1, 0.2], "clients": [5, 6], "batch_size": [1, 2, 4]}
+    found = records(a_sweep(grid, seeds=2))
+    rows = dict(zip(((row["method"], row["lr"], row["clients"], row["batch_size"]) for row in setting_rows(found)),
+                    setting_rows(found), strict=True))  # fmt: skip
+    maps = cells(found, "accuracy")
+    assert [each.title for each in maps] == [f"method={m}, clients={c}" for m in ("asgd", "fedasync") for c in (5, 6)]
+    figure = heat_map(maps, "accuracy")
+    figure.canvas.draw()
+    *facets, bar = figure.axes
+    assert len(facets) == 4 and bar.get_ylabel() == "test accuracy,\nmean of last tenth (%)"
+    for axes, each in zip(facets, maps, strict=True):
+        method, clients = (part.partition("=")[2] for part in each.title.split(", "))
+        assert axes.get_title() == f"method={method}\nclients={clients}"
+        for (row, column), text in zip(np.ndindex(3, 3), axes.texts, strict=True):
+            name = (method, str(each.rows[1][row]), clients, str(each.columns[1][column]))
+            cell = rows[name]["accuracy, mean of last tenth (%)"]
+            assert (each.mean[row, column], each.std[row, column]) == (cell.mean, cell.std)
+            assert text.get_text() == f"{cell.mean:.1f}\n± {cell.std:.1f}"
+        assert axes.images[0].get_clim() == facets[0].images[0].get_clim()
+
+
+def test_a_facet_has_only_its_own_rows_and_columns():
+    grid = {"method.mixing": [0.4, 0.8], "method.exponent": [0.5, 1.0]}
+    maps = cells(records(a_sweep(grid, points=[{"method": "fedavg"}])), "accuracy")
+    assert [(each.title, each.mean.shape) for each in maps] == [("method=fedasync", (2, 2)), ("method=fedavg", (1, 1))]
+    texts = [label.get_text() for label in heat_map(maps, "accuracy").axes[1].get_yticklabels()]
+    assert texts == ["-"]
+
+
+# --- final values and paired tests ----------------------------------------------------------------
+
+
+def long_run(settings):
+    scores = np.random.default_rng([settings.seed, round(1000 * settings.lr)]).uniform(0.2, 0.9, 21)
+    return make_run(list(scores))._replace(settings={"seed": settings.seed})
+
+
+@pytest.mark.parametrize("final", ["last", "best", "tail", "tail:3"])
+def test_every_table_has_the_same_final_value(final, tmp_path):
+    found = a_sweep({"lr": [0.1, 0.2, 0.3]}, seeds=3, run=long_run)
+    write_sweep(found, tmp_path, plots=False, final=final)
+    title, way = metrics.final_title(final=final), final.partition(":")[0]
+    runs, rows = read_csv(tmp_path / "runs.csv"), read_csv(tmp_path / "settings.csv")
+    assert {f"{each}_{column}" for each in metrics.FINALS for column in ("accuracy", "loss")} < set(runs[0])
+    for row in rows:
+        values = [100 * float(run[f"{way}_accuracy"]) for run in runs if run["lr"] == row["lr"]]
+        assert float(row[title]) == metrics.spread(values).mean and float(row[f"{title} std"]) == np.std(values, ddof=1)
+        ends = [float(row[f"95% interval (t) {end}"]) for end in ("low", "high")]
+        assert ends == list(interval(values))
+        assert {
+            metrics.final_title(column, other) for column in ("accuracy", "loss") for other in ("last", "best")
+        } < set(row)
+    best_lr = max(rows, key=lambda row: float(row[title]))["lr"]
+    lines = (tmp_path / "best.md").read_text().splitlines()
+    assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[3]
+    assert lines[5].split("|")[2].strip() == best_lr
+    (grid,) = cells(records(a_sweep({"lr": [0.1, 0.2], "clients": [5, 6]}, seeds=3, run=long_run)), "accuracy", final)
+    np.testing.assert_array_equal(grid.mean[:, 0], [float(row[title]) for row in rows[:2]])
+
+
+def test_methods_are_paired_within_each_world(tmp_path):
+    found = a_sweep({"method": ["asgd", "fedavg"], "lr": [0.1, 0.3]}, points=None, seeds=3)
+    write_sweep(found, tmp_path, plots=False)
+    rows = read_csv(tmp_path / "pairs.csv")
+    assert [(row["where"], row["first"], row["second"]) for row in rows] == [
+        ("lr=0.1", "method=asgd", "method=fedavg"),
+        ("lr=0.3", "method=asgd", "method=fedavg"),
+    ]
+    assert {row["p (t, Holm)"] for row in rows} == {"1.0"} and "lr=0.3" in (tmp_path / "pairs.md").read_text()
+    write_sweep(a_sweep({"method": ["asgd", "fedavg"]}, seeds=2), tmp_path, plots=False)
+    assert not list(tmp_path.glob("pairs.*"))
 
 
 def test_cells_that_the_sweep_leaves_out_stay_empty():
     found = records(a_sweep(None, points=[{"lr": 0.1, "clients": [5, 6]}, {"lr": 0.2, "clients": 5}]))
-    grid = cells(found, "accuracy")
+    (grid,) = cells(found, "accuracy")
     assert np.isnan(grid.mean[1, 1]) and np.isfinite(grid.mean).sum() == 3
-    assert "-" in [text.get_text() for text in heat_map(grid, "accuracy").axes[0].texts]
+    assert "-" in [text.get_text() for text in heat_map([grid], "accuracy").axes[0].texts]
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""The table that compares methods: final values with intervals, times to a target; paired tests between methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_async import check, disk
+from fedjax_async.results import metrics, significance, tables
+from fedjax_async.results.metrics import FINAL, spread
+from fedjax_async.results.tables import spread_or_count
+from fedjax_async.types import Run
+
+Values = Callable[[str, str], Sequence[float]]  # column and kind of final value -> one value per seed
+
+
+def final_cells(values: Values, column: str, final: str, kind: str) -> dict[str, Any]:
+    """Mean and deviation of a final value over the seeds, and the 95 % interval where there are several."""
+    found = values(column, final)
+    name = f"95% interval ({kind})"
+    return {metrics.final_title(column, final): spread(found)} | (
+        {name: significance.interval(found, kind)} if len(found) > 1 else {}
+    )
+
+
+def further_finals(values: Values, column: str, final: str, kind: str) -> dict[str, Any]:
+    """The other two final values with their intervals, for the CSV."""
+    cells: dict[str, Any] = {}
+    for other in metrics.all_finals(final)[1:]:
+        (title, mean), *rest = final_cells(values, column, other, kind).items()
+        cells |= {title: mean, **{f"{title} {name}": ends for name, ends in rest}}
+    return cells
+
+
+def seed_values(runs: Sequence[Run]) -> Values:
+    """The final values of the runs of one method or setting, in percent for accuracies."""
+    return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
+
+
+def comparison(
+    runs: Mapping[str, Sequence[Run]],
+    baseline: str | None = None,
+    target: str | float = metrics.SHARE,
+    final: str = FINAL,
+    interval: str = "t",
+    *,
+    further: bool = False,
+) -> list[dict[str, Any]]:
+    """One row per method: final accuracy, time to the common target relative to ``baseline``, updates, bytes.
+
+    If no run has class labels, the final loss replaces accuracy and times.
+
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg``
+    if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
+    ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
+    :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
+    run, in both directions. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    """
+    check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
+    baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
+    labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
+    column = "accuracy" if labelled else "loss"
+    relative = metrics.relative_time(runs, baseline, target=target, final=final)
+
+    def times(name: str) -> dict[str, Any]:
+        return {
+            "time to target (s)": spread_or_count(relative.time[name]),
+            f"relative to {baseline}": spread_or_count(relative.ratio[name]),
+        }
+
+    def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
+        others = further_finals(seed_values(seeds), column, final, interval)
+        return others | ({"target (%)": spread(100 * relative.target)} if labelled else {})
+
+    return [
+        {
+            "method": name,
+            **final_cells(seed_values(seeds), column, final, interval),
+            **(times(name) if labelled else {}),
+            "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
+            "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
+            **(further_cells(seeds) if further else {}),
+        }
+        for name, seeds in runs.items()
+    ]
+
+
+def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval: str = "t") -> list[dict[str, Any]]:
+    """Paired tests between methods as in :func:`fedjax_async.results.significance.pairs`; seeds by their settings.
+
+    Runs of the same seed met the same partition, minibatches and delays. Accuracies are compared in percent; losses
+    if no run has class labels.
+    """
+    column = "accuracy" if metrics.has_accuracy(run for seeds in runs.values() for run in seeds) else "loss"
+    values = {
+        name: dict(zip((int(run.settings["seed"]) for run in seeds), seed_values(seeds)(column, final), strict=True))
+        for name, seeds in runs.items()
+    }
+    return significance.pairs({"": values}, interval, larger_is_better=column == "accuracy")
+
+
+def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
+    """Write ``pairs.csv`` and ``pairs.md``; returns the Markdown. No rows: remove the files; returns an empty text.
+
+    ``title``: the name of the compared number.
+    """
+    if not rows:
+        for name in ("pairs.csv", "pairs.md"):
+            (folder / name).unlink(missing_ok=True)  # an earlier call's files may hold other runs
+        return ""
+    digits = 4 if title.startswith("loss") else 2
+    decimals = {name: 4 if name.startswith("p (") else digits for name in rows[0]}
+    text = f"{significance.explained(rows, title)}\n\n{tables.table(rows, 'markdown', decimals=decimals)}"
+    tables.write(rows, folder / "pairs.csv")
+    disk.write(folder / "pairs.md", text.encode())
+    return text

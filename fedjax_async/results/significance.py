@@ -1,0 +1,175 @@
+"""How sure a mean over seeds is: 95 % intervals, and paired tests between methods that met the same worlds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.results.metrics import mean_and_std
+
+LEVEL = 0.95
+RESAMPLES = 9_999  # of the bootstrap
+FEWEST = 3  # seeds for paired tests
+EXACT = 13  # pairs up to which the Wilcoxon test counts all signs, whatever ties there are
+
+
+class Interval(NamedTuple):
+    """The 95 % interval of a mean; NaN for a single seed."""
+
+    low: float
+    high: float
+
+
+def _t(values: np.ndarray) -> Interval:
+    from scipy import stats  # noqa: PLC0415
+
+    mean, std = mean_and_std(values)
+    half = stats.t.ppf((1 + LEVEL) / 2, values.size - 1) * std / math.sqrt(values.size)
+    return Interval(float(mean - half), float(mean + half))
+
+
+def _bootstrap(values: np.ndarray) -> Interval:
+    if not np.isfinite(values).all():
+        return Interval(math.nan, math.nan)
+    chosen = np.random.default_rng(0).integers(values.size, size=(RESAMPLES, values.size))
+    low, high = np.quantile(values[chosen].mean(axis=1), ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
+    return Interval(float(low), float(high))
+
+
+INTERVALS = {"t": _t, "bootstrap": _bootstrap}
+
+
+def interval(values: Sequence[float] | np.ndarray, kind: str = "t") -> Interval:
+    """The 95 % interval of the mean of one value per seed; NaN for one value.
+
+    ``kind``: ``t`` is mean ± t s / sqrt(n), with Student's t at n - 1 degrees of freedom and the sample standard
+    deviation s; ``bootstrap`` the 2.5 and 97.5 percentiles of the means of resampled seeds, the same ones each time.
+    The bootstrap is too narrow for few seeds.
+
+    >>> [round(end, 2) for end in interval([74.0, 75.0, 76.0])]
+    [72.52, 77.48]
+    """
+    check.one_of("interval", kind, INTERVALS)
+    array = np.asarray(values, np.float64)
+    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    return INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
+
+
+class Paired(NamedTuple):
+    """Two-sided p values of the hypothesis that two methods do not differ; NaN if a difference is not finite."""
+
+    t: float
+    wilcoxon: float
+
+
+def paired(differences: Sequence[float] | np.ndarray) -> Paired:
+    """Paired t test and Wilcoxon's signed-rank test of one difference per seed.
+
+    Zero differences are left out of the signed ranks. Up to 13 seeds, Wilcoxon's p is exact, ties included; with n
+    seeds it is at least 2^(1-n). If all differences are zero, both p are 1.
+    """
+    from scipy import stats  # noqa: PLC0415
+
+    array = np.asarray(differences, np.float64)
+    check.require(array.ndim == 1 and array.size > 1, "differences", array.shape, "a list of at least two numbers")
+    if not np.isfinite(array).all():
+        return Paired(math.nan, math.nan)
+    if not array.any():
+        return Paired(1.0, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: t is infinite, p zero
+        t = float(stats.ttest_1samp(array, 0.0).pvalue)
+    return Paired(
+        t, _exact_wilcoxon(array) if np.count_nonzero(array) <= EXACT else float(stats.wilcoxon(array).pvalue)
+    )
+
+
+def _exact_wilcoxon(differences: np.ndarray) -> float:
+    """The share of all signs of the non-zero differences whose rank sum is at least as far from its mean."""
+    from scipy import stats  # noqa: PLC0415
+
+    # rounded, so that rounding errors do not rank differences that are equal
+    differences = np.round(differences / np.max(np.abs(differences)), 9)
+    differences = differences[differences != 0]
+    ranks = stats.rankdata(np.abs(differences))
+    signs = np.array(list(itertools.product((0.0, 1.0), repeat=ranks.size)))
+    sums = np.abs(signs @ ranks - ranks.sum() / 2)
+    return float(np.mean(sums >= abs(ranks[differences > 0].sum() - ranks.sum() / 2) - 1e-9))
+
+
+def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Holm's step-down correction of the p values of several tests; float64[tests]. NaN is no test and stays NaN.
+
+    The k-th smallest of m is multiplied by m - k + 1; none is smaller than the one before it or larger than 1.
+
+    Source: Holm, "A simple sequentially rejective multiple test procedure", 1979.
+
+    >>> holm([0.01, 0.04, 0.03]).tolist()
+    [0.03, 0.06, 0.06]
+    """
+    values = np.asarray(p_values, np.float64)
+    adjusted = np.full_like(values, math.nan)
+    tests = np.flatnonzero(~np.isnan(values))
+    order = tests[np.argsort(values[tests], kind="stable")]
+    scaled = values[order] * np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted
+
+
+def pairs(
+    groups: Mapping[str, Mapping[str, Mapping[int, float]]], kind: str = "t", *, larger_is_better: bool = True
+) -> list[dict[str, Any]]:
+    """A row for each pair of methods of each group: mean difference over the seeds that both have, interval, p values.
+
+    Args:
+      groups: name -> method -> seed -> value; all methods of a group met the same worlds. Pairs with fewer than three
+        common seeds are left out.
+      kind: of the interval, as in :func:`interval`.
+      larger_is_better: whether a positive difference means that the first method is better.
+
+    Returns: rows for a table. Holm's correction counts all rows together.
+    """
+    rows: list[dict[str, Any]] = []
+    for where, group in groups.items():
+        for first, second in itertools.combinations(group, 2):
+            seeds = [seed for seed in group[first] if seed in group[second]]
+            if len(seeds) < FEWEST:
+                continue
+            differences = np.array([group[first][seed] - group[second][seed] for seed in seeds])
+            mean = float(mean_and_std(differences)[0])
+            better = "-" if not mean or math.isnan(mean) else first if (mean > 0) == larger_is_better else second
+            found = paired(differences)
+            rows.append(
+                {
+                    **({"where": where} if where else {}),
+                    "first": first,
+                    "second": second,
+                    "seeds": len(seeds),
+                    "first - second": mean,
+                    f"95% interval ({kind})": interval(differences, kind),
+                    "better": better,
+                    "p (t)": found.t,
+                    "p (Wilcoxon)": found.wilcoxon,
+                }
+            )
+    for name in ("p (t)", "p (Wilcoxon)"):
+        for row, p in zip(rows, holm([row[name] for row in rows]), strict=True):
+            row[f"{name[:-1]}, Holm)"] = float(p)
+    return rows
+
+
+def explained(rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    """What the table of :func:`pairs` shows, as text above it; ``title``: the name of the compared number."""
+    fewest = min(row["seeds"] for row in rows)
+    return (
+        f"Paired differences over seeds: {title}.\n"
+        "p: two-sided paired t test and Wilcoxon signed-rank test; Holm: corrected for "
+        f"{len(rows)} comparison{'s' if len(rows) > 1 else ''}.\n"
+        f"With {fewest} seeds, Wilcoxon's p is never below {2.0 ** (1 - fewest):.2g}."
+    )

@@ -1,0 +1,138 @@
+"""Intervals and paired tests, against SciPy and hand arithmetic."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedjax_async.results import holm, interval, paired, write_comparison
+from fedjax_async.results.comparisons import method_pairs
+from fedjax_async.results.significance import pairs
+from tests.results.made_up import make_run
+
+VALUES = st.lists(st.floats(-100, 100).map(lambda x: round(x, 3)), min_size=2, max_size=8)
+
+
+@settings(max_examples=40)
+@given(VALUES)
+def test_the_t_interval_is_scipys(values):
+    values = [*values, values[0] + 1.0]  # not all equal
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    np.testing.assert_allclose(interval(values), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_bootstrap_interval_is_near_scipys_and_the_same_each_time():
+    values = [70.0, 71.5, 73.0, 69.0, 75.0, 72.0]
+    expected = stats.bootstrap((np.array(values),), np.mean, method="percentile").confidence_interval
+    np.testing.assert_allclose(interval(values, "bootstrap"), expected, atol=0.15)
+    assert interval(values, "bootstrap") == interval(values, "bootstrap")
+
+
+@pytest.mark.parametrize("kind", ["t", "bootstrap"])
+def test_intervals_of_one_value_and_of_lost_ones(kind):
+    assert np.isnan(interval([1.0], kind)).all() and np.isnan(interval([1.0, math.nan], kind)).all()
+    assert interval([2.0, 2.0], kind) == (2.0, 2.0)
+    with pytest.raises(ValueError, match="at least one number"):
+        interval([], kind)
+    with pytest.raises(ValueError, match="interval = 'normal': must be one of t, bootstrap"):
+        interval([1.0], "normal")
+
+
+@settings(max_examples=40)
+@given(VALUES)
+def test_the_paired_tests_are_scipys(values):
+    values = [*values, values[0] + 1.0]
+    found = paired(values)
+    assert found.t == stats.ttest_rel(values, np.zeros(len(values))).pvalue
+    left = [value for value in values if value]
+    if len({abs(value) for value in left}) == len(left):  # no ties: SciPy's is exact
+        np.testing.assert_allclose(found.wilcoxon, stats.wilcoxon(left, method="exact").pvalue, rtol=1e-12)
+
+
+def test_wilcoxon_counts_ties_and_zeros_by_hand():
+    assert paired([1.0, 1.0, 1.0]).wilcoxon == 2 / 8
+    assert paired([0.1 + 0.2, 0.3, -0.3]).wilcoxon == 1.0  # equal up to rounding: ranks 2, 2, 2
+    assert paired([0.0, 1.0, 2.0]).wilcoxon == 2 / 4
+    # ranks 1.5, 1.5, 3, 4: of 16 sign choices, sums of 0, 1.5, 1.5, 8.5, 8.5 and 10 are as far from 5 as 8.5
+    assert paired([1.0, -1.0, 2.0, 3.0]).wilcoxon == 6 / 16
+
+
+def test_no_difference_and_lost_runs():
+    assert paired([0.0, 0.0, 0.0]) == (1.0, 1.0)
+    assert np.isnan(paired([1.0, math.nan, 2.0])).all()
+    many = np.linspace(-1.0, 3.0, 20)
+    assert paired(many).wilcoxon == stats.wilcoxon(many).pvalue
+
+
+def test_holm_by_hand():
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_array_equal(holm([0.5, math.nan, 0.9]), [1.0, math.nan, 1.0])
+    assert holm([]).size == 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.01, 0.2))
+def test_holm_rejects_what_stepping_down_rejects(p, alpha):
+    rejected = set()
+    for rank, test in enumerate(sorted(range(len(p)), key=lambda test: p[test])):
+        if p[test] * (len(p) - rank) > alpha:
+            break
+        rejected.add(test)
+    assert {test for test, adjusted in enumerate(holm(p)) if adjusted <= alpha} == rejected
+
+
+def with_seed(run, seed):
+    return run._replace(settings=run.settings | {"seed": seed})
+
+
+SCORES = {"fedavg": [0.5, 0.6, 0.7], "fedasync": [0.6, 0.65, 0.8], "fedbuff": [0.4, 0.6, 0.5]}
+RUNS = {
+    name: [with_seed(make_run([0.1, 0.2, score]), seed) for seed, score in enumerate(scores)]
+    for name, scores in SCORES.items()
+}
+
+
+def test_a_row_for_each_pair_of_methods(tmp_path):
+    text = write_comparison(RUNS, tmp_path, plots=False)
+    rows = list(csv.DictReader((tmp_path / "pairs.csv").read_text().splitlines()))
+    assert [(row["first"], row["second"]) for row in rows] == list(itertools.combinations(SCORES, 2))
+    tests = {"p (t)": [], "p (Wilcoxon)": []}
+    for row in rows:
+        first, second = (100 * np.float64(np.float32(SCORES[row[which]])) for which in ("first", "second"))
+        np.testing.assert_allclose(float(row["first - second"]), np.mean(first - second))
+        low, high = stats.ttest_rel(first, second).confidence_interval()
+        np.testing.assert_allclose([float(row[f"95% interval (t) {end}"]) for end in ("low", "high")], [low, high])
+        assert row["better"] == row["first" if np.mean(first) > np.mean(second) else "second"] and row["seeds"] == "3"
+        np.testing.assert_allclose(float(row["p (t)"]), stats.ttest_rel(first, second).pvalue)
+        for name, values in tests.items():
+            values.append(float(row[name]))
+    for name, values in tests.items():
+        np.testing.assert_array_equal([float(row[f"{name[:-1]}, Holm)"]) for row in rows], holm(values))
+    markdown = (tmp_path / "pairs.md").read_text()
+    assert markdown in text and "accuracy, mean of last tenth (%)" in markdown.splitlines()[0]
+    assert "corrected for 3 comparisons" in markdown and "never below 0.25" in markdown
+    assert f"| {float(rows[0]['p (t)']):.4f} |" in markdown
+
+    write_comparison({name: runs[:2] for name, runs in RUNS.items()}, tmp_path, plots=False)
+    assert not list(tmp_path.glob("pairs.*"))  # two seeds are too few
+
+
+def test_only_common_seeds_are_paired():
+    other = [with_seed(run, seed) for run, seed in zip(RUNS["fedasync"], (2, 0, 1))]
+    (row,) = method_pairs({"fedavg": RUNS["fedavg"], "fedasync": other}, "last")
+    np.testing.assert_allclose(row["first - second"], 100 * np.mean([0.5 - 0.65, 0.6 - 0.8, 0.7 - 0.6]), rtol=1e-5)
+    apart = [with_seed(run, seed) for run, seed in zip(RUNS["fedasync"], (2, 3, 4))]
+    assert method_pairs({"fedavg": RUNS["fedavg"], "fedasync": apart}) == []
+
+
+def test_the_lower_loss_is_better():
+    values = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 2.0, 1: 3.5, 2: 3.5}, "c": {0: 2.0, 1: 3.5, 2: 3.5}}
+    rows = pairs({"": values}, larger_is_better=False)
+    assert [row["better"] for row in rows] == ["a", "a", "-"]
+    assert rows[2]["p (t)"] == rows[2]["p (Wilcoxon)"] == 1.0
