@@ -4,11 +4,13 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 
 1. one run: ``metrics.py``, ``tables.py``, ``figure.py`` and ``plots.py``, ``files.py`` and ``store.py`` (its folder);
 2. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
-3. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``sweep_report.py``, ``cluster.py``.
+3. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``sweep_report.py``, ``cluster.py``;
+4. ``html_report.py`` and ``html_figures.py``: one page to explore any of these folders.
 """
 
 from fedjax_async.results.figure import save_figure
 from fedjax_async.results.files import versions
+from fedjax_async.results.html_report import write_report
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, relative_time, to_target
 from fedjax_async.results.plots import accuracy_curve, gantt, loss_curve, staleness_histogram
 from fedjax_async.results.progress import Progress, bar
@@ -44,6 +46,7 @@ __all__ = [
     "versions",
     "write",
     "write_comparison",
+    "write_report",
     "write_run",
     "write_sweep",
 ]
