@@ -5,7 +5,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 1. one run: ``metrics.py``, ``tables.py``, ``figure.py`` and ``plots.py``, ``files.py`` and ``store.py`` (its folder);
 2. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
 3. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``sweep_report.py``, ``cluster.py``;
-4. ``html_report.py`` and ``html_figures.py``: one page to explore any of these folders.
+4. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
 """
 
 from fedjax_async.results.figure import save_figure

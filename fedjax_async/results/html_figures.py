@@ -86,12 +86,13 @@ def _thin(size: int, most: int) -> np.ndarray:
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
-def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int) -> Figure:
+def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
     ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`. ``meta.part`` of
     a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` numbers its group. A
-    line of more than ``most_points`` points is thinned evenly; its last point stays.
+    line of more than ``most_points`` points is thinned evenly; its last point stays. Single seeds: the first
+    ``most_seeds`` of each group.
     """
     factor, title = METRICS[column]
     data: list[dict[str, Any]] = []
@@ -112,7 +113,7 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
         mark = {"mode": "lines+markers", "marker": {"size": 4 if len(at) <= 100 else 1}}
         mean_line = group | mark | {"x": at, "y": mean, "customdata": std, "line": look | {"width": 2, "dash": dash}}
         data.append(mean_line | {"hovertemplate": template, "meta": {"part": "mean"}})
-        for run in seeds if several else ():
+        for run in seeds[:most_seeds] if several else ():
             amounts = metrics.progress_in(run, x)
             kept = _thin(len(amounts), most_points)
             values = factor * np.asarray(run.evaluations[column], np.float64)
@@ -123,7 +124,9 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             data.append(group | line | about | hover)
     tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
     legend = {"groupclick": "togglegroup", "orientation": "v"}
-    return _figure(data, _axis(UNITS[x], rangemode="tozero", **tick), _axis(title), legend=legend, height=480)
+    return _figure(
+        data, _axis(UNITS[x], rangemode="tozero", **tick), _axis(title), legend=legend, showlegend=True, height=480
+    )
 
 
 def _faint(colour: str) -> str:
@@ -190,7 +193,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
             "sent at %{base:,.6~g} s, ends at %{customdata[4]:,.6~g} s"
         )
         text += "<br>applied at %{customdata[5]:,.6~g} s, staleness %{customdata[6]}" if came else ""
-        colour = {"color": staleness[mine], "coloraxis": "coloraxis"} if state in APPLIED else {}
+        colour = {"color": staleness[mine].tolist(), "coloraxis": "coloraxis"} if state in APPLIED else {}
         data.append(
             {
                 "type": "bar",
@@ -200,8 +203,9 @@ def gantt(run: Run, most_jobs: int) -> Shown:
                 "x": np.maximum(finish[mine] - schedule.dispatch_time[mine], 0.0),
                 "y": rows[mine],
                 "width": 0.7,
+                "textposition": "none",
                 "marker": colour or {"color": STATE_COLOURS[state]},
-                "customdata": np.column_stack([column[mine] for column in columns]),
+                "customdata": np.column_stack([column[mine] for column in columns]).astype(np.float32),
                 "hovertemplate": text + "<extra></extra>",
             }
         )
@@ -209,10 +213,11 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     tick = {"symbol": "line-ns-open", "size": 12, "color": INK}
     points = {"type": "scatter", "mode": "markers", "marker": tick, "hoverinfo": "skip"}
     data.append(points | {"name": "upload applied", "x": applied[came], "y": rows[came]})
-    steps = schedule.time[schedule.closes & (schedule.time <= until)][: 2 * most_jobs]
-    line = {"type": "scatter", "mode": "lines", "line": {"color": PALETTE[1], "width": 0.6}, "hoverinfo": "skip"}
-    heights = np.tile([-0.5, len(clients) - 0.5, np.nan], len(steps))
-    data.append(line | {"name": "server steps", "x": np.repeat(steps, 3), "y": heights, "visible": "legendonly"})
+    steps = schedule.time[schedule.closes & (schedule.time <= until)][:most_jobs]
+    middle = (len(clients) - 1) / 2
+    height = {"type": "constant", "value": middle + 0.5, "width": 0, "thickness": 0.6, "color": PALETTE[1]}
+    line = points | {"marker": {"opacity": 0, "color": PALETTE[1]}, "error_y": height, "y0": middle, "dy": 0}
+    data.append(line | {"name": "server steps", "x": steps, "visible": "legendonly"})
     bar = {"title": {"text": "staleness<br>(server steps)"}, "thickness": 12, "outlinewidth": 0}
     top = max(1, int(staleness[jobs].max(initial=0)))
     y = _axis("client", range=[len(clients) - 0.4, -0.6], showgrid=False)
@@ -243,7 +248,7 @@ def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Show
     count = len(next(iter(columns.values())))
     if count <= MOST_BARS:
         data = [_bars(np.arange(count), v, c, name) for c, (name, v) in zip(colours, columns.items())]
-        return Shown(title, _figure(data, _axis("client"), _axis(title), barmode=mode, **_SMALL))
+        return Shown(title, _figure(data, _axis("client"), _axis(title.partition(",")[0]), barmode=mode, **_SMALL))
     found = [column[np.isfinite(column)] for column in columns.values()]
     low, high = min(v.min(initial=math.inf) for v in found), max(v.max(initial=-math.inf) for v in found)
     if not low <= high:

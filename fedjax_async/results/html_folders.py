@@ -22,7 +22,7 @@ from fedjax_async.results.sweep_table import Record
 from fedjax_async.results.sweeps import collect
 from fedjax_async.types import Run
 
-MOST_ROWS = 2_000  # of a table
+MOST_ROWS = 1_000  # of a table
 
 Content = dict[str, Any]  # JSON
 Row = Mapping[str, Any]
@@ -171,13 +171,13 @@ def _number(text: str) -> int | float | None:
 
 
 def _numeric(column: Sequence[str]) -> bool:
-    """Whether a column holds numbers, some of which may be missing."""
+    """Whether a column holds numbers, any of which may be missing."""
     try:
         for text in column:
             _number(text)
     except ValueError:
         return False
-    return any(column)
+    return True
 
 
 def table(title: str, text: str) -> Content:

@@ -25,8 +25,9 @@ PAGE = Path(__file__).with_name("report_page.html")
 JSON_HERE, PLOTLY_HERE = "<!-- the report's JSON -->", "<!-- plotly.js -->"
 # Together with plotly.js (5 MB) these keep a page below 10 MB.
 MOST_DETAILS = 24  # runs with a Gantt chart and a view of their clients
-ALL_JOBS = 15_000  # bars of all Gantt charts together
-ALL_POINTS = 150_000  # points of all curves together
+ALL_JOBS = 12_000  # bars of all Gantt charts together
+ALL_SEEDS = 200  # lines of single seeds
+ALL_POINTS = 100_000  # points of all curves together
 
 
 def _settings(source: Source) -> Content:
@@ -115,11 +116,17 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     """``figures[metric][unit]`` for every metric with a finite value, and what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
     shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
-    lines = (len(every) + 3 * len(runs)) * len(shown) * len(UNITS)
+    most_seeds = max(1, ALL_SEEDS // len(runs))
+    lines = sum(min(len(seeds), most_seeds) + 3 for seeds in runs.values()) * len(shown) * len(UNITS)
     most = max(20, min(2_000, ALL_POINTS // lines))
     longest = max(len(run.evaluations["time"]) for run in every)
+    seeds = max(map(len, runs.values()))
     notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
-    return {name: {unit: html_figures.curves(runs, unit, name, most) for unit in UNITS} for name in shown}, notes
+    notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
+    figures = {
+        name: {unit: html_figures.curves(runs, unit, name, most, most_seeds) for unit in UNITS} for name in shown
+    }
+    return figures, notes
 
 
 def _embedded(value: Any) -> str:
