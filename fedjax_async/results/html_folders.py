@@ -66,12 +66,13 @@ def read(folder: str | Path) -> Source:
 
 
 def _record(folder: Path, name: str) -> Record:
-    """The numbers of a saved run; of the point only name and seed are used."""
+    """The numbers of a saved run, as in a sweep of this run alone: of its point only name and seed are used."""
     run = store.load(folder)
     return sweep_table.record(Point(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
 def _row(record: Record) -> Row:
+    """Its row in the table of runs."""
     (row,) = sweep_table.run_rows([record])
     return {name: value for name, value in row.items() if name != "run"}
 
@@ -205,18 +206,18 @@ def table(title: str, text: str) -> Content:
 
 
 def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any]:
+    """A cell of the page from the cells ``texts`` of the columns ``names`` of the file."""
     if not numeric:
         return [texts[0]]
     numbers = [_number(text) for text in texts]
     places = 4 if "loss" in names[0] else 2
     fixed = [tables.NOTHING if number is None else f"{number:.{places}f}" for number in numbers]
-    by_end = dict(zip(names, fixed, strict=True))
     if len(names) == 1:
         first = numbers[0]
-        shown = tables.NOTHING if first is None else f"{first:.6g}" if isinstance(first, float) else str(first)
+        shown = tables.NOTHING if first is None else f"{first:.6g}" if isinstance(first, float) else texts[0]
     elif names[0].endswith(" low"):
         shown = tables.NOTHING if numbers[0] is None else f"[{fixed[0]}, {fixed[1]}]"
-    elif f"{names[0]} reached" in by_end and numbers[-1] is not None:
+    elif f"{names[0]} reached" in names and numbers[-1] is not None:
         shown = f"{numbers[-1]} reached"
     else:
         shown = fixed[0] if numbers[1] is None else f"{fixed[0]} ± {fixed[1]}"

@@ -67,30 +67,38 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     return [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
 
 
+def _chosen(
+    sources: Sequence[Source], labels: Sequence[str]
+) -> tuple[dict[str, Group], list[tuple[str, Path]], list[str]]:
+    """The groups with curves by name, name and folder of the runs with details, and what the curves leave out."""
+    share = max(1, MOST_LINES // len(sources))
+    drawn: dict[str, Group] = {}
+    members: list[tuple[int, str, Path]] = []
+    notes = []
+    for label, source in zip(labels, sources, strict=True):
+        for group in source.groups[:share]:
+            name = group.name if len(sources) == 1 else f"{label}: {group.name}"
+            drawn[name] = group
+            for number, member in enumerate(group.members):
+                title = f"{name}, seed {member.run.settings.get('seed', '?')}"
+                members.append((number, title, source.folders[member.point.name]))
+        if len(source.groups) > share:
+            order = "best" if source.kind == "sweep" else "first"
+            notes.append(f"Curves: the {order} {share} of {len(source.groups)} of {label}.")
+    members.sort(key=lambda each: each[0])  # the first seed of each group before the second
+    return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
+
+
 def content(folders: Sequence[str | Path]) -> Content:
     """Everything that the page shows, as the JSON it holds."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     sources = [read(folder) for folder in folders]
     labels = _labels([source.path for source in sources])
-    share = max(1, MOST_LINES // len(sources))
-    drawn: dict[str, Group] = {}
-    details: list[tuple[int, str, Path]] = []
-    notes = []
-    for label, source in zip(labels, sources, strict=True):
-        for group in source.groups[:share]:
-            name = group.name if len(sources) == 1 else f"{label}: {group.name}"
-            drawn[name] = group
-            for rank, member in enumerate(group.members):
-                title = f"{name}, seed {member.run.settings.get('seed', '?')}"
-                details.append((rank, title, source.folders[member.point.name]))
-        if len(source.groups) > share:
-            order = "best" if source.kind == "sweep" else "first"
-            notes.append(f"Curves: the {order} {share} of {len(source.groups)} of {label}.")
-    chosen = sorted(details, key=lambda each: each[0])[:MOST_DETAILS]  # the first seed of each before the second
+    drawn, details, notes = _chosen(sources, labels)
     total = sum(len(group.members) for source in sources for group in source.groups)
-    left = f"{len(chosen)} of {total} runs, the first seeds first." if len(chosen) < total else ""
-    most_jobs = min(1_500, ALL_JOBS // len(chosen))
+    left = f"{len(details)} of {total} runs, the first seeds first." if len(details) < total else ""
+    most_jobs = min(1_500, ALL_JOBS // len(details))
     kind = "setting" if any(source.kind == "sweep" for source in sources) else "method"
     rows = [
         ({"folder": label} if len(sources) > 1 else {}) | {kind: group.name} | dict(source.rows[member.point.name])
@@ -108,7 +116,7 @@ def content(folders: Sequence[str | Path]) -> Content:
         ],
         "runs": table_of("", rows),
         "curves": {"figures": curves, "notes": notes + thinned},
-        "details": {"runs": [_details(name, folder, most_jobs) for _, name, folder in chosen], "note": left},
+        "details": {"runs": [_details(name, folder, most_jobs) for name, folder in details], "note": left},
     }
 
 
