@@ -1,8 +1,8 @@
-"""The command line: ``fedjax-async quickstart | run | resume | compare | sweep | plan | list | data``.
+"""The command line: ``fedjax-async quickstart | run | resume | compare | sweep | report | plan | list | data``.
 
 Start with :func:`main`; then read ``flags.py`` (all commands, flags and the sweep file), ``runs.py`` (single runs,
-comparisons, plans), ``sweep.py`` and ``listing.py`` (``list`` and ``data``). Flags are parsed, and missing data sets
-are reported, without NumPy and JAX; the module of a command is imported when the command starts.
+comparisons, plans), ``sweep.py``, ``report.py`` and ``listing.py`` (``list`` and ``data``). Flags are parsed, and
+missing data sets are reported, without NumPy and JAX; the module of a command is imported when the command starts.
 """
 
 from __future__ import annotations

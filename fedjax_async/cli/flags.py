@@ -22,6 +22,7 @@ EPILOG = """examples:
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
   fedjax-async sweep mixing.toml --out runs/mixing
+  fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:
@@ -327,6 +328,12 @@ def parser() -> argparse.ArgumentParser:
     _add_outputs(compare, "runs/compare")
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
+
+    report = command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
+    report.add_argument("folders", nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep")
+    report.add_argument(
+        "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+    )
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(

@@ -8,12 +8,14 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
 4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``heat_map.py``, ``sweep_report.py``,
    ``cluster.py``.
+5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
 """
 
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import Drawing, save_figure
 from fedjax_async.results.files import versions
+from fedjax_async.results.html_report import write_report
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import Progress, bar
@@ -55,6 +57,7 @@ __all__ = [
     "versions",
     "write",
     "write_comparison",
+    "write_report",
     "write_run",
     "write_sweep",
 ]

@@ -1,0 +1,229 @@
+"""What the HTML report shows of a folder: its finished runs in groups, and its tables.
+
+The tables of methods and settings are those that the folder holds, if they are of its finished runs, because they were
+written with the options of their command; else new ones with the default options.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_async.config.grid import Point
+from fedjax_async.config.settings import Settings
+from fedjax_async.results import store, sweep_folder, sweep_table, tables
+from fedjax_async.results.runs import write_comparison
+from fedjax_async.results.sweep_table import Record
+from fedjax_async.results.sweeps import collect
+from fedjax_async.types import Run
+
+MOST_ROWS = 1_000  # of a table
+
+Content = dict[str, Any]  # JSON
+Row = Mapping[str, Any]
+
+
+class Group(NamedTuple):
+    """Runs that differ only in their seed."""
+
+    name: str
+    members: list[Record]
+
+
+class Source(NamedTuple):
+    """What a folder holds."""
+
+    path: Path
+    kind: str  # "run", "comparison" or "sweep"
+    groups: list[Group]  # in the order of drawing
+    folders: dict[str, Path]  # of each run, by the name of its record
+    rows: dict[str, Row]  # its row in the table of runs, by the same name
+    tables: list[Content]
+    notes: list[str]
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+
+def read(folder: str | Path) -> Source:
+    """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
+    path = Path(folder)
+    if (path / sweep_folder.DEFINITION).is_file():
+        return _sweep(path)
+    if (path / store.MANIFEST).is_file():
+        record = _record(path, "run")
+        group = Group(str(record.run.settings.get("method", "run")), [record])
+        return Source(path, "run", [group], {"run": path}, {"run": _row(record)}, [], [])
+    found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
+    if not found:
+        raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
+    return _comparison(path, [manifest.parent for manifest in found])
+
+
+def _record(folder: Path, name: str) -> Record:
+    """The numbers of a saved run, as in a sweep of this run alone: of its point only name and seed are used."""
+    run = store.load(folder)
+    return sweep_table.record(Point(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
+
+
+def _row(record: Record) -> Row:
+    """Its row in the table of runs."""
+    (row,) = sweep_table.run_rows([record])
+    return {name: value for name, value in row.items() if name != "run"}
+
+
+def _sweep(path: Path) -> Source:
+    sweep, missing = collect(path)
+    if not sweep.points:
+        raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
+    found = sweep_table.records(sweep)
+    grouped, ranked = list(sweep_table.by_setting(found).items()), sweep_table.rank(found)
+    notes = [f"Curves and runs are in the order of the settings' mean {ranked.metric.removesuffix(' (%)')}."]
+    if missing:
+        notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
+    with tempfile.TemporaryDirectory() as scratch:
+        sweep_table.write_tables(found, Path(scratch))
+        names = ("runs.csv", "settings.csv")
+        fresh, saved = ([_text(Path(place) / name) for name in names] for place in (scratch, path))
+    same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
+    if not same:
+        notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
+    runs, settings = saved if same and saved[1] else fresh
+    rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
+    groups = [Group(*grouped[index]) for index in ranked.order]
+    folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
+    return Source(path, "sweep", groups, folders, rows, [table("Settings", settings)], notes)
+
+
+def _comparison(path: Path, folders: Sequence[Path]) -> Source:
+    grouped: dict[str, list[Record]] = {}
+    by_name: dict[str, Path] = {}
+    for folder in folders:
+        record = _record(folder, f"{folder.parent.name}/{folder.name}")
+        by_name[record.point.name] = folder
+        grouped.setdefault(str(record.run.settings.get("method", folder.parent.name)), []).append(record)
+    for members in grouped.values():
+        members.sort(key=lambda member: member.point.settings.seed)
+    saved = _text(path / "comparison.csv")
+    listed = [row["method"] for row in _rows(saved) if row.get("method") in grouped]
+    order = [*listed, *(name for name in grouped if name not in listed)]
+    shown, notes = _methods(saved, {name: [member.run for member in grouped[name]] for name in listed or order})
+    if listed and len(listed) < len(order):
+        notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
+    groups = [Group(name, grouped[name]) for name in order]
+    rows = {member.point.name: _row(member) for group in groups for member in group.members}
+    return Source(path, "comparison", groups, by_name, rows, shown, notes)
+
+
+def _methods(saved: str, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Content], list[str]]:
+    """The table of the methods and notes on it: ``comparison.csv``, or a new one where it is not of these runs."""
+    seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
+    if len(seeds) > 1:
+        return [], ["The methods have different finished seeds, so no table compares them."]
+    with tempfile.TemporaryDirectory() as scratch:
+        write_comparison(runs, scratch, plots=False)
+        fresh = _text(Path(scratch) / "comparison.csv")
+    common = [name for name in _header(fresh) if name in _header(saved)]
+    chosen = ("time to ", "relative to ", "target", "95%")  # these depend on options of the command
+    if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):
+        return [table("Methods", saved)], []
+    return [table("Methods", fresh)], ["comparison.csv is missing or of other runs: this table is new."]
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _header(text: str) -> list[str]:
+    return next(csv.reader(io.StringIO(text)), [])
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _agree(saved: str, fresh: str, names: Sequence[str]) -> bool:
+    """Whether two tables have the same rows in these columns, and both or neither have deviations over seeds."""
+    spreads = [any(name.endswith(" std") for name in _header(text)) for text in (saved, fresh)]
+    columns = [[[row.get(name) for name in names] for row in _rows(text)] for text in (saved, fresh)]
+    return bool(saved) and spreads[0] == spreads[1] and columns[0] == columns[1]
+
+
+PARTS = (" std", " reached", " low", " high")  # endings of CSV columns that belong to one column of the page
+
+
+def _number(text: str) -> int | float | None:
+    """The number that a CSV cell holds; None for NaN and empty cells; ``ValueError`` for a text."""
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        return None if math.isnan(number) else number
+
+
+def _numeric(column: Sequence[str]) -> bool:
+    """Whether a column holds numbers, any of which may be missing."""
+    try:
+        for text in column:
+            _number(text)
+    except ValueError:
+        return False
+    return True
+
+
+def table(title: str, text: str) -> Content:
+    """A CSV file as a table of the page. A column of the page joins ``of`` columns of the file: mean and deviation.
+
+    A cell is a list of what is shown and, for columns of numbers, the numbers of the file with all digits.
+    """
+    rows, header = list(csv.reader(io.StringIO(text)))[1:], _header(text)
+    joined: dict[str, list[int]] = {}
+    for index, name in enumerate(header):
+        base = next((name.removesuffix(part) for part in PARTS if name.endswith(part)), name)
+        whole = base in header or {f"{base} low", f"{base} high"} <= set(header)
+        joined.setdefault(base if whole else name, []).append(index)
+    numeric = {name: all(_numeric([row[at] for row in rows]) for at in places) for name, places in joined.items()}
+    cells = [
+        [
+            _cell([row[at] for at in places], [header[at] for at in places], numeric[name])
+            for name, places in joined.items()
+        ]
+        for row in rows[:MOST_ROWS]
+    ]
+    columns = [{"name": name, "of": [header[at] for at in places]} for name, places in joined.items()]
+    note = f"The first {MOST_ROWS:,} of {len(rows):,} rows." if len(rows) > MOST_ROWS else ""
+    return {"title": title, "columns": columns, "rows": cells, "note": note}
+
+
+def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any]:
+    """A cell of the page from the cells ``texts`` of the columns ``names`` of the file."""
+    if not numeric:
+        return [texts[0]]
+    numbers = [_number(text) for text in texts]
+    places = 4 if "loss" in names[0] else 2
+    fixed = [tables.NOTHING if number is None else f"{number:.{places}f}" for number in numbers]
+    if len(names) == 1:
+        first = numbers[0]
+        shown = tables.NOTHING if first is None else f"{first:.6g}" if isinstance(first, float) else texts[0]
+    elif names[0].endswith(" low"):
+        shown = tables.NOTHING if numbers[0] is None else f"[{fixed[0]}, {fixed[1]}]"
+    elif f"{names[0]} reached" in names and numbers[-1] is not None:
+        shown = f"{numbers[-1]} reached"
+    else:
+        shown = fixed[0] if numbers[1] is None else f"{fixed[0]} ± {fixed[1]}"
+    return [shown, *numbers]
+
+
+def table_of(title: str, rows: Sequence[Row]) -> Content:
+    """``rows`` as a table of the page."""
+    return table(title, tables.table(rows, "csv"))

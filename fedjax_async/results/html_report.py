@@ -1,0 +1,168 @@
+"""One self-contained HTML page about folders of runs, comparisons and sweeps; it opens without a network.
+
+The page is ``report_page.html`` with the source of plotly.js and one JSON text put in. Its script writes texts with
+``textContent``, so nothing in a setting or a name can become HTML or JavaScript. All numbers come from the functions
+and files of the tables and pictures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_async import check, disk
+from fedjax_async.results import files, html_figures, store, tables
+from fedjax_async.results.claim import require_writable
+from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
+from fedjax_async.results.html_folders import Content, Group, Source, read, table_of
+from fedjax_async.types import Run
+
+PAGE = Path(__file__).with_name("report_page.html")
+JSON_HERE, PLOTLY_HERE = "<!-- the report's JSON -->", "<!-- plotly.js -->"
+# Together with plotly.js (5 MB) these keep a page below 10 MB.
+MOST_DETAILS = 24  # runs with a Gantt chart and a view of their clients
+ALL_JOBS = 12_000  # bars of all Gantt charts together
+ALL_SEEDS = 200  # lines of single seeds
+ALL_POINTS = 100_000  # points of all curves together
+
+
+def _settings(source: Source) -> Content:
+    """Settings that all runs share, a table of those that differ, and the versions."""
+    runs = {member.point.name: member.run for group in source.groups for member in group.members}
+    texts = {
+        name: {key: json.dumps(files.plain(value)) for key, value in run.settings.items()} for name, run in runs.items()
+    }
+    keys = list(dict.fromkeys(key for each in texts.values() for key in each))
+    differing = [key for key in keys if len({each.get(key) for each in texts.values()}) > 1]
+    first = next(iter(texts.values()))
+    rows = [{"run": name} | {key: each.get(key, tables.NOTHING) for key in differing} for name, each in texts.items()]
+    versions: dict[str, int] = {}
+    for folder in source.folders.values():
+        text = json.dumps(json.loads((folder / "versions.json").read_bytes()))
+        versions[text] = versions.get(text, 0) + 1
+    return {
+        "common": {key: first[key] for key in keys if key not in differing},
+        "differing": table_of("Settings that differ", rows) if differing else None,
+        "versions": [{"runs": count, "of": json.loads(text)} for text, count in versions.items()],
+    }
+
+
+def _details(name: str, folder: Path, most_jobs: int) -> Content:
+    """Gantt chart, clients and counters of one run."""
+    run = store.load(folder)
+    figures = [html_figures.gantt(run, most_jobs)] if run.schedule.client.size else []
+    figures += html_figures.clients(run)
+    notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
+    counters = {key: json.dumps(files.plain(value)) for key, value in run.counters.items()}
+    return {"name": name, "figures": [each._asdict() for each in figures], "notes": notes, "counters": counters}
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """The last name of each folder, or its whole path if two have the same."""
+    names = [path.resolve().name for path in paths]
+    return [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
+
+
+def _chosen(
+    sources: Sequence[Source], labels: Sequence[str]
+) -> tuple[dict[str, Group], list[tuple[str, Path]], list[str]]:
+    """The groups with curves by name, name and folder of the runs with details, and what the curves leave out."""
+    share = max(1, MOST_LINES // len(sources))
+    drawn: dict[str, Group] = {}
+    members: list[tuple[int, str, Path]] = []
+    notes = []
+    for label, source in zip(labels, sources, strict=True):
+        for group in source.groups[:share]:
+            name = group.name if len(sources) == 1 else f"{label}: {group.name}"
+            drawn[name] = group
+            for number, member in enumerate(group.members):
+                title = f"{name}, seed {member.run.settings.get('seed', '?')}"
+                members.append((number, title, source.folders[member.point.name]))
+        if len(source.groups) > share:
+            order = "best" if source.kind == "sweep" else "first"
+            notes.append(f"Curves: the {order} {share} of {len(source.groups)} of {label}.")
+    members.sort(key=lambda each: each[0])  # the first seed of each group before the second
+    return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
+
+
+def content(folders: Sequence[str | Path]) -> Content:
+    """Everything that the page shows, as the JSON it holds."""
+    check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
+    check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
+    sources = [read(folder) for folder in folders]
+    labels = _labels([source.path for source in sources])
+    drawn, details, notes = _chosen(sources, labels)
+    total = sum(len(group.members) for source in sources for group in source.groups)
+    left = f"{len(details)} of {total} runs, the first seeds first." if len(details) < total else ""
+    most_jobs = min(1_500, ALL_JOBS // len(details))
+    kind = "setting" if any(source.kind == "sweep" for source in sources) else "method"
+    rows = [
+        ({"folder": label} if len(sources) > 1 else {}) | {kind: group.name} | dict(source.rows[member.point.name])
+        for label, source in zip(labels, sources, strict=True)
+        for group in source.groups
+        for member in group.members
+    ]
+    curves, thinned = _curves({name: [member.run for member in group.members] for name, group in drawn.items()})
+    return {
+        "title": ", ".join(labels),
+        "about": f"{total} run{'s' if total > 1 else ''} in {len(sources)} folder{'s' if len(sources) > 1 else ''}",
+        "sources": [
+            {"name": label, "kind": source.kind, "notes": source.notes, "tables": source.tables} | _settings(source)
+            for label, source in zip(labels, sources, strict=True)
+        ],
+        "runs": table_of("", rows),
+        "curves": {"figures": curves, "notes": notes + thinned},
+        "details": {"runs": [_details(name, folder, most_jobs) for name, folder in details], "note": left},
+    }
+
+
+def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
+    """``figures[metric][unit]`` for every metric with a finite value, and what they leave out."""
+    every = [run for seeds in runs.values() for run in seeds]
+    shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
+    most_seeds = max(1, ALL_SEEDS // len(runs))
+    lines = sum(min(len(seeds), most_seeds) + 3 for seeds in runs.values()) * len(shown) * len(UNITS)
+    most = max(20, min(2_000, ALL_POINTS // lines))
+    longest = max(len(run.evaluations["time"]) for run in every)
+    seeds = max(map(len, runs.values()))
+    notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
+    notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
+    figures = {
+        name: {unit: html_figures.curves(runs, unit, name, most, most_seeds) for unit in UNITS} for name in shown
+    }
+    return figures, notes
+
+
+def _embedded(value: Any) -> str:
+    """JSON that cannot end the element around it: ``<``, ``>`` and ``&`` are written as escapes."""
+    text = json.dumps(files.plain(value), allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
+    """Write one HTML page about ``folders``, each with a finished run, comparison or sweep; returns ``path``.
+
+    The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
+    clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
+    The same results give the same bytes. The tables of methods and settings are those in the folder, if they are of
+    its finished runs; else new ones with the default options.
+
+    Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
+    written, or a folder holds no finished run.
+    """
+    path = Path(path)
+    check.one_of("file ending", path.suffix, (".html",))
+    require_writable("file", path)
+    plotly = html_figures.require_plotly().offline.get_plotlyjs()
+    head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)
+    middle, tail = rest.split(PLOTLY_HERE)
+    page = head + _embedded(content(folders)) + middle + plotly + tail
+    path.parent.mkdir(parents=True, exist_ok=True)
+    disk.write(path, page.encode())
+    return path

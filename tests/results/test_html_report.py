@@ -1,0 +1,383 @@
+"""The HTML report: its numbers are those of the tables and files, its texts are harmless, its cuts are told."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_async import cli
+from fedjax_async.clock import Outcome
+from fedjax_async.results import html_figures, html_report, metrics, store, write_report
+from fedjax_async.results.html_folders import table
+from fedjax_async.types import Run
+from tests.results.made_up import make_run, make_schedule
+from tests.results.page import (
+    NASTY,
+    array,
+    columns,
+    content_of,
+    save_comparison,
+    save_sweep,
+    seeded,
+    traces,
+)
+
+UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
+SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
+COMPARISONS = {
+    "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
+    "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
+    "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, {}),
+    "a missing target": ({"fedavg": seeded(SCORES), "fedasync": seeded(SCORES, "fedasync")}, {"target": 0.66}),
+    "another baseline": ({"b": seeded(SCORES, "b"), "a": seeded(SCORES[::-1], "a")}, {"baseline": "a"}),
+    "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
+}
+
+
+def number(text: str) -> float | str | None:
+    """A CSV cell as the page holds it."""
+    try:
+        return None if text == "" or math.isnan(float(text)) else float(text)
+    except ValueError:
+        return text
+
+
+def check_table(shown: dict[str, object], path: Path) -> None:
+    """A table of the page has all numbers and texts of the CSV file."""
+    found = columns(shown)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert list(found) and sorted(found) == sorted(rows[0])
+    for name, cells in found.items():
+        assert cells == [number(row[name]) for row in rows], name
+
+
+def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
+    """Curves have the numbers of evaluations.csv and of ``mean_curve``; ``groups``: name -> folder of each seed."""
+    for metric, figures in page["curves"]["figures"].items():
+        factor = 100.0 if metric == "accuracy" else 1.0
+        for unit in figures:
+            means, seeds = traces(page, metric, unit, "mean"), iter(traces(page, metric, unit, "seed"))
+            assert [each["name"] for each in means] == list(groups)
+            for mean, folders in zip(means, groups.values(), strict=True):
+                runs = [store.load(folder) for folder in folders]
+                curve = metrics.mean_curve(runs, unit, metric, factor)
+                np.testing.assert_array_equal(array(mean["x"]), curve.at)
+                np.testing.assert_array_equal(array(mean["y"]), curve.mean)
+                np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
+                for folder in folders if len(folders) > 1 else []:
+                    rows = list(csv.DictReader((folder / "evaluations.csv").read_text().splitlines()))
+                    seed = next(seeds)
+                    shown = np.array([float(row[metric]) for row in rows]).astype(np.float32).astype(np.float64)
+                    np.testing.assert_array_equal(array(seed["y"]), factor * shown)
+                    if unit != "bytes":
+                        np.testing.assert_array_equal(array(seed["x"]), [float(row[unit]) for row in rows])
+            assert next(seeds, None) is None
+
+
+def last_accuracies(shown: dict[str, list]) -> list[float]:
+    """The column of the last accuracies in the table of a comparison."""
+    return next(cells for name, cells in shown.items() if name in ("final accuracy (%)", "accuracy, last (%)"))
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
+    runs, options = COMPARISONS[name]
+    folder = save_comparison(tmp_path / "three", runs, **options)
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    (source,) = page["sources"]
+    assert (source["kind"], source["notes"]) == ("comparison", [])
+    check_table(source["tables"][0], folder / "comparison.csv")
+    paths = {m: [folder / "runs" / m.replace("@", "_") / f"seed_{k}" for k in range(len(runs[m]))] for m in runs}
+    check_curves(page, paths)
+    assert list(page["curves"]["figures"]) == (["loss"] if name == "no classes" else ["accuracy", "loss"])
+    shown = columns(page["runs"])
+    assert shown["method"] == [m for m in runs for _ in runs[m]]
+    assert shown["seed"] == [run.settings["seed"] for seeds in runs.values() for run in seeds]
+
+
+def test_the_end_of_a_mean_is_the_number_of_the_table(tmp_path):
+    folder = save_comparison(tmp_path / "three", COMPARISONS["unequal times"][0])
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    shown = columns(page["sources"][0]["tables"][0])
+    ends = [array(each["y"])[-1] for each in traces(page, "accuracy", "time", "mean")]
+    assert ends == last_accuracies(shown)
+    assert [each["line"]["shape"] for each in traces(page, "accuracy", "time", "mean")] == ["hv", "linear"]
+
+
+def test_a_sweep_has_the_numbers_of_its_files(tmp_path):
+    folder, points = save_sweep(tmp_path / "mixing", target=0.4)
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    (source,) = page["sources"]
+    check_table(source["tables"][0], folder / "settings.csv")
+    shown = columns(page["runs"])
+    rows = {row["run"]: row for row in csv.DictReader((folder / "runs.csv").read_text().splitlines())}
+    assert set(rows[points[0].name]) <= set(shown) and "time_to_target" in shown
+    assert sorted(shown["run"]) == sorted(rows)
+    for name, cells in shown.items():
+        if name != "setting":
+            assert cells == [number(rows[run][name]) for run in shown["run"]], name
+    assert shown["setting"][0] == "mixing=0.9"  # the best first
+    best = {name: [folder / "runs" / p.name for p in points if p.values["method.mixing"] == v]
+            for name, v in (("mixing=0.9", 0.9), ("mixing=0.2", 0.2))}  # fmt: skip
+    check_curves(page, best)
+    assert set(columns(source["differing"])) == {"run", "method", "seed"}
+
+
+def test_a_sweep_that_is_not_finished(tmp_path):
+    folder, points = save_sweep(tmp_path / "mixing", finished=3)
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    assert "1 of 4 runs are not finished and left out." in page["sources"][0]["notes"]
+    assert sorted(columns(page["runs"])["run"]) == sorted(point.name for point in points[:3])
+    (folder / "settings.csv").unlink()
+    (folder / "runs.csv").write_text("run,bytes_up\nother,3\n")
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    assert any("these are new" in note for note in page["sources"][0]["notes"])
+    assert len(page["sources"][0]["tables"][0]["rows"]) == 2
+
+
+def test_tables_of_other_runs_are_not_shown(tmp_path):
+    runs = COMPARISONS["three seeds"][0]
+    folder = save_comparison(tmp_path / "three", runs)
+    saved = (folder / "comparison.csv").read_text()
+    new = "comparison.csv is missing or of other runs: this table is new."
+    for text in (saved.replace("fedavg,", "fedavg,1"), ""):
+        (folder / "comparison.csv").write_text(text)
+        (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+        assert source["notes"] == [new]
+        (folder / "comparison.csv").write_text(saved)
+        shown = columns(source["tables"][0])
+        assert sorted(map(str, shown["method"])) == sorted(runs)
+    store.save(seeded(SCORES[:1], "krum")[0], folder / "runs" / "krum" / "seed_0")
+    (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+    assert source["notes"] == ["comparison.csv does not list these finished runs: krum."]
+    (folder / "comparison.csv").unlink()
+    (source,) = content_of(write_report([folder], tmp_path / "page.html"))["sources"]
+    assert source["notes"] == ["The methods have different finished seeds, so no table compares them."]
+
+
+def test_several_folders_at_once(tmp_path):
+    one = store.save(make_run(), tmp_path / "a" / "one")
+    other = store.save(make_run([0.1, 0.9]), tmp_path / "b" / "one")
+    sweep, _ = save_sweep(tmp_path / "mixing")
+    page = content_of(write_report([one, other, sweep], tmp_path / "page.html"))
+    assert page["about"] == "6 runs in 3 folders"
+    shown = columns(page["runs"])
+    assert shown["folder"] == [str(one), str(other), *["mixing"] * 4]  # equal last names: the whole path
+    names = [each["name"] for each in traces(page, "accuracy", "time", "mean")]
+    assert names == [f"{one}: fedasync:mixing=0.6", f"{other}: fedasync:mixing=0.6", "mixing: mixing=0.9",
+                     "mixing: mixing=0.2"]  # fmt: skip
+    assert [source["kind"] for source in page["sources"]] == ["run", "run", "sweep"]
+    assert len(page["details"]["runs"]) == 6 and page["details"]["note"] == ""
+
+
+# --- one run ------------------------------------------------------------------------------------------
+
+
+def faulty_run() -> Run:
+    """One job of each outcome among the first jobs, and a rejected upload."""
+    run = make_run()
+    outcome = run.schedule.outcome.copy()
+    unapplied = np.flatnonzero(outcome == Outcome.UNDER_WAY)
+    outcome[unapplied] = Outcome.CRASHED
+    return run._replace(schedule=run.schedule._replace(outcome=outcome))
+
+
+def test_a_gantt_chart_has_every_job_with_its_outcome_and_staleness():
+    run = faulty_run()
+    schedule = run.schedule
+    shown = html_figures.gantt(run, 100)
+    assert shown.note == ""
+    bars = {each["name"]: each for each in shown.figure["data"] if each["type"] == "bar"}
+    rejected = schedule.job[~run.updates["accepted"]]
+    crashed = np.flatnonzero(schedule.outcome == Outcome.CRASHED)
+    applied = np.setdiff1d(schedule.job, rejected)
+    assert set(bars) == {"applied", "rejected", "crashed"}
+    for name, jobs in (("applied", applied), ("rejected", rejected), ("crashed", crashed)):
+        np.testing.assert_array_equal(array(bars[name]["base"]), schedule.dispatch_time[jobs])
+        ends = array(bars[name]["base"]) + array(bars[name]["x"])
+        np.testing.assert_allclose(ends, schedule.upload_time[jobs])
+        np.testing.assert_array_equal(array(bars[name]["customdata"])[:, 0], schedule.client[jobs])
+    staleness = dict(zip(schedule.job.tolist(), schedule.staleness.tolist(), strict=True))
+    assert list(array(bars["applied"]["marker"]["color"])) == [staleness[job] for job in applied]
+    steps = next(each for each in shown.figure["data"] if each["name"] == "server steps")
+    np.testing.assert_array_equal(array(steps["x"]), schedule.time[schedule.closes])
+
+
+def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
+    run = faulty_run()
+    upload, freed = run.schedule.upload_time.copy(), run.schedule.freed_time.copy()
+    upload[:2], freed[0], freed[1] = np.inf, 0.5, np.inf
+    run = run._replace(schedule=run.schedule._replace(upload_time=upload, freed_time=freed))
+    bars = [each for each in html_figures.gantt(run, 100).figure["data"] if each["type"] == "bar"]
+    ends = np.concatenate([array(each["base"]) + array(each["x"]) for each in bars])
+    assert np.isfinite(ends).all() and 0.5 in ends and 12.0 in ends
+
+
+def test_a_long_schedule_is_cut_and_the_note_says_so():
+    schedule = make_schedule(num_clients=60, jobs=10)
+    run = make_run()._replace(schedule=schedule, updates={"accepted": np.ones(len(schedule.job), bool)})
+    shown = html_figures.gantt(run, 50)
+    bars = [each for each in shown.figure["data"] if each["type"] == "bar"]
+    assert sum(len(array(each["base"])) for each in bars) == 50
+    assert re.fullmatch(
+        r"Shows 50 of 600 jobs: the first 40 of 60 clients with jobs, jobs sent in the first [\d.]+ of 600 s\.",
+        shown.note,
+    )
+
+
+def test_clients_with_and_without_scores(tmp_path):
+    with_scores, without = make_run(), make_run()._replace(per_client={})
+    for name, run in (("with", with_scores), ("without", without)):
+        store.save(run, tmp_path / name)
+        (shown,) = content_of(write_report([tmp_path / name], tmp_path / "page.html"))["details"]["runs"]
+        titles = [figure["title"] for figure in shown["figures"]]
+        assert titles[0] == "Schedule" and titles[-2] == "updates per client" and titles[-1].startswith("staleness")
+        assert (len(titles), len(shown["notes"])) == ((4, 0) if name == "with" else (3, 1))
+    accuracy, counts, staleness = html_figures.clients(with_scores)
+    np.testing.assert_array_equal(array(accuracy.figure["data"][0]["y"]), [25.0] * 3)
+    accepted, rejected = (array(each["y"]) for each in counts.figure["data"])
+    updates = with_scores.updates
+    np.testing.assert_array_equal(accepted + rejected, np.bincount(updates["client"]))
+    assert rejected.sum() == np.sum(~updates["accepted"]) == 1
+    shares = array(staleness.figure["data"][0]["y"])
+    np.testing.assert_allclose(shares, 100 * np.bincount(updates["staleness"]) / len(updates["client"]))
+
+
+def test_many_clients_become_a_histogram():
+    run = make_run()
+    counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[1]
+    assert "1,000 clients" in counts.note
+    assert sum(array(counts.figure["data"][0]["y"])) == 1000
+
+
+def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):
+    run = make_run()
+    rejected = np.zeros(len(run.schedule.job), bool)
+    store.save(run._replace(updates=run.updates | {"accepted": rejected}), tmp_path / "rejected")
+    empty = {name: column[:0] for name, column in run.updates.items()}
+    schedule = make_schedule(jobs=1)
+    kept = {name: getattr(schedule, name)[:0] for name in ("job", "time", "closes", "step")}
+    outcome = np.full(len(schedule.client), Outcome.UNDER_WAY, np.int8)
+    schedule = schedule._replace(**kept, outcome=outcome)
+    scores = run.evaluations | {"accuracy": np.full(3, np.nan, np.float32), "loss": np.full(3, np.nan, np.float32)}
+    store.save(run._replace(updates=empty, schedule=schedule, evaluations=scores), tmp_path / "empty")
+    page = content_of(write_report([tmp_path / "rejected", tmp_path / "empty"], tmp_path / "page.html"))
+    first, second = page["details"]["runs"]
+    bars = [[each["name"] for each in of["figures"][0]["figure"]["data"] if each["type"] == "bar"]
+            for of in (first, second)]  # fmt: skip
+    assert bars == [["rejected", "under way"], ["under way"]]
+    assert [figure["title"] for figure in second["figures"]][-1] == "updates per client"
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def test_nothing_in_names_and_settings_becomes_html(tmp_path):
+    run = make_run(method=NASTY)
+    store.save(run._replace(settings=run.settings | {NASTY: NASTY, "list": [NASTY]}), tmp_path / "nasty")
+    path = write_report([tmp_path / "nasty"], tmp_path / "page.html")
+    text, page = path.read_text(encoding="utf-8"), content_of(path)
+    assert "<img" not in text[: text.index("plotly.js v")] and "onerror" in text
+    assert text.count("</script>") == 3 and "\u2028" not in text[: text.index("plotly.js v")]
+    assert columns(page["runs"])["method"] == [NASTY]  # the script writes it with textContent
+    assert NASTY in page["sources"][0]["common"]
+    for figures in page["curves"]["figures"].values():  # plotly reads tags in names
+        assert not [each for figure in figures.values() for each in figure["data"] if "<" in each["name"]]
+        templates = {each.get("hovertemplate") for figure in figures.values() for each in figure["data"]}
+        assert not [each for each in templates if each and "img" in each]
+    script = text[text.rindex("<script>") :]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
+
+
+def test_the_page_loads_nothing_and_is_the_same_each_time(tmp_path):
+    folder = save_comparison(tmp_path / "three", COMPARISONS["three seeds"][0])
+    first, second = (write_report([folder], tmp_path / name) for name in ("a.html", "b.html"))
+    assert first.read_bytes() == second.read_bytes()
+    own = html_report.PAGE.read_text()
+    assert "default-src 'none'" in own and not re.search(r"https?://|src=|href=", own)
+
+
+def test_a_large_comparison_stays_below_10_mb(tmp_path):
+    rng = np.random.default_rng(0)
+    schedule = make_schedule(num_clients=40, jobs=50)
+    job = schedule.job
+    updates = {"client": schedule.client[job], "staleness": schedule.staleness, "accepted": np.ones(len(job), bool)}
+    evaluated = np.linspace(0.0, 1.0, 400)
+    runs: dict[str, list[Run]] = {}
+    for method in range(30):
+        name = f"fedasync:mixing={method}"
+        runs[name] = [
+            each._replace(schedule=schedule, updates=updates)
+            for each in seeded(rng.uniform(0.1, 0.9, (4, 400)).tolist(), name, [list(1e3 * evaluated)] * 4)
+        ]
+    folder = save_comparison(tmp_path / "large", runs)
+    path = write_report([folder], tmp_path / "page.html")
+    page = content_of(path)
+    assert path.stat().st_size < 10e6
+    assert page["details"]["note"] == "24 of 120 runs, the first seeds first."
+    assert page["curves"]["notes"][0] == "Curves: the first 28 of 30 of large."
+    assert page["curves"]["notes"][1].startswith("Long curves: ")
+    for mean in traces(page, "accuracy", "time", "mean")[:2]:
+        assert array(mean["y"])[-1] in last_accuracies(columns(page["sources"][0]["tables"][0]))
+
+
+def test_many_seeds_and_many_rows_are_cut():
+    runs = {"a": seeded([[0.1, 0.5]] * 5), "b": seeded([[0.1, 0.5]] * 5)}
+    figure = html_figures.curves(runs, "time", "accuracy", 20, 3)
+    seeds = [each["meta"]["seed"] for each in figure["data"] if each["meta"]["part"] == "seed"]
+    assert seeds == ["0", "1", "2"] * 2
+    shown = table("t", "a\n" + "1\n" * 1500)
+    assert (len(shown["rows"]), shown["note"]) == (1000, "The first 1,000 of 1,500 rows.")
+
+
+def test_cells_of_a_csv_file():
+    text = (
+        "name,x,x std,y,y std,y reached,ends low,ends high,lr\n"
+        "a,1.5,0.25,nan,nan,2,0.5,1.25,0.001\n"
+        "1,nan,,3.0,1.0,,,,\n"
+    )
+    shown = table("t", text)
+    assert [column["name"] for column in shown["columns"]] == ["name", "x", "y", "ends", "lr"]
+    first, second = shown["rows"]
+    assert [cell[0] for cell in first] == ["a", "1.50 ± 0.25", "2 reached", "[0.50, 1.25]", "0.001"]
+    assert [cell[0] for cell in second] == ["1", "-", "3.00 ± 1.00", "-", "-"]
+    assert first[2] == ["2 reached", None, None, 2]
+
+
+def test_what_cannot_be_reported(tmp_path, monkeypatch, capsys):
+    run = store.save(make_run(), tmp_path / "one")
+    for folders, path, message in (
+        ([], "page.html", "folders = "),
+        ([run, tmp_path / "." / "one"], "page.html", "folders = .*different"),
+        ([tmp_path / "missing"], "page.html", "missing.*must hold a finished run, comparison or sweep"),
+        ([run], "page.txt", "file ending = '.txt'"),
+        ([run], "one/manifest.json/page.html", "must be a file that can be written"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_report(folders, tmp_path / path)
+    (run / "updates.csv").write_text("cut")
+    assert cli.main(["report", str(run)]) == 2
+    assert "updates.csv is truncated" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(ValueError, match=r"pip install 'fedjax-async\[report\]'"):
+        write_report([run], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        store.save(make_run(), tmp_path / name)
+    assert cli.main(["report", "one"]) == 0
+    assert cli.main(["report", "one", "two"]) == 0
+    assert cli.main(["report", "one", "two", "--out", "new/both.html"]) == 0
+    assert {path.name for path in tmp_path.rglob("*.html")} == {"report.html", "both.html"}
+    assert (tmp_path / "one" / "report.html").exists() and (tmp_path / "report.html").exists()
+    assert "written: new/both.html" in capsys.readouterr().out
+    assert store.require_room("one", store.load("one").settings)  # the page does not spoil the folder
