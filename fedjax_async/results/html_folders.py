@@ -90,14 +90,21 @@ def _sweep(path: Path) -> Source:
         sweep_table.write_tables(found, Path(scratch))
         names = ("runs.csv", "settings.csv")
         fresh, saved = ([_text(Path(place) / name) for name in names] for place in (scratch, path))
+        new_pairs = _pairs(Path(scratch))
     same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
     if not same:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
-    runs, settings = saved if same and saved[1] else fresh
+    (runs, settings), pairs = (saved, _pairs(path)) if same and saved[1] else (fresh, new_pairs)
     rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
     groups = [Group(*grouped[index]) for index in ranked.order]
     folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
-    return Source(path, "sweep", groups, folders, rows, [table("Settings", settings)], notes)
+    return Source(path, "sweep", groups, folders, rows, [table("Settings", settings), *pairs], notes)
+
+
+def _pairs(path: Path) -> list[Content]:
+    """The paired tests between methods, which a folder has from three seeds on."""
+    text = _text(path / "pairs.csv")
+    return [table("Paired tests", text)] if text else []
 
 
 def _comparison(path: Path, folders: Sequence[Path]) -> Source:
@@ -112,7 +119,7 @@ def _comparison(path: Path, folders: Sequence[Path]) -> Source:
     saved = _text(path / "comparison.csv")
     listed = [row["method"] for row in _rows(saved) if row.get("method") in grouped]
     order = [*listed, *(name for name in grouped if name not in listed)]
-    shown, notes = _methods(saved, {name: [member.run for member in grouped[name]] for name in listed or order})
+    shown, notes = _methods(path, saved, {name: [member.run for member in grouped[name]] for name in listed or order})
     if listed and len(listed) < len(order):
         notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
     groups = [Group(name, grouped[name]) for name in order]
@@ -120,19 +127,19 @@ def _comparison(path: Path, folders: Sequence[Path]) -> Source:
     return Source(path, "comparison", groups, by_name, rows, shown, notes)
 
 
-def _methods(saved: str, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Content], list[str]]:
+def _methods(path: Path, saved: str, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Content], list[str]]:
     """The table of the methods and notes on it: ``comparison.csv``, or a new one where it is not of these runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
         write_comparison(runs, scratch, plots=False)
-        fresh = _text(Path(scratch) / "comparison.csv")
+        fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
     common = [name for name in _header(fresh) if name in _header(saved)]
     chosen = ("time to ", "relative to ", "target", "95%")  # these depend on options of the command
     if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):
-        return [table("Methods", saved)], []
-    return [table("Methods", fresh)], ["comparison.csv is missing or of other runs: this table is new."]
+        return [table("Methods", saved), *_pairs(path)], []
+    return [table("Methods", fresh), *new_pairs], ["comparison.csv is missing or of other runs: this table is new."]
 
 
 # --- tables -----------------------------------------------------------------------------------------

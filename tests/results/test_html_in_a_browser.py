@@ -27,7 +27,7 @@ setTimeout(() => {
   const visible = () => Object.fromEntries(["mean", "band", "seed"].map((part) =>
     [part, plot.data.filter((trace) => trace.meta.part === part && trace.visible === true).length]));
   const change = (element, set) => { set(element); element.dispatchEvent(new Event("change")); };
-  const [methods, runs] = all("table");
+  const methods = document.querySelector("table");
   found.before = column(methods, 1);
   methods.querySelectorAll("th button")[1].click();
   found.rising = column(methods, 1);

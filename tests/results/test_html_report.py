@@ -93,6 +93,9 @@ def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
     (source,) = page["sources"]
     assert (source["kind"], source["notes"]) == ("comparison", [])
     check_table(source["tables"][0], folder / "comparison.csv")
+    assert len(source["tables"]) == 1 + (len(runs["fedavg" if "fedavg" in runs else "a"]) > 2)
+    for shown in source["tables"][1:]:
+        check_table(shown, folder / "pairs.csv")
     paths = {m: [folder / "runs" / m.replace("@", "_") / f"seed_{k}" for k in range(len(runs[m]))] for m in runs}
     check_curves(page, paths)
     assert list(page["curves"]["figures"]) == (["loss"] if name == "no classes" else ["accuracy", "loss"])
