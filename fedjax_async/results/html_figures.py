@@ -89,7 +89,8 @@ def _thin(size: int, most: int) -> np.ndarray:
 def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
-    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`. ``meta.part`` of
+    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: over several seeds
+    running means, which end at the default number of the tables; a single run is drawn as it is. ``meta.part`` of
     a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` numbers its group. A
     line of more than ``most_points`` points is thinned evenly; its last point stays. Single seeds: the first
     ``most_seeds`` of each group.
@@ -98,12 +99,12 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
     data: list[dict[str, Any]] = []
     for index, (name, seeds) in enumerate(runs.items()):
         colour, dash = PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
-        curve = metrics.mean_curve(seeds, x, column, factor)
+        several = len(seeds) > 1
+        curve = metrics.mean_curve(seeds, x, column, factor, metrics.FINAL if several else "last")
         kept = _thin(len(curve.at), most_points)
         at, mean, std = curve.at[kept], curve.mean[kept], curve.std[kept]
         look = {"color": colour, "shape": "hv" if curve.steps else "linear"}
         group = {"type": "scatter", "mode": "lines", "legendgroup": str(index), "name": html.escape(name)}
-        several = len(seeds) > 1
         if several:
             side = group | {"x": at, "line": look | {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
             side |= {"meta": {"part": "band"}}

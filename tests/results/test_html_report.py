@@ -66,7 +66,7 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
             assert [each["name"] for each in means] == list(groups)
             for mean, folders in zip(means, groups.values(), strict=True):
                 runs = [store.load(folder) for folder in folders]
-                curve = metrics.mean_curve(runs, unit, metric, factor)
+                curve = metrics.mean_curve(runs, unit, metric, factor, metrics.FINAL if len(runs) > 1 else "last")
                 np.testing.assert_array_equal(array(mean["x"]), curve.at)
                 np.testing.assert_array_equal(array(mean["y"]), curve.mean)
                 np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
