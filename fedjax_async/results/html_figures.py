@@ -89,8 +89,8 @@ def _thin(size: int, most: int) -> np.ndarray:
 def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: int, most_seeds: int) -> Figure:
     """One column of the evaluations against ``x``: means over seeds, bands of one standard deviation, every seed.
 
-    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: over several seeds
-    running means, which end at the default number of the tables; a single run is drawn as it is. ``meta.part`` of
+    ``runs`` maps each group to its runs, one per seed. Means are those of :func:`metrics.mean_curve`: over several
+    seeds running means, which end at the default number of the tables; a single run is drawn as it is. ``meta.part`` of
     a trace is ``mean``, ``band`` or ``seed`` (then ``meta.seed`` is its number); ``legendgroup`` numbers its group. A
     line of more than ``most_points`` points is thinned evenly; its last point stays. Single seeds: the first
     ``most_seeds`` of each group.
