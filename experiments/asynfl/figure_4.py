@@ -1,8 +1,8 @@
-"""Figure 4: how long the server waits: AsynFLC-EF with windows of 300 to 900 s, beside FedBuff and AsynFL (500 s).
+"""Figure 4: AsynFLC-EF with windows of 300 to 900 s, beside FedBuff and AsynFL (500 s).
 
     python experiments/asynfl/figure_4.py --scale laptop --tasks mnist
 
-A window of 1,000 s is nearly synchronous: almost every client is back by then. The compressor is the top 3 %.
+A window of 1,000 s is nearly synchronous, because almost every client returns within it. The compressor is top 3 %.
 """
 
 from __future__ import annotations

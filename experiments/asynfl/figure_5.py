@@ -1,9 +1,9 @@
-"""Figure 5: AsynFLC without error feedback, signs and top 3 %, on IID and on non-IID data.
+"""Figure 5: AsynFLC without error feedback, with signs and with top 3 %, on IID and on non-IID data.
 
     python experiments/asynfl/figure_5.py --scale laptop --tasks mnist
 
-Signs say nothing of magnitudes, so the server's rate makes the step: it is the local learning rate, as in signSGD. The
-scaled signs (times the mean magnitude, server rate 1) are an addition of ours.
+Signs carry no magnitude, so the server's rate sets the length of the step. It is the local learning rate, as in
+signSGD. The paper has no scaled signs (times the mean magnitude, server rate 1); we added them.
 """
 
 from __future__ import annotations

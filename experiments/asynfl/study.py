@@ -1,7 +1,7 @@
-"""What the experiments of this folder share: the paper's tasks, its methods, and how much was sent until a target.
+"""Shared by the experiments of this folder: the paper's tasks, its methods, and the traffic until a target accuracy.
 
-``paper`` is the paper's setting, with what it leaves open chosen as the README says; ``laptop`` is smaller, as
-``TASKS`` says.
+The scale ``paper`` is the paper's setting; the README lists the settings that the paper does not give. ``laptop`` is
+smaller; ``TASKS`` has its changes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 HERE = Path(__file__).resolve().parent
-WINDOW = 500  # seconds that the server waits, where nothing else is said
+WINDOW = 500  # seconds that the server waits, by default
 SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
 USUAL = ("mnist", "fashion_mnist")  # the tasks that a CPU can do at the paper's scale
 
 
 class Task(NamedTuple):
-    """A data set with its model and the paper's setting; ``laptop`` is what the smaller scale changes."""
+    """A data set with its model and the paper's setting; ``laptop`` has the changes of the smaller scale."""
 
     title: str
     setting: dict[str, Any]
@@ -92,19 +92,19 @@ TASKS: dict[str, Task] = {
 
 
 def fedbuff(clients: int) -> dict[str, Any]:
-    """FedBuff with a buffer as large as what a window brings on average: two thirds of the clients."""
+    """FedBuff with a buffer of two thirds of the clients: as many uploads as a window has on average."""
     return {"method": f"fedbuff@buffer:size={round(2 * clients / 3)}"}
 
 
 def asynfl(kind: str = "", compress: str | None = None, window: int = WINDOW, **options: float) -> dict[str, Any]:
-    """AsynFL and its kin, ``kind`` empty, ``c`` or ``c_ef``; ``options`` are the server rule's."""
+    """AsynFL, AsynFLC or AsynFLC-EF: ``kind`` is empty, ``c`` or ``c_ef``; ``options`` are the server rule's."""
     rule = ",".join(f"{name}={value:g}" for name, value in options.items())
     method = f"asynfl{kind}{':' if rule else ''}{rule}@window:length={window}"
     return {"method": method} if compress is None else {"method": method, "compress": compress}
 
 
-# Table III's methods by the names of paper_table_3.csv; FedBuff's buffer depends on the number of clients. Of b bits
-# QSGD has 2^(b-1) - 1 levels.
+# Table III's methods by the names of paper_table_3.csv; FedBuff's buffer depends on the number of clients. QSGD with
+# b bits has 2^(b-1) - 1 levels.
 METHODS: dict[str, Callable[[int], dict[str, Any]]] = {
     "fedbuff": fedbuff,
     "asynfl": lambda n: asynfl(),
@@ -135,7 +135,7 @@ def setting_of(task: str, scale: str) -> tuple[dict[str, Any], float]:
 
 
 def summary(task: str, name: str, runs: Sequence[Run], target: float) -> dict[str, Any]:
-    """One row: accuracy, and what was sent until the target, over the seeds."""
+    """One row: accuracy, and traffic until the target, over the seeds."""
 
     def until(unit: str, size: float = 1e9) -> tables.Spread:
         return tables.spread([to_target(run, target, unit) / size for run in runs])
@@ -177,7 +177,7 @@ def study(
 ) -> None:
     """A whole experiment: parse, run every task, ``finish`` its rows and draw its pictures, write the table.
 
-    ``variants(task, setting)`` are a task's; ``finish(task, runs, rows, given)`` may change its rows.
+    ``variants(task, setting)`` returns a task's variants; ``finish(task, runs, rows, given)`` may change its rows.
     """
     given = shared.parse_tasks(options(about, name), TASKS, USUAL, SEEDS)
 

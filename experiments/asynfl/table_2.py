@@ -2,8 +2,8 @@
 
     python experiments/asynfl/table_2.py
 
-Nothing is trained. The delays are those of the paper's clients and window as planned here; hidden constants, sigma^2,
-sigma_g^2 and G^2 are 1. The numbers compare how claims depend on the rounds T, not algorithms.
+Nothing is trained. The delays come from a schedule with the paper's clients and window. Hidden constants, sigma^2,
+sigma_g^2 and G^2 are 1. The numbers compare how the claims depend on the rounds T; they do not compare algorithms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ASSUMES = ("non_iid", "quantization", "sparsification", "error_feedback", "unbou
 
 
 def measured(scale: str) -> tuple[Setting, dict[str, float]]:
-    """The setting of the paper's experiments, ``rounds`` left 1, and the delays in it."""
+    """The setting of the paper's experiments, with ``rounds`` 1, and the delays in it."""
     s = TASKS["mnist"].setting
     schedule = plan(
         f"window:length={WINDOW}",
@@ -46,7 +46,7 @@ def draw(setting: Setting, given: argparse.Namespace) -> None:
     rounds = np.logspace(2, 7, 60)
     figure, axes = new(7.6, 4.2)
     claims = compare(setting._replace(rounds=rounds))
-    same: dict[bytes, list[str]] = {}  # claims that are one curve have one line
+    same: dict[bytes, list[str]] = {}  # claims with the same curve share one line
     for name, rate in claims.items():
         same.setdefault(rate.tobytes(), []).append(name)
     for index, names in enumerate(same.values()):

@@ -1,10 +1,10 @@
-"""Table III and Figures 1 to 3: what twelve methods send until a target accuracy, ours beside the paper's.
+"""Table III and Figures 1 to 3: traffic of twelve methods until a target accuracy, ours beside the paper's.
 
     python experiments/asynfl/table_3.py --scale laptop --tasks mnist
     python experiments/asynfl/table_3.py --scale paper --tasks mnist fashion_mnist --seeds 1
 
 The figures are curves of the same runs: accuracy and loss against virtual time, three choices of methods for each task.
-Traffic is counted twice: values only, as the paper must have counted, and on the wire, with the places of the entries.
+Traffic is counted twice: values only, as the paper must have counted, and on the wire, with the indices of the entries.
 "less" is FedBuff's traffic divided by the method's.
 """
 
@@ -28,7 +28,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *("asynflc_ef_top3_q2b", "asynflc_ef_top3_q4b", "asynflc_ef_top3_q8b"),
     ),
 }
-# what the smallest scale leaves out: programs like those of the others, with other numbers of entries
+# left out at the smallest scale: their programs differ from the others' only in the numbers of entries
 LARGER = ("top6", "top10", "q8b")
 
 

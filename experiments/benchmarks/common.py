@@ -1,4 +1,4 @@
-"""What every benchmark needs: the hardware's name, interleaved timing, a printed table that is also a CSV file."""
+"""Shared by the benchmarks: the hardware's name, interleaved timing, a printed table that is also a CSV file."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Seconds of each call in each round; every round calls all of them, in an order that rotates.
 
-    Compare medians, or the same round of two calls: a disturbance of the machine then hits all alike. The first call of
-    each compiles and is not timed. Results are waited for (``jax.block_until_ready``), that of ``before`` too, which is
-    called ahead of every timed call and not timed.
+    Compare medians, or two calls of the same round: a disturbance of the machine then affects all calls alike. The
+    first call of each compiles and is not timed. ``before`` is called ahead of every timed call and is not timed. Every
+    result is waited for (``jax.block_until_ready``).
     """
     names = list(calls)
     for name in names:

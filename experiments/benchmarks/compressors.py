@@ -1,14 +1,14 @@
-"""What compressing an update costs: seconds of each compressor beside one local epoch of LeNet-5.
+"""The cost of compressing an update: seconds of each compressor beside one local epoch of LeNet-5.
 
     python experiments/benchmarks/compressors.py             # minutes on 2 idle cores
     python experiments/benchmarks/compressors.py --smoke     # seconds
 
-*One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as error feedback
-does it in a run. *In turn* and *vmapped* are several clients' updates in one compiled call, ms a client: one after the
-other within the program (``lax.scan``, as the engine trains on a CPU), and batched; nothing leaves the device. An
-*epoch* is the local training of a client with so many 28 x 28 images, ceil(images / batch) SGD steps of LeNet-5 (61,706
-parameters) by the package's own client, alone in one compiled call. Calls take turns within one process; shares are
-medians over rounds of the share within a round.
+*One* is an update of a million parameters compressed, measured and decompressed in one compiled call, as in a run with
+error feedback. *In turn* and *vmapped* are several clients' updates in one compiled call, ms a client: one after the
+other within the program (``lax.scan``, as the engine trains on a CPU), and batched. Nothing leaves the device. An
+*epoch* is the local training of one client, ceil(images / batch) SGD steps of LeNet-5 (61,706 parameters) on 28 x 28
+images by the package's own client algorithm, alone in one compiled call. Calls take turns within one process. A share
+is computed within each round; the table has its median over the rounds.
 
 Measured numbers: README.md.
 """
@@ -42,7 +42,7 @@ COMPRESSED = [*COMPRESSORS, "topk:ratio=0.03", "qsgd:levels=127"]
 
 
 def exchange(compressor: Compressor) -> Callable[[Any, Any], Any]:
-    """``(key, x) -> (x_hat, bits)``, by way of a payload that is computed once."""
+    """``(key, x) -> (x_hat, bits)``; the payload is computed once."""
 
     def one(key: Any, x: Any) -> Any:
         payload = lax.optimization_barrier(compressor.compress(key, x))
@@ -52,7 +52,7 @@ def exchange(compressor: Compressor) -> Callable[[Any, Any], Any]:
 
 
 def update(size: int) -> Any:
-    """Numbers as uneven as those of an update."""
+    """Random numbers with magnitudes as uneven as those of an update."""
     first, second = jax.random.split(jax.random.key(0))
     return 1e-3 * jax.random.normal(first, (size,)) * jnp.exp(jax.random.normal(second, (size,)))
 
@@ -64,7 +64,7 @@ def one_call(compressor: Compressor, size: int) -> Callable[[], Any]:
 
 
 def many_calls(compressor: Compressor, size: int, clients: int) -> dict[str, Callable[[], Any]]:
-    """Updates of several clients in one compiled call. In turn, what they decode to is added up, as a server does."""
+    """Updates of several clients in one compiled call. In turn, the decoded updates are added up, as in a server."""
     one, keys = exchange(compressor), jax.random.split(jax.random.key(1), clients)
     x = update(size)[None] * jnp.linspace(0.5, 2.0, clients)[:, None]
 
@@ -117,7 +117,7 @@ def alone_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def together_rows(arguments: argparse.Namespace, columns: list[str]) -> list[dict[str, Any]]:
-    """Each compressor for several clients, ms a client; compiled, measured and let go one after the other."""
+    """Each compressor for several clients, ms a client; compiled, measured and freed one after the other."""
     rows = []
     for spec in arguments.together:
         calls = many_calls(bind("compress", COMPRESSORS, spec)(), arguments.size, arguments.clients)

@@ -3,8 +3,8 @@
     python experiments/benchmarks/conv.py                # some minutes on 2 idle cores
     python experiments/benchmarks/conv.py --smoke        # seconds
 
-Layers: value and gradients with respect to kernel and bias, and to the input except in first layers, for one client and
-for 8 clients with their own kernels, batch 32. Steps: LeNet-5, K local SGD steps in one ``fori_loop``, for clients
+Layers: value and gradients with respect to kernel, bias and (except in first layers) input, for one client and for 8
+clients with their own kernels, batch 32. Steps: LeNet-5, K local SGD steps in one ``fori_loop``, for clients
 stacked (``vmap``), one after the other in one program (``map``), and one after the other on each of several CPU devices
 (``map on D devices``), beside a lean PyTorch loop where PyTorch is installed.
 
@@ -45,7 +45,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[int, int, int], bool]] = {
 
 
 def layer_call(name: str, lowering: str, clients: int, batch: int) -> Callable[[], Any]:
-    """Forward and backward of one layer for so many clients, compiled, on random numbers."""
+    """Forward and backward of one layer for ``clients`` clients, compiled, on random numbers."""
     make, shape, needs_dx = LAYERS[name]
     module = make(lowering)
     keys = jax.random.split(jax.random.key(0), clients)
@@ -139,7 +139,7 @@ print(sorted(times[2:])[rounds // 2])
 
 
 def torch_row(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """PyTorch in a process of its own: its spinning threads would slow down JAX in ours, and the reverse."""
+    """PyTorch in a separate process: in one process its spinning threads and those of JAX slow each other down."""
     if importlib.util.find_spec("torch") is None:
         print("PyTorch is not installed: no row for it (pip install 'fedjax-async[bench]')")
         return []

@@ -6,11 +6,11 @@
 
 FedAsync, MLP-64 on 784 features by default; ``--model logistic`` shows the cost of the engine itself. The data set
 is the generated ``population``, delays are exponential, 1,000 clients are in flight (all, where there are fewer).
-Each size runs in a process of its own, so that its peak memory is its own; a run is timed after a first one that
-compiles. The time per update is to depend on the clients in flight, not on the population: the last column is its
+Each size runs in a separate process, so that its peak memory can be measured. A first run compiles, and later ones
+are timed. The time per update should depend on the clients in flight, not on the population. The last column is its
 ratio to that of 1,000 clients with the same model, where as many are in flight. Planning is timed twice: as the run
 is planned, and with at least one client waiting. Where none waits, clients do not depend on each other and are planned
-without the event queue, in a fifth of the time; with one waiting every size takes the same way.
+without the event queue, in a fifth of the time. With one waiting, every size is planned with the event queue.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def settings(model: str, clients: int, updates: int, lanes: int | None = None) -
 
 
 def planning_time(s: Settings, timing: str, updates: int) -> float:
-    """Seconds an event to plan so many updates, waves included."""
+    """Seconds per event to plan ``updates`` updates, waves included."""
     began = time.perf_counter()
     planned = plan(timing, s.delay, num_clients=s.clients, local_steps=10, until=Until(updates=updates))
     waves(planned)
@@ -86,7 +86,7 @@ def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | No
 
 
 def one_process(model: str, clients: int, a: argparse.Namespace) -> dict[str, Any]:
-    """What a process of its own measures for one model and size; printed too."""
+    """Measure one model and size in a separate process, and print the row."""
     command = [sys.executable, __file__, "--one", "--model", model, "--clients", str(clients)]
     command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
     command += [] if a.lanes is None else ["--lanes", str(a.lanes)]

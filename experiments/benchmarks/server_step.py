@@ -1,13 +1,14 @@
-"""What an arrival costs the server: milliseconds, with the optimiser paid once a step or at every arrival.
+"""The server's cost of an arrival, in milliseconds, with the optimiser run once a step or at every arrival.
 
     python experiments/benchmarks/server_step.py             # half a minute on 2 idle cores
     python experiments/benchmarks/server_step.py --smoke     # seconds
 
 One compiled call applies the uploads of several server steps one after the other, as the engine does: each is read from
-a table and received, and every K-th closes a step. *Once a step* is how the package's rules work: ``receive`` gathers,
-and ``close`` runs where a step closes. *Every arrival* is the same rule with ``close`` computed at each arrival and its
-result used only where the step closes, which is all that a rule of one function can do. Both end in the same params,
-which is checked. Calls take turns within one process; the ratio is the median over rounds of the ratio in a round.
+a table and received, and every K-th closes a step. *Once a step* is how the package's rules work: ``receive``
+accumulates, and ``close`` runs where a step closes. *Every arrival* is the same rule with ``close`` computed at each
+arrival and its result used only where the step closes; a rule of one function could do no better. The script checks
+that both end in the same params. Calls take turns within one process. The ratio is computed within each round; the
+table has its median over the rounds.
 
 Measured numbers: README.md.
 """
@@ -33,24 +34,24 @@ from fedjax_async.registry import bind
 from fedjax_async.server import SERVERS, known
 from fedjax_async.types import Arrival, Facts, ServerAlgorithm
 
-CLIENTS = 4  # whose uploads are read in turn
+CLIENTS = 4  # their uploads are read in turn
 WAYS = ("once a step", "every arrival")
 
 
 def model_of(size: int) -> Any:
-    """Numbers shaped like two layers, ``size`` in all."""
+    """Parameters of two layers, ``size`` in all."""
     width = max(1, round(0.9 * size))
     return {"kernel": jnp.ones(width), "bias": jnp.ones(size - width)}
 
 
 def close_in_step(rule: ServerAlgorithm, state: Any, closes: Any) -> Any:
-    """Close the step where it closes."""
+    """Compute ``close`` only where the step closes."""
     assert rule.close is not None
     return tree.when(closes, lambda state: rule.close(state, ())[0], state)
 
 
 def close_always(rule: ServerAlgorithm, state: Any, closes: Any) -> Any:
-    """Close at every arrival, and use it where the step closes."""
+    """Compute ``close`` at every arrival, and use the result where the step closes."""
     assert rule.close is not None
     return tree.where(closes, rule.close(state, ())[0], state)
 
@@ -78,7 +79,7 @@ def call_of(way: str, method: str, size: int, buffer: int, steps: int) -> Callab
 
 
 def rows_of(a: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a method."""
+    """One row per method."""
     rows = []
     for method in a.methods:
         calls = {way: call_of(way, method, a.size, a.buffer, a.steps) for way in WAYS}

@@ -8,11 +8,11 @@ FedAsync on ``fashion_mnist_6k``, 10 clients, ``rpi`` delays; mixing rate x lear
 
 * sweep: ``plan_groups`` and ``execute_group``, from settings to results, compilation included.
 * in turn: ``execute(prepare(s))`` for the same settings in one process that has compiled already.
-* commands: ``fedjax-async run``, a process a run. So many are timed as ``--commands`` says, spread over the settings,
-  and multiplied up to 64.
+* commands: ``fedjax-async run``, one process per run. ``--commands`` runs, spread over the settings, are timed, and
+  their time is multiplied up to 64.
 
-Sweep and in turn are interleaved; ratios are medians over the rounds. ``compilations`` counts training programs that
-XLA compiled during the first sweep: one a group.
+Sweep and in turn are interleaved; ratios are medians over the rounds. ``compilations`` counts the training programs
+that XLA compiled during the first sweep: one per group.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def command(one: Settings) -> float:
 
 
 def count_compilations(call: Any) -> int:
-    """How many training programs XLA compiled meanwhile."""
+    """How many training programs XLA compiled during ``call``."""
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details: Any) -> None:
@@ -84,7 +84,7 @@ def count_compilations(call: Any) -> int:
 
 
 def measure(model: str, updates: int, seeds: int, rounds: int, commands: int) -> dict[str, Any]:
-    """One model."""
+    """The row of one model."""
     runs = settings(model, updates, seeds)
     compilations = count_compilations(lambda: sweep(runs))
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Client updates per second: the engine beside its bare kernel, the reference engine and a lean PyTorch loop.
+"""Client updates per second: the engine beside its bare kernel, the reference engine and a short PyTorch loop.
 
     python experiments/benchmarks/throughput.py                     # everything, about 45 minutes on 2 cores
     python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
@@ -6,15 +6,15 @@
 
 A job is 10 local SGD steps of batch 32. Inputs are random images (speed does not depend on their
 values): 28 x 28 x 1, for the CNN 32 x 32 x 3; 96 examples a client, so that every batch is full.
-Everything of one model and number of clients is timed in turn, round after round, in one process;
-a ratio is the median over rounds of the ratio within a round, since the machine drifts.
+Everything of one model and number of clients is timed in turn, round after round, in one process.
+A ratio is computed within each round, since the machine's speed drifts; the table has its median over the rounds.
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
   server steps, records, two evaluations.
-* bare: nothing but gather, decode, dropout, gradient, SGD step, in one compiled call; the fastest of three: vmapped
+* bare: only gather, decode, dropout, gradient, SGD step, in one compiled call; the fastest of three: vmapped
   over 4 clients, vmapped over all of them, and one client after the other.
-* bare in lanes: the engine's own way (``default_batching``) without the engine, from as many host threads
-  as the engine uses: what the engine itself costs.
+* bare in lanes: the same arithmetic, batched as the engine does (``default_batching``) and run from as many host
+  threads; the ratio to it is the cost of the engine itself.
 * reference: the plain event loop of ``engine/reference.py``.
 * torch: ``torch_loop.py`` (extra ``bench``), where PyTorch is installed.
 """
@@ -45,7 +45,7 @@ SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "c
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
 WIDE = {"lenet5": 100, "cnn": 8}  # more clients at once than this would not fit into memory
-UNIT = 20  # jobs a timed call has at least, and a multiple of
+UNIT = 20  # a timed call has a multiple of this many jobs
 SECONDS = 1.0  # how long one timed call should last
 
 
@@ -65,7 +65,7 @@ def make_data(model: str, clients: int) -> Any:
 
 
 def experiment(model: str, data: Any, delay: str, method: str, updates: int, engine: str = "waves") -> Experiment:
-    """A run of ``updates`` jobs, planned and ready."""
+    """A run of ``updates`` jobs, planned and ready to execute."""
     settings = Settings(
         method=f"{method}@{TIMINGS[method]}",
         delay=DELAYS[delay],
@@ -88,7 +88,7 @@ def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any
         key = jax.random.key(offset)
 
         def step(k: jax.Array, params: Any) -> Any:
-            index, chance = order[offset + positions[k]], jax.random.fold_in(key, k)  # the CNN drops other units a step
+            index, chance = order[offset + positions[k]], jax.random.fold_in(key, k)  # dropout: a new mask each step
 
             def objective(params: Any) -> jax.Array:
                 return jnp.mean(model.loss(model.apply(params, x[index], chance), y[index]))
@@ -113,7 +113,7 @@ def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any
 
 
 def bare_in_lanes(base: Experiment, width: int, jobs: int) -> Any:
-    """:func:`bare` in the engine's way, split over ``default_lanes()`` host threads."""
+    """:func:`bare` with the engine's batching, split over ``default_lanes()`` host threads."""
     lanes = default_lanes()
     run = bare(base, width, jobs // lanes, default_batching())
 
@@ -148,7 +148,7 @@ def calibrated(make: Any, unit: int, seconds: float) -> int:
 def measure(
     model: str, clients: int, delays: list[str], methods: list[str], rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """All contenders of one model and number of clients, interleaved; one row a (delay, method)."""
+    """Time one model and number of clients, all programs interleaved; one row per (delay, method)."""
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
     width = min(UNIT // default_lanes(), default_width(base.params))

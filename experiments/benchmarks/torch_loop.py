@@ -1,7 +1,7 @@
-"""A lean sequential PyTorch loop: what a careful researcher would write by hand, one client after the other.
+"""A short sequential PyTorch loop, as a careful researcher would write it by hand: one client after the other.
 
 No framework, no DataLoader: tensors are indexed, gradients come from autograd, and parameters are
-updated in place. The models have the layers and sizes of ours.
+updated in place. The models have the same layers and sizes as those of the package.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Loop:
         self.server = [p.detach().clone() for p in self.params]
 
     def parameters(self) -> int:
-        """Number of scalars."""
+        """Number of parameters."""
         return sum(p.numel() for p in self.params)
 
     def update(self, client: int, lr: float = 0.01, mixing: float = 0.6) -> None:

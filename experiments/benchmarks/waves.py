@@ -2,10 +2,10 @@
 
     python experiments/benchmarks/waves.py
 
-For each number of clients and delay model: mean wave width as a share of the clients in flight, the
-number of waves beside its lower bound (the longest chain of dependent jobs), and, with waves capped
-at ``--max-width`` and shards of unequal size, the widths that the engine would compile, useful local
-steps over executed ones, and slots for start models. Mean over seeds.
+For each number of clients and delay model there are two measurements, averaged over seeds. The first is the
+mean wave width as a share of the clients in flight, and the number of waves beside its lower bound (the longest
+chain of dependent jobs). The second has waves capped at ``--max-width`` and shards of unequal size: the widths
+that the engine would compile, useful local steps over executed ones, and slots for start models.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the papers' experiments share: scales, variants of a setting trained side by side, and their tables.
+"""Shared by the papers' experiments: scales, variants of a setting trained side by side, and their tables.
 
-Every script takes ``--scale smoke|laptop|paper``; it keeps each finished run under ``OUT/runs``, so that the same
-command, started again, goes on where it was. ``paper`` is the paper's setting; ``laptop`` is smaller; ``smoke`` shows
-that the script runs, on the data that come with the package.
+Every script takes ``--scale smoke|laptop|paper``. It keeps each finished run under ``OUT/runs``, and a second start of
+the same command continues from there. ``paper`` is the paper's setting, and ``laptop`` is smaller. ``smoke`` only shows
+that the script runs; it uses the data that come with the package.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Rows = list[dict[str, Any]]
 
 
 class Variant(NamedTuple):
-    """One row: what it is called and what it changes in its task's setting."""
+    """One row: its name and its changes of the task's setting."""
 
     name: str
     changes: dict[str, Any]
-    picture: str = ""  # rows of one picture have the same; where there are several, it is the picture's title
+    picture: str = ""  # the picture that shows the row; its title, if there are several pictures
 
 
 def options(about: str | None, paper: str, name: str) -> argparse.ArgumentParser:
@@ -46,7 +46,7 @@ def options(about: str | None, paper: str, name: str) -> argparse.ArgumentParser
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options given, with the usual folder where none is."""
+    """Parse the options; the default of ``--out`` depends on the scale."""
     given = parser.parse_args()
     given.out = given.out or Path("runs") / given.paper / f"{given.name}-{given.scale}"
     return given
@@ -55,7 +55,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def parse_tasks(
     parser: argparse.ArgumentParser, known: Iterable[str], usual: Sequence[str], seeds: Mapping[str, int]
 ) -> argparse.Namespace:
-    """The same with ``--tasks`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
+    """Parse with ``--tasks`` and ``--seeds`` too; the task of the smallest scale is always ``smoke``."""
     parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
     given = parse(parser)
@@ -73,7 +73,7 @@ def run_variants(
 ) -> dict[str, list[Run]]:
     """Every variant of a setting with every seed, in one sweep; variant -> its runs.
 
-    Finished runs of the same settings are kept whatever else is asked for now, such as more seeds.
+    Finished runs of the same settings are kept, also when the rest of the sweep changes, for example to more seeds.
 
     ``numbers``: further settings of one run, from its own setting and its seed.
     """
@@ -100,7 +100,7 @@ def missing(setting: Mapping[str, Any]) -> str | None:
 
 
 def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], rows_of: Callable[[str], Rows]) -> Rows:
-    """The rows of all tasks; a task that cannot be run here has one row that says so, the reason goes to stderr."""
+    """The rows of all tasks. A task that cannot be run here has one row "not run", and stderr gets the reason."""
     rows: Rows = []
     for task in given.tasks:
         why = reason(task)
@@ -115,7 +115,7 @@ def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], r
 def report(
     rows: Sequence[Mapping[str, Any]], given: argparse.Namespace, *, decimals: Mapping[str, int] | None = None
 ) -> None:
-    """``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
+    """Write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
     flat = []
     for row in rows:
         cells: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
     python experiments/orthofl/figure_10.py --scale laptop
 
-A round's compute time grows with its epochs: the delays' compute part is that of the task's usual number.
+A round's compute time grows with its epochs. The measured compute time is taken as that of the task's default number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPOCHS = (1.0, 5.0, 10.0)
 def variants(task: str) -> list[Variant]:
     """FedAvg, then each mixing rate, then each number of epochs with work-dependent delays."""
     setting: dict[str, Any] = TASKS[task].setting
-    # steps of a client of average size in the usual number of epochs: what the measured compute time stands for
+    # local steps of the measured compute time: those of an average client in the default number of epochs
     share = 600 if task == "smoke" else 6000
     usual = setting["epochs"] * share / setting["batch_size"]
     delay = f"rpi:reference_steps={usual:g}"

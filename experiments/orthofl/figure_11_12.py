@@ -1,9 +1,9 @@
-"""Figures 11 and 12: the delays themselves, per client, and how stale they make the updates.
+"""Figures 11 and 12: the delays per client, and the staleness of the updates under them.
 
     python experiments/orthofl/figure_11_12.py
 
-Each client's mean and deviation in the measured table and as drawn; staleness of the updates under it. The paper's own
-measurements are not published; the table is the one released with its code.
+The table has each client's mean and deviation, measured and drawn, and the staleness of its updates. The paper's own
+measurements are not published; the measured delays are the table released with its code.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Figure 2: two clients with disjoint halves of the classes; what the fast one makes of the slow one's update.
+"""Figure 2: two clients with disjoint halves of the classes; how the fast one's updates undo the slow one's.
 
     python experiments/orthofl/figure_2.py --scale laptop
 
-FedAsync (mixing 0.6, exponent 0.5), LeNet-5; the fast client takes 10 s, the slow one 30, 60 or 100 s. Accuracy after
-every update (``figure_2.png``): it jumps when the slow client arrives and falls back with the fast client's next
-updates. OrthoFL in the same world beside it. And how each update changes the global weights into the neurons of the
-last hidden layer, with the slowest client (``figure_2_weights_METHOD.png``). Finished runs are kept under ``OUT/runs``.
+FedAsync (mixing 0.6, exponent 0.5) beside OrthoFL in the same scenario, LeNet-5; the fast client takes 10 s, the slow
+one 30, 60 or 100 s. ``figure_2.png`` shows accuracy after every update: it jumps when the slow client arrives and falls
+back with the fast client's next updates. ``figure_2_weights_METHOD.png`` shows how each update changes the global
+weights into the neurons of the last hidden layer, with the slowest client. Finished runs are kept under ``OUT/runs``.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fedjax_async.types import Run, ServerAlgorithm
 FAST = 10.0
 SLOW = (30.0, 60.0, 100.0)
 UPDATES = {"smoke": 12, "laptop": 44, "paper": 110}
-NEURON = "neuron "  # the columns of what is watched
-WATCHED = {"smoke": "output", "mnist": "fc2"}  # the dense layer into the last hidden one; logistic regression has none
+NEURON = "neuron "  # prefix of the columns with the recorded changes
+WATCHED = {"smoke": "output", "mnist": "fc2"}  # the last hidden layer; logistic regression has none
 
 
 def watched(spec: str, layer: str) -> Method:
-    """The method, recording too how each update changes the weights into each neuron of ``layer``, on average."""
+    """The method; it also records the mean change of the weights into each neuron of ``layer`` at every update."""
     usual = method_of(spec)
 
     def recording(rule: ServerAlgorithm) -> ServerAlgorithm:
@@ -54,7 +54,7 @@ def watched(spec: str, layer: str) -> Method:
 
 
 def two_clients(task: str, given: argparse.Namespace, method: str, slow: float) -> Run:
-    """One run, evaluated after every update, or what is kept of it."""
+    """One run, evaluated after every update; loaded if it is already finished."""
     folder = given.out / "runs" / f"scale={given.scale},method={method},slow={slow:g}"
     if not (folder / MANIFEST).exists():
         setting, _ = setting_of(TASKS[task], given.scale)
@@ -76,7 +76,7 @@ def swing(run: Run, slow: int = 1) -> tuple[float, float]:
 
 
 def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
-    """Accuracy after every update, one line a run."""
+    """Accuracy after every update, one line per run."""
     figure, axes = new(8.0, 4.0)
     for (method, slow), run in runs.items():
         style = {"fedasync": "-", "orthofl": "--"}[method]
@@ -88,7 +88,7 @@ def draw(runs: dict[tuple[str, float], Run], path: Path) -> None:
 
 
 def draw_weights(run: Run, title: str, path: Path) -> None:
-    """A neuron a row, an update a column: red where its weights grow, blue where they shrink."""
+    """One row per neuron, one column per update: red where its weights grow, blue where they shrink."""
     figure, axes = new(8.0, 4.0)
     change = np.stack([column for name, column in run.updates.items() if name.startswith(NEURON)])
     neurons, updates = change.shape

@@ -1,9 +1,9 @@
-"""Figure 6: what OrthoFL's parts contribute, and which reference its released code uses.
+"""Figure 6: the contribution of OrthoFL's parts, and the reference of its released code.
 
     python experiments/orthofl/figure_6.py --scale laptop
 
-Without calibration (that is FedAsync), without moving average, with the client's change instead of the others' shift
-projected, with one projection for the whole vector instead of one a layer, and with the released code's reference.
+The variants: without calibration (FedAsync); without moving average; the client's change projected instead of the
+others' shift; one projection for the whole vector instead of one per layer; the released code's reference.
 """
 
 from __future__ import annotations

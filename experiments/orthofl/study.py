@@ -1,8 +1,8 @@
-"""What the experiments of this folder share: tasks, methods, scales, and one way to run and report them.
+"""Shared by the experiments of this folder: tasks, methods, scales, and one way to run and report them.
 
-Every script takes ``--scale smoke|laptop|paper``; it keeps each finished run under ``OUT/runs``, so that the same
-command, started again, goes on where it was. ``paper`` is the paper's setting; ``laptop`` is smaller, as
-``TASKS`` says; ``smoke`` shows that the script runs, on the data that come with the package.
+Every script takes ``--scale smoke|laptop|paper``. It keeps each finished run under ``OUT/runs``, and a second start of
+the same command continues from there. ``paper`` is the paper's setting. ``laptop`` is smaller; ``TASKS`` has its
+changes. ``smoke`` only shows that the script runs; it uses the data that come with the package.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 EVALUATIONS = {"smoke": 50, "laptop": 50, "paper": 100}  # over the time budget
 
-# The paper's seven methods (Table 1); FedAvg and its kin sample 10 clients a round.
+# The paper's seven methods (Table 1); the synchronous ones sample 10 clients a round.
 METHODS: dict[str, str] = {
     "fedavg": "fedavg@cohort:size=10",
     "fedprox": "fedprox@cohort:size=10",
@@ -57,7 +57,7 @@ METHODS: dict[str, str] = {
 
 
 class Task(NamedTuple):
-    """A data set with its model and the paper's setting; ``laptop`` is what the smaller scale changes."""
+    """A data set with its model and the paper's setting; ``laptop`` has the changes of the smaller scale."""
 
     title: str
     setting: dict[str, Any]
@@ -114,7 +114,7 @@ SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 def crossed(methods: Sequence[str], changes: Mapping[str, Mapping[str, Any]]) -> list[Variant]:
-    """Every method under every change of the setting, named ``METHOD, TITLE`` by the change's title; a picture each."""
+    """Every method under every change, named ``METHOD, TITLE`` by the change's title; one picture per change."""
     return [
         Variant(f"{method}, {title}", {"method": METHODS[method], **change}, title)
         for title, change in changes.items()
@@ -128,14 +128,14 @@ def options(about: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def setting_of(task: Task, scale: str) -> tuple[dict[str, Any], int]:
-    """The settings of a task at a scale, and how many updates an asynchronous method makes."""
+    """The settings of a task at a scale, and the number of updates of an asynchronous method."""
     setting = task.setting | (task.laptop if scale == "laptop" else {})
     updates = setting.pop("updates", task.updates)
     return setting, updates
 
 
 def budget(setting: Mapping[str, Any], updates: int, seed: int) -> float:
-    """Virtual seconds in which clients that leave as they return bring so many updates."""
+    """Virtual seconds until ``updates`` updates have arrived, if every client starts its next job on its return."""
     one = prepare(Settings(**setting, method="fedasync", updates=updates, seed=seed))
     return float(one.schedule.time[-1])
 

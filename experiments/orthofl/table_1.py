@@ -3,7 +3,7 @@
     python experiments/orthofl/table_1.py --scale laptop --tasks mnist har     # three seeds, see the README
     python experiments/orthofl/table_1.py --scale paper --tasks mnist --seeds 1
 
-An eighth row is OrthoFL with the reference of its released code, the weights that were sent last, to whichever client.
+An eighth row is OrthoFL with the reference of its released code: the weights that were sent last to any client.
 Relative time: virtual time to 95 % of the lowest final accuracy among the methods, divided by FedAvg's.
 Figure 5, accuracy against virtual time, is the picture that is written for each task.
 """
@@ -27,7 +27,7 @@ VARIANTS = [
 
 
 def ceiling(given: argparse.Namespace) -> dict[str, Any]:
-    """The same encoder and adapters fine-tuned on all documents at one place, with as many local steps in all."""
+    """Centralised training: the same encoder and adapters on all documents, with as many local steps in all."""
     setting, updates = setting_of(TASKS["20newsgroups"], given.scale)
     alone = setting | {"clients": 1, "partition": "iid", "method": "fedasync:mixing=1,staleness=constant"}
     if alone["epochs"] is not None:  # jobs as long as a federated client's
@@ -40,7 +40,7 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside_the_paper(rows: list[dict[str, Any]], given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Add the paper's numbers, and the ceiling of the LoRA runs; tasks that were not run have no numbers of ours."""
+    """Add the paper's numbers, and the ceiling of the LoRA runs; tasks that were not run have only the paper's."""
     if any(row["task"] == "20newsgroups" and row["variant"] != "not run" for row in rows):
         rows.append(ceiling(given))
     with (HERE / "paper_table_1.csv").open(encoding="utf-8", newline="") as file:

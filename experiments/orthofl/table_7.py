@@ -1,23 +1,24 @@
-"""Table 7: what orthogonalisation costs the server, for the sizes of the paper's models.
+"""Table 7: the server's cost of orthogonalisation, for the sizes of the paper's models.
 
     python experiments/orthofl/table_7.py
 
 Four measures of one projection, layer by layer, medians of rounds:
 
-- ``projection (ms)``: by itself, repeated within one compiled call, where the vectors stay in the caches; beside it the
-  addition of two vectors of the same size, repeated likewise;
-- ``in a server step (ms)``: what it adds to a step of OrthoFL's server, a loop like the engine's: changes and start
-  models read from a batch, a row of weights read and written for each client; the difference to the same step without
-  the projection, whose whole time is ``such a step (ms)``. Here one compiled call takes many arrivals, as it does where
-  batches are large: many clients, an accelerator, sweeps;
-- ``in a lone step (ms)``: the same where each arrival is a call of its own, after something else has emptied the
-  caches, as where a batch is one or two clients' (few clients or a large model, on a CPU) and training comes between;
-  beside it one addition in the same circumstances, with a fresh result;
+- ``projection (ms)``: by itself, repeated within one compiled call, where the vectors stay in the caches. Beside it is
+  the addition of two vectors of the same size, repeated in the same way.
+- ``in a server step (ms)``: the time of a step of OrthoFL's server less that of the same step without the projection
+  (``such a step (ms)``). The step is a loop like the engine's: it reads changes and start models from a batch, and
+  reads and writes a row of weights for each client. One compiled call takes many arrivals, as in large batches (many
+  clients, an accelerator, sweeps).
+- ``in a lone step (ms)``: the same where each arrival is a call of its own and the caches were emptied before. This is
+  the case where a batch is one or two clients (few clients or a large model, on a CPU) and training comes between.
+  Beside it is one addition in the same circumstances, with a fresh result.
 - ``a call (ms)``: one projection as a call of its own, with a fresh result.
 
-The steps with and without it take turns, and so do the other calls, before: a step leaves nothing of use in the caches.
+The steps with and without the projection take turns. The other calls take turns before them, because a step leaves
+nothing useful in the caches.
 
-Of DistilBERT the shapes are enough: those of its adapters and its head, which are what is projected; no pretrained
+For DistilBERT the shapes of its adapters and its head are enough, because only these are projected. No pretrained
 weights are needed.
 """
 
@@ -60,13 +61,13 @@ DISTILBERT = EncoderConfig(
 )
 ROUNDS = {"smoke": 3, "laptop": 50, "paper": 200}
 ARRIVALS = 20  # of one compiled call
-CLIENTS = 4  # whose rows the server keeps
+CLIENTS = 4  # the server keeps a row for each
 BARS = ("addition", "projection", "in a server step", "in a lone step", "a call", "paper")
-FILLER = 2**28  # bytes to read, and as many to write: together more than the caches hold
+FILLER = 2**28  # bytes to read, and as many to write: together more than the caches' size
 
 
 def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
-    """The parameters of a model that are trained; of DistilBERT with LoRA (rank 8) drawn by shape."""
+    """The trained parameters of a model; those of DistilBERT with LoRA (rank 8) are random, with the right shapes."""
     if spec != "distilbert_lora":
         return make(spec, input_shape=shape, num_classes=classes).init(jax.random.key(0))
     net = Classifier(DISTILBERT, classes, 8, 2.0, "cls", True)
@@ -75,17 +76,17 @@ def trained(spec: str, shape: tuple[int, ...], classes: int) -> Params:
 
 
 def in_turn(function: Callable[[Params, Params], Params]) -> Callable[[Params, Params], Params]:
-    """``other <- function(one, other)``, for each of the arrivals of one compiled call."""
+    """Repeat ``other <- function(one, other)`` for each of the arrivals of one compiled call."""
     return jax.jit(lambda one, other: jax.lax.fori_loop(0, ARRIVALS, lambda _, last: function(one, last), other))
 
 
 def shifted(change: Params, now: Params, before: Params) -> Params:
-    """What a client goes on with, without the projection: its change and the whole shift."""
+    """The client's next start model without the projection: its change and the whole shift."""
     return jax.tree.map(lambda d, w, seen: d + (w - seen), change, now, before)
 
 
 def serving(params: Params, combine: Combine) -> Callable[[int], State]:
-    """``call(arrivals)`` takes so many of ``CLIENTS`` in turn, each with one of two changes; its state goes on."""
+    """``call(arrivals)`` applies so many arrivals, ``CLIENTS`` in turn, with one of two changes; it keeps its state."""
     average = moving_average(chain(), scale_by_staleness(staleness_weight("polynomial"), 0.6))
     server = known(by_average(average, combine), Facts(CLIENTS, every_closes=True))
 
@@ -120,7 +121,7 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Milliseconds of ours and of the paper's, a task a group of bars, on a logarithmic axis."""
+    """Our milliseconds and the paper's on a logarithmic axis, one group of bars per task."""
     figure, axes = new(7.0, 3.8)
     place = np.arange(len(rows))
     bars = [f"{name} (ms)" for name in BARS]
@@ -140,7 +141,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Time every model's tree, in one process."""
+    """Time the projection of every model, in one process."""
     given = parse(options(__doc__, "table_7"))
     with (HERE / "paper_table_7.csv").open(encoding="utf-8", newline="") as file:
         paper = {row["dataset"]: row for row in csv.DictReader(file)}
