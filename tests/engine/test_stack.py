@@ -82,7 +82,7 @@ def test_a_merged_order_keeps_every_run_in_order_and_waves_aligned(by_ranks):
     runs = schedules()
     merged = merge(runs, by_ranks)
     assert sorted(merged.source) == list(range(sum(len(s.job) for s in runs)))
-    for r, (s, place) in enumerate(zip(runs, merged.place)):
+    for r, (s, place) in enumerate(zip(runs, merged.positions)):
         assert (np.diff(place) > 0).all() and (merged.run[place] == r).all()
         # a job starts from a model written in an earlier wave of its own run
         wave = np.searchsorted(merged.waves, place, side="right")
@@ -121,7 +121,7 @@ def test_no_job_of_a_stack_reads_another_message_than_its_own(by_ranks, personal
         for p in range(low, high):  # a wave reads all its messages first
             r = int(merged.run[p])
             s = runs[r]
-            job = s.job[np.searchsorted(merged.place[r], p)]
+            job = s.job[np.searchsorted(merged.positions[r], p)]
             run, version, who = table[int(slots.start_slot[p])]
             assert (run, version) == (r, int(s.version[job]))
             assert not personal or who == s.client[job]
