@@ -273,9 +273,9 @@ def make_receive(server: Server, facts: StackFacts) -> Any:
 
 
 def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
-    """The same as :func:`make_receive` for the ranks ``span[0] .. span[1]-1``, all runs of a round at once."""
+    """As :func:`make_receive`, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
 
-    def gathered(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
+    def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Any:
         rule = rule_at(server, tables, facts, run)
         state, memory, info = rule.receive(state, memory, arrival)
         return *(closed(rule, state, memory) if facts.every_closes else (state, memory)), info
@@ -286,17 +286,17 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
 
     def one_rank(tables: DeviceTables, buffers: JobBuffers, k: Array, carry: Carry) -> Carry:
         runs = len(tables.key)
-        lane = jnp.arange(runs, dtype=jnp.int32)
+        index = jnp.arange(runs, dtype=jnp.int32)
         low, high = tables.ranks[k], tables.ranks[k + 1]
-        p = jnp.minimum(low + lane, high - 1)
-        active = low + lane < high
+        p = jnp.minimum(low + index, high - 1)
+        active = low + index < high
         row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
         arrives = active if facts.all_applied else active & tables.applied[p]
         accepted = buffers.accepted[row]
         arrival = jax.vmap(lambda p: _arrived(tables, carry, buffers, p))(p)
         before = tree.gather(carry.server, run), read_rows(carry.memory, owner)
         seen = probed_ranks(facts.probes, tables, carry.probes, p, arrives, *before, arrival)
-        state, memory, info = jax.vmap(gathered, in_axes=(None, 0, 0, 0, 0))(tables, run, *before, arrival)
+        state, memory, info = jax.vmap(received, in_axes=(None, 0, 0, 0, 0))(tables, run, *before, arrival)
         if not facts.every_closes:
             closes = arrival.closes & arrives
 
@@ -316,21 +316,21 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
             rejected=carry.rejected + jnp.sum(arrives & ~accepted).astype(jnp.int32),
             probes=seen,
         )
-        return write_due(tables, carry, tables.write_bounds[low + 1], tables.write_bounds[high + 1], lane)
+        return write_due(tables, carry, tables.write_bounds[low + 1], tables.write_bounds[high + 1], index)
 
-    def write_due(tables: DeviceTables, carry: Carry, low: Array, high: Array, lane: Array) -> Carry:
-        """All messages due after a round, as many at a time as there are runs."""
+    def write_due(tables: DeviceTables, carry: Carry, low: Array, high: Array, index: Array) -> Carry:
+        """Send all messages due after a rank, as many at a time as there are runs."""
 
         def some(i: Array, carry: Carry) -> Carry:
-            j = jnp.minimum(low + i * len(lane) + lane, high - 1)
-            active = low + i * len(lane) + lane < high
+            j = jnp.minimum(low + i * len(index) + index, high - 1)
+            active = low + i * len(index) + index < high
             message, memory = jax.vmap(lambda j: send_one(server, tables, facts, carry.server, carry.memory, j))(j)
             return carry._replace(
                 memory=tree.scatter_where(carry.memory, tables.write_owner[j], memory, active),
                 slots=tree.scatter_where(carry.slots, tables.write_slot[j], message, active),
             )
 
-        return jax.lax.fori_loop(0, -((low - high) // len(lane)), some, carry)
+        return jax.lax.fori_loop(0, -((low - high) // len(index)), some, carry)
 
     def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
         carry = jax.lax.fori_loop(span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
