@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.cli.flags import sweep_content
 from fedjax_async.cli.runs import check_finals, drawing_of
 from fedjax_async.config.grid import Point, expand, labels, swept
@@ -88,6 +88,7 @@ def _report(found: Sweep, target: float | None, arguments: argparse.Namespace) -
     out, drawing = arguments.out, drawing_of(arguments)
     text = write_sweep(found, out, target=target, final=arguments.final, interval=arguments.interval, drawing=drawing)
     print(text, end="")
+    notices.warn_about(found.counters)
     print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md, pictures and runs/")
 
 

@@ -18,11 +18,12 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
+from fedjax_async.config.budget import check_budget, until_of
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
 from fedjax_async.config.methods import Method, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of, waits_for_close
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -160,13 +161,23 @@ def delay_of(s: Settings) -> DelayModel:
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations."""
-    s, data = run.settings, run.components.data
-    schedule = plan(
+    s = run.settings
+    schedule = _plan(run, until_of(s))
+    if waits_for_close(run.components):
+        check_budget(s, schedule, lambda until: _plan(run, until))
+    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
+    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
+
+
+def _plan(run: Resolved, until: Until) -> Schedule:
+    s = run.settings
+    return plan(
         run.timing,
         run.delay,
-        num_clients=len(data.size),
+        num_clients=len(run.components.data.size),
         local_steps=run.local_steps,
-        until=Until(time=s.time, updates=s.updates, steps=s.server_steps),
+        until=until,
         seed=s.seed,
         bytes_down=run.traffic.down,
         bytes_up=run.traffic.up,
@@ -175,9 +186,6 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
         network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
     )
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
-    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
-    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:

@@ -12,6 +12,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.components import waits_for_close
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
@@ -52,7 +53,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
         progress=progress,
         **options,
     )
-    return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+    return make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits_for_close(e.components))
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:

@@ -15,7 +15,7 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound
+from fedjax_async.engine.components import bound, waits_for_close
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -169,7 +169,7 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
+            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits_for_close(e.components)))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check, disk, notices
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.engine.record import Progress
@@ -263,4 +263,7 @@ def compare(
         for seed in all_seeds:
             for method in names:
                 runs[method].append(train(method, seed))
+    notices.warn_about({
+        f"{method} seed {seed}": run.counters for method in names for seed, run in zip(all_seeds, runs[method])
+    })
     return runs

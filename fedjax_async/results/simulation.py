@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.config import Settings, execute, prepare
 from fedjax_async.config.simulation import settings_from
 from fedjax_async.engine.record import Progress
@@ -49,18 +49,25 @@ def simulate(
     6
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
+
+    Warns (``notices.RunWarning``) of uploads that were not used because the run ended within a server step, and
+    (``notices.AllRejected``) if every upload was rejected.
     """
     chosen = settings_from(settings, changes)
     if out is None:
         for name, value in (("overwrite", overwrite), ("again", again)):
             check.require(not value, name, value, "left out without a folder (out)")
-        return execute(prepare(chosen, probes=probes), progress=progress)
+        run = execute(prepare(chosen, probes=probes), progress=progress)
+        notices.warn_about({"": run.counters})
+        return run
     check.require(bool(str(out)), "out", str(out), "the name of a folder")
     if plots:
         require_matplotlib()
     with claimed(out):
         options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
-        return run_into(prepare(chosen, probes=probes), Path(out), **options)
+        run = run_into(prepare(chosen, probes=probes), Path(out), **options)
+    notices.warn_about({"": run.counters})
+    return run
 
 
 def resume(
@@ -89,7 +96,9 @@ def resume(
         load_plugins(folder)
         settings = unfinished(folder, objects)
         with precision(settings):
-            return run_into(prepare(settings, probes=probes), folder, plots=plots, progress=progress)
+            run = run_into(prepare(settings, probes=probes), folder, plots=plots, progress=progress)
+    notices.warn_about({"": run.counters})
+    return run
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:
