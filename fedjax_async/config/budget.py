@@ -16,14 +16,14 @@ def until_of(s: Settings) -> Until:
     return Until(time=s.time, updates=s.updates, steps=s.server_steps)
 
 
-def check_budget(s: Settings, schedule: Schedule, planned: Callable[[Until], Schedule]) -> None:
+def check_budget(s: Settings, schedule: Schedule, planned: Callable[[Until], Schedule] | None) -> None:
     """``ValueError`` if ``schedule`` completes no server step, naming the budget and what the first step needs.
 
-    ``planned``: makes the schedule of this run for another budget.
+    ``planned``: makes the schedule of this run for another budget, if that is possible.
     """
     if schedule.closes.any():
         return
-    first = _first_step(planned)
+    first = None if planned is None else _first_step(planned)
     why = "the uploads of its first server step: with fewer the model never changes"
     if len(schedule.job) == s.updates:
         needed = f"at least {len(first.job)}, {why}" if first else "enough to complete a server step"

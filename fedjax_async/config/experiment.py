@@ -20,10 +20,10 @@ from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Unti
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import check_budget, until_of
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
-from fedjax_async.config.methods import Method, method_of, preset_of
+from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of, waits_for_close
+from fedjax_async.engine.components import Client, Components, Hyper, bound, facts_of, row_of, rule_of, waits_for_close
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -140,15 +140,15 @@ def resolved(settings: Settings) -> Settings:
 
 
 def timing_of(s: Settings) -> Timing:
-    """The timing policy: a method's own ``@timing``, else the setting, else the method's default."""
+    """The timing policy: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
     given = own.thing_of("timing", s.timing)
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
-    named = own.thing_of("method", s.method) is None and "@" in s.method
-    spec = usual if named else s.timing or usual
-    if given is not None and not named:
+    allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
+    check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
+    if given is not None:
         check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
-    timing: Timing = registry.bind("timing", TIMINGS, spec)()
+    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
     return timing
 
 
@@ -164,7 +164,9 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
     s = run.settings
     schedule = _plan(run, until_of(s))
     if waits_for_close(run.components):
-        check_budget(s, schedule, lambda until: _plan(run, until))
+        # a timing policy of the user's own may know no other budget than this one
+        other = None if contracts.has_own_timing(s) else lambda until: _plan(run, until)
+        check_budget(s, schedule, other)
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
@@ -191,6 +193,9 @@ def _plan(run: Resolved, until: Until) -> Schedule:
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
+    facts = facts_of(schedule)._replace(longest_step=longest)
+    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of so few uploads
     if s.per_client:
         owners(components.data)
     check_capacity(
