@@ -45,9 +45,8 @@ def is_own(s: Settings, *fields: str) -> bool:
 
 def has_own_timing(s: Settings) -> bool:
     """Whether the timing policy is an object, or one that the user registered."""
-    return is_own(s, "timing") or any(
-        name.startswith("@") for name in own.own_parts({"method": s.method}).get("method", ())
-    )
+    of_method = own.own_parts({"method": s.method}).get("method", {})
+    return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
 
 
 def returned(part: str, contract: str, function: Callable[..., Any], *given: Any) -> Any:

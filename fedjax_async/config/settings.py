@@ -125,9 +125,7 @@ class Settings:
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
     updates: int | None = _field(
-        None,
-        "end after this many updates (uploads that came; a server step that is not complete by then is not used)",
-        "budget",
+        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
     )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")

@@ -169,9 +169,8 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(
-                i, make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits_for_close(e.components))
-            )
+            waits = waits_for_close(e.components)
+            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

@@ -94,9 +94,8 @@ def local_training(
 def require_per_example(losses: Array, mask: Array) -> None:
     """``ValueError`` unless there is one loss an example: the mean of a batch would count rows that are padding."""
     found = list(jnp.shape(losses))
-    check.require(
-        found == list(mask.shape), "shape of model.loss", found, f"{list(mask.shape)}: one an example, no mean"
-    )
+    allowed = f"{list(mask.shape)}: one loss an example, not their mean"
+    check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
 
 
 def trained(model: Model, params: Params) -> Params:

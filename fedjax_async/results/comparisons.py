@@ -59,7 +59,8 @@ def comparison(
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs
-    in which every upload was rejected. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    in which every upload was rejected. ``further``: add the other two final values and the target, as in
+    ``comparison.csv``.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))

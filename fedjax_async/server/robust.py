@@ -192,7 +192,6 @@ def krum(
 def _tolerates(byzantine: Any, field: str, count: Any) -> None:
     """``ValueError`` if so few uploads cannot outvote f bad ones (f may be traced; then nothing is checked)."""
     if isinstance(byzantine, numbers.Real) and isinstance(count, int):
-        least = 2 * int(byzantine) + 3
-        check.require(
-            count >= least, field, count, f"at least 2 f + 3 = {least} for Krum with byzantine = f = {int(byzantine)}"
-        )
+        bad = int(float(byzantine))
+        allowed = f"at least 2 f + 3 = {2 * bad + 3} for Krum with byzantine = f = {bad}"
+        check.require(count >= 2 * bad + 3, field, count, allowed)
