@@ -21,7 +21,7 @@ from fedjax_async.clock.durations import DelayModel, Delays
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
-from fedjax_async.clock.planning import plan
+from fedjax_async.clock.planning import NothingArrives, plan
 from fedjax_async.clock.record import (
     Outcome,
     at_or_before,
@@ -63,6 +63,7 @@ __all__ = [
     "Limits",
     "Network",
     "NetworkModel",
+    "NothingArrives",
     "Outcome",
     "Scenario",
     "Slots",

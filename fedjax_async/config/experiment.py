@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
-from fedjax_async.config.budget import check_budget, until_of
+from fedjax_async.config.budget import plan_within
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
 from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
@@ -162,11 +162,9 @@ def delay_of(s: Settings) -> DelayModel:
 def planned(run: Resolved) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations."""
     s = run.settings
-    schedule = _plan(run, until_of(s))
-    if waits_for_close(run.components):
-        # a timing policy of the user's own may know no other budget than this one
-        other = None if contracts.has_own_timing(s) else lambda until: _plan(run, until)
-        check_budget(s, schedule, other)
+    # a timing policy of the user's own may know no other budget than the one that it is given
+    known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
+    schedule = plan_within(s, lambda until: _plan(run, until), **known)
     every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)

@@ -140,7 +140,7 @@ def _faint(colour: str) -> str:
 
 
 def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """What became of each job, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
+    """Each job's end, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
     names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
     states = names[schedule.outcome]
     states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
