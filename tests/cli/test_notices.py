@@ -12,6 +12,7 @@ from fedjax_async.results import load
 
 SMALL = ("--model", "logistic", "--clients", "4", "--steps", "1", "--eval-examples", "40", "--quiet")
 ROUNDS = ("--method", "fedavg@cohort:size=4")
+NONE = ("--norm-limit", "1e-9")  # no upload is accepted
 
 
 def said(capsys, code, *arguments):
@@ -44,16 +45,12 @@ def test_uploads_of_an_incomplete_round_are_not_counted_as_updates(capsys, tmp_p
 def test_a_budget_that_trains_nothing_is_refused(capsys, command):
     assert cli.main([command, *SMALL[: -1 if command == "plan" else None], *ROUNDS, "--updates", "3"]) == 2
     done = capsys.readouterr()
-    assert done.out == "" and done.err == (
-        "fedjax-async: error: updates = 3: must be at least 4, as the first server step has: with fewer the model never "
-        "changes\n"
-    )
+    told = "updates = 3: must be at least 4, as the first server step has: with fewer the model never changes"
+    assert done.out == "" and done.err == f"fedjax-async: error: {told}\n"
 
 
 def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
-    out, line = said(
-        capsys, 3, "run", *SMALL, *ROUNDS, "--updates", "4", "--norm-limit", "1e-9", "--out", str(tmp_path)
-    )
+    out, line = said(capsys, 3, "run", *SMALL, *ROUNDS, "--updates", "4", *NONE, "--out", str(tmp_path))
     assert "4 rejected" in out and "saved in" in out and line.startswith("EVERY UPLOAD WAS REJECTED")
     assert load(tmp_path).counters["rejected"] == 4
 
@@ -66,8 +63,7 @@ def test_a_comparison_counts_unused_and_rejected_uploads(capsys, tmp_path):
         *SMALL,
         "--updates",
         "6",
-        "--norm-limit",
-        "1e-9",
+        *NONE,
         "--out",
         str(tmp_path),
     )
@@ -88,7 +84,7 @@ def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
     out = tmp_path / "out"
     assert cli.main(["sweep", str(file), "--out", str(out), "--quiet"]) == 3
     unused, rejected = capsys.readouterr().err.splitlines()
-    assert "norm_limit=1e-09, norm_limit=1000000000: 4 uploads came" in unused
+    assert "norm_limit=1e-09, norm_limit=1000000000.0: 4 uploads came" in unused
     assert rejected.startswith("fedjax-async: warning: norm_limit=1e-09: EVERY UPLOAD")
     assert [row["all_rejected"] for row in rows(out / "runs.csv")] == ["1", "0"]
     assert [(row["updates"], row["unused"], row["rejected"]) for row in rows(out / "runs.csv")] == [
