@@ -20,7 +20,7 @@ SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "
 
 
 def ok(capsys, *arguments: str, warned: str = "") -> str:
-    """Standard output of a command that must succeed; ``warned``: in the only line on standard error, if there is one."""
+    """Standard output of a command that must succeed, with one line on standard error if it is ``warned``."""
     assert cli.main(arguments) == 0
     done = capsys.readouterr()
     assert done.err.count("\n") == bool(warned) and warned in done.err
@@ -219,7 +219,7 @@ BAD = {
     "a budget of nothing": (("--updates", "0"), "updates = 0: must be a whole number >= 1"),
     "a budget too small for one upload": (
         ("--time", "1e-9", "--delay", "constant"),
-        "must be at least 1.0, when the first server step is complete",
+        "time = 1e-09: must be at least 1.0, when",
     ),
     "two kinds of evaluation": (("--eval-time", "5", "--eval-steps", "2"), "at most one of"),
     "per-client evaluation without test parts": (("--per-client",), "test_fraction"),
