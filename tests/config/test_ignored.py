@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import linen
 
 from fedjax_async import Method, Settings, compare, local, models, server, simulate
 from fedjax_async.config import prepare
@@ -140,8 +141,6 @@ def test_the_mean_of_a_batch_is_no_loss():
 
 
 def test_the_mean_of_a_batch_is_no_loss_of_a_flax_module_either():
-    linen = pytest.importorskip("flax.linen")
-
     class Net(linen.Module):
         @linen.compact
         def __call__(self, x):
