@@ -1,8 +1,8 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
 A checkpoint is taken between two groups of batches. It holds the carry, the evaluations so far, the models that
-observers want kept, and the number of groups done. Everything else (schedule, layout, random numbers) follows from the settings, so a resumed run
-continues bit for bit.
+observers want kept, and the number of groups done. Everything else (schedule, layout, random numbers) follows from the
+settings, so a resumed run continues bit for bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +35,7 @@ class Snapshot(NamedTuple):
     groups: int  # of batches that are done
     leaves: list[np.ndarray]  # of ``Carry``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
-    models: dict[tuple[int, int], list[np.ndarray]] = {}  # leaves of the models that observers want kept
+    models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves, of those that observers keep
 
 
 def surroundings() -> dict[str, str | int]:

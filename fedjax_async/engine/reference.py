@@ -343,7 +343,10 @@ def run_reference(
                 schedule,
                 chosen[name],
                 chosen[name],
-                {c: np.array([r[c] for r in seen[name]], s.dtype)[: len(chosen[name])] for c, s in shapes[name].items()},
+                {
+                    c: np.array([r[c] for r in seen[name]], s.dtype)[: len(chosen[name])]
+                    for c, s in shapes[name].items()
+                },
             )
             for name in resolved
         },

@@ -90,7 +90,7 @@ def run_stack(
         trees = {place: jax.tree.unflatten(jax.tree.structure(stack.params), m) for place, m in snapshot.models.items()}
         watcher.restore(scores.at, trees)
     done = 0 if snapshot is None else snapshot.groups
-    tokens: deque[Any] = deque()
+    high, tokens = 0, deque[Any]()
     status = _status_of(layout)
     stretches, lane_of = layout.stretches.tolist(), layout.lane.tolist()
     edge = np.searchsorted(layout.stretches, layout.bounds).tolist()
@@ -105,22 +105,17 @@ def run_stack(
                 scores.evaluate(high, evaluate)
             if g % LOOK == 0:
                 tokens.append(rejected)
-            if len(tokens) > AHEAD // LOOK:
-                if (refused := int(tokens.popleft())) and on_bad == "raise":
-                    watcher.hand_over(wait=True)
-                    refuse(_refused(stack, carry, watcher, int(layout.bounds[g + 1])) if watcher.ends else refused, on_bad)
             low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
+            if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
+                refuse(_rejected(stack, carry, watcher, high), on_bad)
             if keeper is not None and keeper.due(high) and high < len(layout.run):
-                watcher.hand_over(wait=True)
-                models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
-                keeper.save(high, Snapshot(g + 1, *jax.device_get((jax.tree.leaves(carry), scores.at)), models))
+                keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
             if progress is not None:
                 progress(high, len(layout.run), **status(low, high), accuracy=scores.latest())
             watcher.hand_over()
             if watcher.all_ended and high >= _enough(stack, carry, watcher):
                 break
-    watcher.hand_over(wait=True)
-    refuse(_refused(stack, carry, watcher, len(layout.run)) if watcher.ends else int(carry.rejected), on_bad)
+    refuse(_rejected(stack, carry, watcher, high), on_bad)
     return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
@@ -214,8 +209,17 @@ def _enough(stack: Stack, carry: Carry, watcher: Watcher) -> int:
     return max((int(stack.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
-def _refused(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:
-    """Rejected uploads among the first ``received`` positions, without those after a run's stop."""
+def _snapshot(groups: int, carry: Carry, scores: Scores, watcher: Watcher) -> Snapshot:
+    watcher.hand_over(wait=True)
+    models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
+    return Snapshot(groups, *jax.device_get((jax.tree.leaves(carry), scores.at)), models)
+
+
+def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:
+    """Rejected uploads among the first ``received`` positions, without those after a run's stop; waits for them."""
+    watcher.hand_over(wait=True)
+    if not watcher.ends:
+        return int(carry.rejected)
     accepted, total = np.asarray(jax.device_get(carry.records["accepted"])), 0
     for run, member in enumerate(stack.members):
         arrivals = _until(stack, carry, watcher, run)[0]
@@ -239,8 +243,8 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: 
     for name, probe in member.probes.items():
         numbers = numbers_of(probe, len(applied))
         numbers = numbers[applied[numbers] < until]
-        rows = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
-        seen[name] = probe_table(member.schedule, applied[numbers], numbers, rows)
+        values = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
+        seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
     return EngineOutcome(
         params=watcher.ends[run][1] if run in watcher.ends else jax.device_get(rule.params(state)),
         scores=scores.columns(run, rows),
