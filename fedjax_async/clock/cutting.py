@@ -15,7 +15,7 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
 
     ``time`` is not before the last of these arrivals. Of a job that is not through by then, the outcome is UNDER_WAY,
-    or GIVEN_UP if its timeout has passed. Its ``upload_time`` stays the planned one.
+    or GIVEN_UP if its timeout has passed; DROPPED_LATE as soon as its upload has come. Its ``upload_time`` stays.
 
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """

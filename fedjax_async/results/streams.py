@@ -41,7 +41,9 @@ class Stream(Protocol):
 
 def scalars(evaluation: Evaluation) -> dict[str, Any]:
     """The scores that are single numbers."""
-    return {name: value for name, value in evaluation.scores.items() if np.ndim(value) == 0}
+    return {
+        name: evaluation.scores[name] for name in sorted(evaluation.scores) if np.ndim(evaluation.scores[name]) == 0
+    }
 
 
 # --- CSV ----------------------------------------------------------------------------------------------
