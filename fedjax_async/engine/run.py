@@ -212,7 +212,8 @@ def _enough(stack: Stack, carry: Carry, watcher: Watcher) -> int:
 def _snapshot(groups: int, carry: Carry, scores: Scores, watcher: Watcher) -> Snapshot:
     watcher.hand_over(wait=True)
     models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
-    return Snapshot(groups, *jax.device_get((jax.tree.leaves(carry), scores.at)), models)
+    leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
+    return Snapshot(groups, leaves, seen, models)
 
 
 def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:

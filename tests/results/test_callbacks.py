@@ -66,7 +66,8 @@ def accuracy(params):
     """Of logistic regression on the test set, in float64 and by hand."""
     x, y = fashion_mnist_6k().test_x, fashion_mnist_6k().test_y
     kernel, bias = (np.asarray(leaf, np.float64) for leaf in sorted(jax.tree.leaves(params), key=np.ndim)[::-1])
-    return np.mean(np.argmax((x.reshape(len(x), -1) / 255.0 - FASHION_MNIST_MEAN) / FASHION_MNIST_STD @ kernel + bias, -1) == y)
+    pixels = (x.reshape(len(x), -1) / 255.0 - FASHION_MNIST_MEAN) / FASHION_MNIST_STD
+    return np.mean(np.argmax(pixels @ kernel + bias, -1) == y)
 
 
 # --- numbers --------------------------------------------------------------------------------------------
@@ -116,6 +117,15 @@ def test_a_stopped_run_is_the_start_of_the_whole_one(changes):
         if by == "stop_at":
             assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
         assert run.settings == {**full.settings, **rule}
+
+
+def test_both_engines_count_the_same_until_the_stop():
+    target = float(np.sort(whole(**UNEVEN).evaluations["accuracy"])[-4])
+    first, second = (simulate(**SMALL | UNEVEN, engine=engine, stop_at=target) for engine in ("waves", "reference"))
+    assert first.counters["trained_in_vain"] > 0 and first.counters["dropped_late"] > 0
+    for name in set(first.counters) & set(second.counters) - {"waves", "mean_width"}:
+        assert first.counters[name] == second.counters[name], name
+    same(first.schedule, second.schedule)
 
 
 def test_each_run_of_a_stack_stops_by_itself():
