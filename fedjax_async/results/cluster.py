@@ -22,7 +22,7 @@ from fedjax_async.results import callbacks as looking
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.runs import load_plugins
-from fedjax_async.results.sweeps import Work, plan_sweep, train_into
+from fedjax_async.results.sweeps import Work, begin_streams, plan_sweep, train_into
 
 SCHEDULERS = ("slurm", "local")
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
@@ -114,6 +114,7 @@ def submit(
     folder = Path(folder).resolve()
     executor = _executor(scheduler, options, folder)
     with claimed(folder):  # released before the first job starts
+        begin_streams(folder, work)
         sweep_folder.begin(folder, work.points)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]

@@ -97,7 +97,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _csv(folder: Path | None, run: str) -> Stream:
-    assert_folder("csv", folder)
+    require_place("csv", folder)
     return CsvStream(Path(folder or "") / CSV)
 
 
@@ -139,7 +139,7 @@ def written_events(folder: Path) -> set[tuple[int, float]]:
 
 
 def _tensorboard(folder: Path | None, run: str) -> Stream:
-    assert_folder("tensorboard", folder)
+    require_place("tensorboard", folder)
     return TensorBoardStream(Path(folder or "") / EVENTS)
 
 
@@ -206,7 +206,7 @@ def package(extra: str, module: str) -> Any:
         raise ValueError(f"stream = {extra!r}: needs a package: pip install 'fedjax-async[{extra}]'") from error
 
 
-def assert_folder(name: str, folder: Any) -> None:
+def require_place(name: str, folder: Any) -> None:
     """``ValueError`` for a stream that writes files where there is no folder for them."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
 
@@ -215,7 +215,7 @@ def require_streams(names: Sequence[str], folder: Any) -> None:
     """``ValueError`` for an unknown stream, a missing package, or no folder; called before anything is compiled."""
     for name in names:
         registry.find("stream", STREAMS, name)
-        assert_folder(name, folder)
+        require_place(name, folder)
         if name in PACKAGES:
             package(name, PACKAGES[name])
 

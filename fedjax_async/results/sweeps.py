@@ -190,21 +190,25 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
         return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))))
     folder = Path(folder)
     with claimed(folder):
+        begin_streams(folder, work)
         sweep_folder.begin(folder, work.points, work.probes)
-        _begin_streams(folder, work)
         train_into(folder, work, progress=progress)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, folder)
 
 
-def _begin_streams(folder: Path, work: Work) -> None:
-    """Remove what other runs streamed into the folders of this sweep's; stream the finished runs that were not."""
+def begin_streams(folder: Path, work: Work) -> None:
+    """Remove what other runs streamed into the folders of this sweep's; stream the finished runs that were not.
+
+    Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
+    """
+    known = sweep_folder.is_defined(folder, work.points, work.probes)
     for index, point in enumerate(work.points):
         place = sweep_folder.run_folder(folder, point)
         if index in work.finished:
             if work.callbacks.streams:
                 looking.stream_again(store.load(place), work.callbacks, place, point.name)
-        elif (place / store.MANIFEST).is_file():  # of other settings, or with other callbacks
+        elif not known or (place / store.MANIFEST).is_file():  # of other settings, or with other callbacks
             streams.clear(place)
 
 

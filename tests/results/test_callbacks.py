@@ -333,6 +333,12 @@ def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
     again = sweep(*given, folder=tmp_path / "s", progress=False, stream="csv", keep_best=True)
     assert {path: path.read_bytes() for path in before} == before
     assert all(run.best is not None for run in again.runs), "finished runs without their best model are trained again"
+    for path in before:  # killed before it was saved, then replaced by another sweep with the same names
+        (path.parent / "manifest.json").unlink()
+        (path.parent / "wandb.json").touch()
+    other = sweep({**SMALL, "stop_at": 0.15}, given[1], folder=tmp_path / "s", progress=False, overwrite=True)
+    assert other.run(0).stopped.by == "stop_at"
+    assert not any(path.exists() or (path.parent / "wandb.json").exists() for path in before)
 
 
 def test_the_command_line(tmp_path, capsys):
