@@ -180,11 +180,11 @@ class Scores:
                 return float(scores["accuracy"])
         return float("nan")
 
-    def columns(self, run: int) -> dict[str, np.ndarray]:
-        """All evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
+    def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
+        """The first ``rows`` evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position]) for name in names}
+        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
 
 
 class OwnTests(NamedTuple):

@@ -174,8 +174,9 @@ def make_stack(
     per_client: bool = False,
     mesh: Mesh | None = None,
     memory_limit: int | None = None,
+    models: bool = False,
 ) -> Stack:
-    """Move a stack to the device and compile what it needs.
+    """Move a stack to the device and compile what it needs; ``models``: also the program that copies a model.
 
     Raises ``TooLarge`` where it needs more than ``memory_limit`` bytes. What is known without compiling is checked
     before anything is compiled.
@@ -224,6 +225,7 @@ def make_stack(
         per_client=per_client,
         facts=facts,
         mesh=mesh,
+        models=models,
     )
     needed += layout.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:
