@@ -78,7 +78,7 @@ def federate(
       test_fraction: this share of every client's examples becomes its test part. The test parts of all clients together
         replace the test set of the data set. Without it, the test set is global.
       validation_fraction: this share of every client's other examples becomes its validation part. It is not trained
-        on; probes see it.
+        on. Evaluations report loss and accuracy on all validation parts together; probes see each client's.
 
     Returns ``FederatedData``; the pool is copied only if ``test_fraction`` is given. Raises ``ValueError`` for
     impossible partitions.
