@@ -113,7 +113,7 @@ def submit(
     folder = Path(folder).resolve()
     executor = _executor(scheduler, options, folder)
     with claimed(folder):  # released before the first job starts
-        sweep_folder.begin(folder, work.points)
+        sweep_folder.begin(folder, work.points, roles=work.roles)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
     if not stacks:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedjax_async.config.grid import Point
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import store, sweep_folder, sweep_table, tables
+from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import Record
 from fedjax_async.results.sweeps import collect
@@ -82,23 +82,24 @@ def _sweep(path: Path) -> Source:
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
     found = sweep_table.records(sweep)
-    grouped, ranked = list(sweep_table.by_setting(found).items()), sweep_table.rank(found)
-    notes = [f"Curves and runs are in the order of the settings' mean {ranked.metric.removesuffix(' (%)')}."]
+    grouped, ranked = list(sweep_table.by_setting(found).items()), tuning.rank(found, roles=sweep.roles)
+    notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
     with tempfile.TemporaryDirectory() as scratch:
-        sweep_table.write_tables(found, Path(scratch))
-        names = ("runs.csv", "settings.csv")
+        sweep_files.write_tables(found, Path(scratch), roles=sweep.roles)
+        names = ("runs.csv", "settings.csv", "best.csv", "best.md")
         fresh, saved = ([_text(Path(place) / name) for name in names] for place in (scratch, path))
         new_pairs = _pairs(Path(scratch))
     same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
     if not same:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
-    (runs, settings), pairs = (saved, _pairs(path)) if same and saved[1] else (fresh, new_pairs)
+    (runs, settings, best, how), pairs = (saved, _pairs(path)) if same and all(saved) else (fresh, new_pairs)
+    notes += how.partition("\n\n")[0].splitlines()
     rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
     groups = [Group(*grouped[index]) for index in ranked.order]
     folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
-    return Source(path, "sweep", groups, folders, rows, [table("Settings", settings), *pairs], notes)
+    return Source(path, "sweep", groups, folders, rows, [table("Best settings", best), table("Settings", settings), *pairs], notes)
 
 
 def _pairs(path: Path) -> list[Content]:

@@ -14,7 +14,8 @@ import jax
 from fedjax_async import check
 from fedjax_async.config import sweeping
 from fedjax_async.config.experiment import resolved as resolved_settings
-from fedjax_async.config.grid import Point, expand
+from fedjax_async.config.grid import Point, expand, swept
+from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
 from fedjax_async.results import sweep_folder
@@ -32,6 +33,7 @@ class Sweep(NamedTuple):
     points: tuple[Point, ...]
     folder: Path | None
     kept: tuple[Run, ...] = ()
+    roles: Mapping[str, str] = {}  # path -> role, of those that are not the usual ones; see ``config/roles.py``
 
     @property
     def settings(self) -> list[Settings]:
@@ -60,6 +62,7 @@ class Work(NamedTuple):
     finished: frozenset[int]
     groups: tuple[Group, ...]  # the stacks in which a run is left to train
     probes: Mapping[str, Any] | None = None  # evaluated in every run
+    roles: Mapping[str, str] = {}  # as in :class:`Sweep`
 
     @property
     def updates(self) -> int:
@@ -166,13 +169,13 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
     if folder is None:
         finished: dict[int, Run] = {}
         train(work, on_finished=finished.__setitem__, progress=progress)
-        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))))
+        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))), work.roles)
     folder = Path(folder)
     with claimed(folder):
-        sweep_folder.begin(folder, work.points, work.probes)
+        sweep_folder.begin(folder, work.points, work.probes, work.roles)
         train_into(folder, work, progress=progress)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    return Sweep(work.points, folder)
+    return Sweep(work.points, folder, roles=work.roles)
 
 
 def train_into(folder: Path, work: Work, *, progress: bool | None = None) -> None:
@@ -196,6 +199,7 @@ def sweep(
     progress: bool | None = None,
     overwrite: bool = False,
     probes: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
 ) -> Sweep:
     """Run every combination of a grid; runs that differ only in numbers are trained side by side.
 
@@ -213,6 +217,10 @@ def sweep(
       overwrite: replace another sweep in ``folder``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
+      roles: swept path -> ``tuned``, ``compared`` or ``world``, where the usual role is not meant: method and timing
+        are compared; learning rate, batch size and options of the method are tuned; data, delays and budgets are
+        worlds. Results choose the best tuned values on the validation part (``validation_fraction``), for each
+        compared value in each world; see :func:`fedjax_async.results.choose`.
 
     Returns: the finished runs; if there is a folder, they are read from it when they are asked for.
 
@@ -225,10 +233,11 @@ def sweep(
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
+        roles_of(swept(expanded), roles)  # refuses roles that do not exist
         if folder is not None:
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
         work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes, probes=probes)
-        return run_work(work, folder=folder, progress=progress)
+        return run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
@@ -237,4 +246,5 @@ def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
     points = sweep_folder.read_definition(folder)
     finished = _finished(points, folder)
     missing = tuple(point for index, point in enumerate(points) if index not in finished)
-    return Sweep(tuple(points[index] for index in sorted(finished)), folder), missing
+    kept = tuple(points[index] for index in sorted(finished))
+    return Sweep(kept, folder, roles=sweep_folder.read_roles(folder, points)), missing

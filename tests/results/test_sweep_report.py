@@ -15,19 +15,11 @@ from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
 from fedjax_async.results.heat_map import cells, heat_map
-from fedjax_async.results.sweep_report import MOST_CURVES, best, curves, pictures, write_sweep
-from fedjax_async.results.sweep_table import (
-    as_columns,
-    columns_of,
-    evaluation_columns,
-    parquet_writer,
-    rank,
-    record,
-    records,
-    run_rows,
-    setting_rows,
-)
+from fedjax_async.results.sweep_files import as_columns, best, parquet_writer
+from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
+from fedjax_async.results.sweep_table import columns_of, evaluation_columns, record, records, run_rows, setting_rows
 from fedjax_async.results.sweeps import Sweep
+from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 from tests.results.sweep_engine import made_up
 
@@ -39,6 +31,7 @@ FILES = {
     "evaluations.parquet",
     "settings.csv",
     "settings.md",
+    "best.csv",
     "best.md",
     "accuracy.png",
     "loss.png",
@@ -205,7 +198,7 @@ def test_without_classes_the_loss_decides():
 def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
     text = best(records(TWO))
     assert "Best of 2 settings by the test accuracy (mean of last tenth), averaged over 3 seeds" in text
-    assert "measure the winner on data that it has not seen" in text
+    assert "Tuned: lr.\nWARNING: the test set chose these settings, because the runs have no validation part" in text
     assert [line.split("|")[2].strip() for line in text.splitlines()[-2:]] == ["0.3", "0.1"]
 
 
@@ -314,21 +307,21 @@ def test_every_table_has_the_same_final_value(final, tmp_path):
         } < set(row)
     best_lr = max(rows, key=lambda row: float(row[title]))["lr"]
     lines = (tmp_path / "best.md").read_text().splitlines()
-    assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[3]
-    assert lines[5].split("|")[2].strip() == best_lr
+    assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[4]
+    assert lines[6].split("|")[2].strip() == best_lr
     (grid,) = cells(records(a_sweep({"lr": [0.1, 0.2], "clients": [5, 6]}, seeds=3, run=long_run)), "accuracy", final)
     np.testing.assert_array_equal(grid.mean[:, 0], [float(row[title]) for row in rows[:2]])
 
 
 def test_methods_are_paired_within_each_world(tmp_path):
-    found = a_sweep({"method": ["asgd", "fedavg"], "lr": [0.1, 0.3]}, points=None, seeds=3)
+    found = a_sweep({"method": ["asgd", "fedavg"], "clients": [5, 6]}, points=None, seeds=3)
     write_sweep(found, tmp_path, plots=False)
     rows = read_csv(tmp_path / "pairs.csv")
     assert [(row["where"], row["first"], row["second"]) for row in rows] == [
-        ("lr=0.1", "method=asgd", "method=fedavg"),
-        ("lr=0.3", "method=asgd", "method=fedavg"),
+        ("clients=5", "method=asgd", "method=fedavg"),
+        ("clients=6", "method=asgd", "method=fedavg"),
     ]
-    assert {row["p (t, Holm)"] for row in rows} == {"1.0"} and "lr=0.3" in (tmp_path / "pairs.md").read_text()
+    assert {row["p (t, Holm)"] for row in rows} == {"1.0"} and "clients=6" in (tmp_path / "pairs.md").read_text()
     write_sweep(a_sweep({"method": ["asgd", "fedavg"]}, seeds=2), tmp_path, plots=False)
     assert not list(tmp_path.glob("pairs.*"))
 
