@@ -33,12 +33,15 @@ SWEEP_EXAMPLE = """\
 # mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
 seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
 target = 0.7                   # optional: also measure what it takes to reach this test accuracy
+final = "tail"                 # optional, as --final: last, best, tail or tail:K
+interval = "t"                 # optional, as --interval: t or bootstrap
 
 [base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
 method = "fedasync"
 dataset = "fashion_mnist_6k"
 model = "lenet5"
 clients = 10
+validation_fraction = 0.1      # held out of training, to choose the best settings; else the test set chooses them
 lr = 0.05
 updates = 500
 eval_updates = 50
@@ -50,6 +53,9 @@ method.exponent = [0.0, 0.5, 1.0, 2.0]
 [[points]]                     # optional: runs beside the grid; a list of values makes a small grid
 method = "fedavg"
 lr = [0.05, 0.1]
+
+[roles]                        # optional: tuned, compared or world, where the usual role is not meant
+method.exponent = "tuned"      # the usual one of an option of the method
 """
 
 SWEEP_EPILOG = f"""a complete FILE.toml:
@@ -57,8 +63,14 @@ SWEEP_EPILOG = f"""a complete FILE.toml:
 {"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
 Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
 a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
-TOML's rules: seeds and target stand above the first [table]; an option in the same table as its name, such as
-method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
+TOML's rules: seeds, target, final and interval stand above the first [table]; an option in the same table as its
+name, such as method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
+
+Every swept setting has a role. Tuned: the best value is chosen, by the mean over seeds of the final accuracy on the
+validation part (usual for lr, batch_size, epochs, ... and options of the method). Compared: a row for each value
+(method, timing, compress, ...). World: nothing is chosen across its values (dataset, partition, clients, delay, model,
+budgets, ...). best.md has the chosen setting of each compared value in each world, with the number of trials, and its
+scores on the test set.
 
   fedjax-async sweep mixing.toml --dry-run
   fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
@@ -69,7 +81,7 @@ Each run is saved as soon as it is finished; the same command again continues wi
 every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
 """
 
-SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")
+SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")
 
 # The quickstart: small enough for a laptop, with real data and the delays of real devices.
 QUICKSTART = Settings(
@@ -173,7 +185,12 @@ def sweep_content(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"sweep file = {str(path)!r}: must be TOML; {error}{hint}") from error
     for key in found:
         registry.find(f"key of {path.name}", dict.fromkeys(SWEEP_KEYS), key)
-    for key, kind, example in (("base", dict, "[base]"), ("grid", dict, "[grid]"), ("points", list, "[[points]]")):
+    for key, kind, example in (
+        ("base", dict, "[base]"),
+        ("grid", dict, "[grid]"),
+        ("roles", dict, "[roles]"),
+        ("points", list, "[[points]]"),
+    ):
         check.require(isinstance(found.get(key, kind()), kind), key, found.get(key), f"a table, {example}")
     return found
 
@@ -204,16 +221,21 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> No
     _add_finals(parser)
 
 
-def _add_finals(parser: argparse.ArgumentParser) -> None:
-    """Add ``--final`` and ``--interval``."""
+def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
+    """Add ``--final`` and ``--interval``; ``usual``: where their defaults come from, if they are not fixed."""
     parser.add_argument(
         "--final",
-        default="tail",
+        default=None if usual else "tail",
         metavar="WAY",
         help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        "tail:K (of the last K) [tail]",
+        f"tail:K (of the last K) [{usual or 'tail'}]",
     )
-    parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
+    parser.add_argument(
+        "--interval",
+        default=None if usual else "t",
+        metavar="KIND",
+        help=f"95%% interval over seeds: t or bootstrap [{usual or 't'}]",
+    )
 
 
 def _formats(text: str) -> tuple[str, ...]:
@@ -278,7 +300,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
-    _add_finals(sub)
+    text = "measure what it takes to reach this test accuracy [FILE's]"
+    sub.add_argument("--target", type=float, metavar="ACCURACY", help=text)
+    _add_finals(sub, "FILE's, else tail and t")
     _add_drawing(sub)
 
 
@@ -334,6 +358,12 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
+    report.add_argument(
+        "--target",
+        metavar="ACCURACY",
+        help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
+    )
+    _add_finals(report, "that of the tables in DIR; if given, the tables are made anew")
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(

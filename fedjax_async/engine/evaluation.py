@@ -155,13 +155,11 @@ def validation_part(data: FederatedData, length: int | None = None) -> ClientDat
     rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
     if len(rows) == 0:
         return None
-    order = np.zeros(max(len(rows), length or 0), np.int32)
-    size, zero = np.int32(len(rows)), np.int32(0)
-    if data.streamed:
-        order[: len(rows)] = np.arange(len(rows))
-        return ClientData(np.asarray(data.x[rows]), np.asarray(data.y[rows]), order, zero, size)
-    order[: len(rows)] = rows
-    return ClientData(None, None, order, zero, size)
+    order: Any = np.zeros(max(len(rows), length or 0), np.int32)
+    order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
+    whole: Any = (order, np.int32(0), np.int32(len(rows)))
+    pool: Any = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
+    return ClientData(*pool, *whole)
 
 
 def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:

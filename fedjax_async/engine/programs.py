@@ -70,8 +70,8 @@ def evaluate(
 ) -> Any:
     """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests, validation)``.
 
-    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where the
-    data have no validation part.
+    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where
+    the data have no validation part.
     """
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)

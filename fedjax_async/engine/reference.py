@@ -29,7 +29,6 @@ from fedjax_async.types import (
     Arrival,
     ClientData,
     Facts,
-    FederatedData,
     Key,
     Message,
     Model,

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, and a folder a finished run (``runs/NAME/``)."""
+"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, a folder a finished run (``runs/NAME/``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which settings of a sweep are chosen: within each world, for each compared method, the best on the validation part."""
+"""Which settings of a sweep are chosen: within each world, for each compared method, the best on validation data."""
 
 from __future__ import annotations
 
@@ -147,7 +147,8 @@ def chosen_rows(
 ) -> list[dict[str, Any]]:
     """A row for the chosen setting of each tuning: world, method and tuned values, part, trials and runs, scores.
 
-    With one or two tunings, the next best settings follow, with their rank. ``further``: add the other two final values.
+    With one or two tunings, the next best settings follow, with their rank. ``further``: add the other two final
+    values.
     """
     columns, made = columns_of(found), tunings(found, final, roles)
     rows = setting_rows(found, target, final, interval, further=further)

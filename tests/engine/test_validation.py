@@ -98,7 +98,9 @@ def test_no_rows_no_part_and_streamed_data_bring_their_own():
 
 def test_runs_with_and_without_a_part_do_not_share_a_program():
     base = {"model": "logistic", "clients": 4, "updates": 4, "steps": 1, "partition": "iid"}
-    settings = [Settings(**base, validation_fraction=fraction, seed=seed) for fraction in (None, 0.2) for seed in (0, 1)]
+    settings = [
+        Settings(**base, validation_fraction=fraction, seed=seed) for fraction in (None, 0.2) for seed in (0, 1)
+    ]
     groups = plan_groups(settings, lanes=1)
     assert [group.members for group in groups] == [(0, 1), (2, 3)]
     assert prepare(settings[2]).components.data.validation_size.sum() == 1000
