@@ -153,8 +153,12 @@ def _pool(
     )
     if validation is None:
         return data
-    order, offset, size = _joined(validation)
-    return data._replace(validation_order=order, validation_offset=offset, validation_size=size)
+    # one table for both, of the same length for every seed: runs of equal shapes share compiled programs
+    both, offsets, sizes = _joined([*parts, *validation])
+    clients = len(parts)
+    return data._replace(
+        order=both, validation_order=both, validation_offset=offsets[clients:], validation_size=sizes[clients:]
+    )
 
 
 def client_rows(data: FederatedData, client: int) -> np.ndarray:

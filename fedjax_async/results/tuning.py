@@ -66,7 +66,7 @@ class Ranked(NamedTuple):
 
 
 def tunings(found: Sequence[Record], final: str = FINAL, roles: Roles | None = None) -> list[Tuning]:
-    """One :class:`Tuning` for each method in each world, in order of first use.
+    """One :class:`Tuning` for each method in each world; worlds and methods in order of first use.
 
     Settings are ordered by the mean over seeds of the final accuracy on the validation part, or of the loss if no run
     has class labels; the smaller deviation breaks ties. Settings without a finite mean come last. The test set orders
@@ -93,7 +93,8 @@ def tunings(found: Sequence[Record], final: str = FINAL, roles: Roles | None = N
         world, compared = ({path: values[members[0]][path] for path in axes[role]} for role in ("world", "compared"))
         settings = [groups[index][0].point.settings for index in order]
         made.append(Tuning(world, compared, order, settings, sum(len(groups[index]) for index in members), part))
-    return made
+    worlds = [tuning.world for tuning in made]
+    return sorted(made, key=lambda tuning: worlds.index(tuning.world))  # those of a world side by side
 
 
 def _roles(columns: Mapping[str, str], roles: Roles | None) -> dict[str, str]:
@@ -192,18 +193,21 @@ def explained(found: Sequence[Record], final: str = FINAL, roles: Roles | None =
 
 
 def _unequal(made: Sequence[Tuning], columns: Mapping[str, str]) -> list[str]:
-    """A warning for each world in which methods were tuned with unequal effort."""
+    """A warning for the worlds in which methods were tuned with unequal effort."""
     worlds: dict[str, dict[str, int]] = {}
     for tuning in made:
         where, method = (setting_title(values, columns) for values in (tuning.world, tuning.compared))
         worlds.setdefault(where, {})[method] = tuning.trials
-    found = []
+    places: dict[str, list[str]] = {}  # the worlds that have the same counts
     for where, trials in worlds.items():
         if len(set(trials.values())) > 1:
             counts = ", ".join(f"{count} for {method}" for method, count in trials.items())
-            place = f" in {where}" if len(worlds) > 1 else ""
-            found.append(f"WARNING: unequal effort{place}, which favours methods with more trials: {counts}.")
-    return found
+            places.setdefault(counts, []).append(where)
+    return [
+        f"WARNING: unequal effort{'' if len(where) == len(worlds) else ' in ' + ' and '.join(where)}, "
+        f"which favours methods with more trials: {counts}."
+        for counts, where in places.items()
+    ]
 
 
 def axes_of(found: Sequence[Record], roles: Roles | None = None) -> dict[str, list[str]]:
