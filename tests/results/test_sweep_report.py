@@ -14,6 +14,7 @@ import pytest
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
+from fedjax_async.results.figure import WIDTHS, Drawing
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.sweep_files import as_columns, best, parquet_writer
 from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
@@ -280,6 +281,45 @@ def test_a_facet_has_only_its_own_rows_and_columns():
     assert [(each.title, each.mean.shape) for each in maps] == [("method=fedasync", (2, 2)), ("method=fedavg", (1, 1))]
     texts = [label.get_text() for label in heat_map(maps, "accuracy").axes[1].get_yticklabels()]
     assert texts == ["-"]
+
+
+def facets_of(figure):
+    """The maps of a heat map's figure, drawn, without the scale of colours."""
+    figure.draw_without_rendering()
+    return figure.axes[:-1]
+
+
+@pytest.mark.parametrize("width", [None, "column", "page"])
+def test_numbers_and_names_fit_whatever_the_width(width):
+    grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2, 0.4], "delay": ["rpi", "lognormal"]}
+    figure = heat_map(cells(records(a_sweep(grid, seeds=2)), "accuracy"), "accuracy", drawing=Drawing(width=width))
+    assert width is None or figure.get_figwidth() == WIDTHS[width]
+    every = facets_of(figure)
+    whole = figure.get_window_extent()
+    for axes in every:
+        cell = axes.get_window_extent().width / 4
+        assert max(text.get_window_extent().width for text in axes.texts) < cell
+        row = axes.get_window_extent().height / 2
+        assert max(text.get_window_extent().height for text in axes.texts) < row
+        outer = axes.get_tightbbox()
+        assert whole.x0 <= outer.x0 + 1 and outer.x1 <= whole.x1 + 1 and whole.y0 <= outer.y0 + 1
+    bar = figure.axes[-1].get_tightbbox()
+    assert whole.x0 <= bar.x0 and bar.x1 <= whole.x1 + 1 and whole.y0 <= bar.y0 + 1 and bar.y1 <= whole.y1 + 1
+
+
+def test_names_that_two_maps_share_stand_once():
+    grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2], "clients": [5, 6, 7, 8]}
+    maps = cells(records(a_sweep(grid)), "accuracy")
+    every = facets_of(heat_map(maps, "accuracy"))
+    rows = [[label.get_text() for label in axes.get_yticklabels()] for axes in every]
+    columns = [[label.get_text() for label in axes.get_xticklabels()] for axes in every]
+    assert [axes.get_title() for axes in every] == ["method=asgd", "method=fedbuff@buffer:size=5"]
+    assert rows == [["0.1", "0.2", "0.3"], [""] * 3] and columns == [["5", "6", "7", "8"]] * 2
+    assert [(axes.get_ylabel(), axes.get_xlabel()) for axes in every] == [("lr", "clients"), ("", "clients")]
+    stacked = facets_of(
+        heat_map(cells(records(a_sweep(grid)), "accuracy"), "accuracy", drawing=Drawing(width="column"))
+    )
+    assert [axes.get_xlabel() for axes in stacked] == ["", "clients"] and {a.get_ylabel() for a in stacked} == {"lr"}
 
 
 # --- final values and paired tests ----------------------------------------------------------------
