@@ -43,8 +43,8 @@ def drawing_of(arguments: argparse.Namespace) -> Drawing:
 
 def check_finals(arguments: argparse.Namespace) -> None:
     """``ValueError`` for a ``--final`` or ``--interval`` that does not exist; called before the work."""
-    require_final(arguments.final)
-    check.one_of("interval", arguments.interval, INTERVALS)
+    check.optional(lambda field, value: require_final(value), "final", arguments.final)
+    check.optional(check.one_of, "interval", arguments.interval, allowed=INTERVALS)
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -88,11 +88,13 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
         raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
-    counters, end = run.counters, run.evaluations["time"][-1]
+    counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
     print(
-        f"{experiment.settings.method}: {final_text(run)} after {counters['updates']} updates, "
+        f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{counters['server_steps']} server steps, {end:.0f} virtual seconds"
     )
+    if window(FINAL, rows) > 1:
+        print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
     print(
         f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
@@ -102,20 +104,13 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
         print(f"saved in {arguments.out}")
 
 
-def final_text(run: Run) -> str:
-    """The final scores of a run, as in tables: ``accuracy 74.31 %, loss 0.7012 (mean of last tenth; last: ...)``."""
+def scores_text(run: Run, final: str = FINAL) -> str:
+    """The final scores of a run on the test set and, if there is one, the validation part, as in tables."""
     names = ["accuracy", "loss"] if has_accuracy([run]) else ["loss"]
     names += [f"validation_{name}" for name in names if f"validation_{name}" in run.evaluations]
-
-    def scores(final: str) -> str:
-        values = {name: percent(name) * final_value(run, name, final) for name in names}
-        texts = (f"{v:.2f} %" if name.endswith("accuracy") else f"{v:.4f}" for name, v in values.items())
-        return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(names, texts))
-
-    rows = len(run.evaluations["time"])
-    if window(FINAL, rows) == 1:
-        return scores(FINAL)
-    return f"{scores(FINAL)} ({FINALS[FINAL]} of {rows} evaluations; at the end {scores('last')})"
+    values = {name: percent(name) * final_value(run, name, final) for name in names}
+    texts = (f"{v:.2f} %" if name.endswith("accuracy") else f"{v:.4f}" for name, v in values.items())
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(names, texts))
 
 
 def quickstart(arguments: argparse.Namespace) -> None:

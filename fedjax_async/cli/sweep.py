@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fedjax_async import check
 from fedjax_async.cli.flags import sweep_content
-from fedjax_async.cli.runs import drawing_of
+from fedjax_async.cli.runs import check_finals, drawing_of
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import flat, values_of
 from fedjax_async.config.roles import ROLES, roles_of
@@ -163,6 +163,7 @@ def _train(arguments: argparse.Namespace, work: Work, file: File) -> None:
 def sweep(arguments: argparse.Namespace) -> None:
     """Train, submit or collect the sweep of a file."""
     began = time.perf_counter()
+    check_finals(arguments)
     drawing_of(arguments)  # before the work
     arguments.out = arguments.out or str(Path("runs") / Path(arguments.file).stem)
     limits = {

@@ -80,13 +80,12 @@ def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]
     """The tidy table, one row per run: name, swept values, seed and results.
 
     Its three final accuracies and losses are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
-    ``tail`` is that of ``final`` if it is ``tail:K``.
+    ``tail`` is that of ``final`` if it is ``tail:K``. The same of validation scores if all runs have them.
     """
     columns = columns_of(found)
+    shown = ["accuracy", "loss", *(["validation_accuracy", "validation_loss"] if has_validation(found) else [])]
     finals = {
-        f"{way.partition(':')[0]}_{column}": (column, way)
-        for column in ("accuracy", "loss")
-        for way in metrics.all_finals(final)
+        f"{way.partition(':')[0]}_{column}": (column, way) for column in shown for way in metrics.all_finals(final)
     }
     return [
         _identity(each, columns)
