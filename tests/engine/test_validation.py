@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.sweeping import plan_groups
+from fedjax_async.data import Federation, federate
+from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.evaluation import validation_part
 from fedjax_async.engine.run import run_stack
@@ -94,6 +98,27 @@ def test_no_rows_no_part_and_streamed_data_bring_their_own():
     copied = validation_part(held_out()._replace(streamed=True))
     np.testing.assert_array_equal(copied.x[copied.order], data().x[part.order[:5]])
     np.testing.assert_array_equal(copied.y[copied.order], data().y[part.order[:5]])
+
+
+def test_data_that_come_by_clients_are_cut_too():
+    sizes = (9, 4, 13, 6)
+    whole = data(sizes)._replace(x=data(sizes).x.astype(np.float32), test_x=data(sizes).test_x.astype(np.float32))
+    settings = Settings(model="logistic", clients=4, updates=4, steps=1, validation_fraction=0.25)
+    cut, again, other = (
+        prepare(dataclasses.replace(settings, seed=seed), data=whole).components.data for seed in (0, 0, 1)
+    )
+    by_federation = federate(Federation("blobs", lambda clients, seed: whole), None, 4, 0, validation_fraction=0.25)
+    for one in (cut, by_federation):
+        np.testing.assert_array_equal(one.validation_size, [2, 1, 3, 2])  # rounded quarters; halves to even
+        for i in range(4):
+            held = one.validation_order[one.validation_offset[i] :][: one.validation_size[i]]
+            np.testing.assert_array_equal(np.sort([*client_rows(one, i), *held]), np.sort(client_rows(whole, i)))
+    np.testing.assert_array_equal(cut.order, again.order)
+    assert not np.array_equal(cut.order, other.order) and len(cut.order) == len(other.order) == 32
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be None: the clients of blobs have"):
+        prepare(settings, data=cut)
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be used with at least 2 examples"):
+        prepare(settings, data=whole._replace(size=np.array([9, 4, 13, 1], np.int32)))
 
 
 def test_runs_with_and_without_a_part_do_not_share_a_program():
