@@ -135,16 +135,21 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> No
     _add_finals(parser)
 
 
-def _add_finals(parser: argparse.ArgumentParser) -> None:
-    """Add ``--final`` and ``--interval``."""
+def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
+    """Add ``--final`` and ``--interval``; ``usual``: where their defaults come from, if they are not fixed."""
     parser.add_argument(
         "--final",
-        default="tail",
+        default=None if usual else "tail",
         metavar="WAY",
         help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        "tail:K (of the last K) [tail]",
+        f"tail:K (of the last K) [{usual or 'tail'}]",
     )
-    parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
+    parser.add_argument(
+        "--interval",
+        default=None if usual else "t",
+        metavar="KIND",
+        help=f"95%% interval over seeds: t or bootstrap [{usual or 't'}]",
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -229,7 +234,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
-    _add_finals(sub)
+    text = "measure what it takes to reach this test accuracy [FILE's]"
+    sub.add_argument("--target", type=float, metavar="ACCURACY", help=text)
+    _add_finals(sub, "FILE's, else tail and t")
     _add_drawing(sub)
 
 
@@ -278,6 +285,12 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
+    sub.add_argument(
+        "--target",
+        metavar="ACCURACY",
+        help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
+    )
+    _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:

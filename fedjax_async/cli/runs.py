@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import time
 from pathlib import Path
@@ -20,12 +19,22 @@ from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
-from fedjax_async.results.metrics import require_final, target_accuracy
+from fedjax_async.results.metrics import (
+    FINAL,
+    FINALS,
+    final_value,
+    has_accuracy,
+    percent,
+    require_final,
+    target_accuracy,
+    window,
+)
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
+from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
@@ -35,8 +44,8 @@ def drawing_of(arguments: argparse.Namespace) -> Drawing:
 
 def check_finals(arguments: argparse.Namespace) -> None:
     """``ValueError`` for a ``--final`` or ``--interval`` that does not exist; called before the work."""
-    require_final(arguments.final)
-    check.one_of("interval", arguments.interval, INTERVALS)
+    check.optional(lambda field, value: require_final(value), "final", arguments.final)
+    check.optional(check.one_of, "interval", arguments.interval, allowed=INTERVALS)
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -89,13 +98,13 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
         raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
-    last = {name: column[-1] for name, column in run.evaluations.items()}
-    counters = run.counters
-    accuracy = "" if math.isnan(last["accuracy"]) else f"accuracy {100 * last['accuracy']:.2f} %, "
+    counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
     print(
-        f"{experiment.settings.method}: {accuracy}loss {last['loss']:.4f} after "
-        f"{counters['updates']} updates, {counters['server_steps']} server steps, {last['time']:.0f} virtual seconds"
+        f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
+        f"{counters['server_steps']} server steps, {end:.0f} virtual seconds"
     )
+    if window(FINAL, rows) > 1:
+        print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
     print(
         f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
@@ -108,6 +117,15 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
     if arguments.out:
         print(f"saved in {arguments.out}")
+
+
+def scores_text(run: Run, final: str = FINAL) -> str:
+    """The final scores of a run on the test set and, if there is one, the validation part, as in tables."""
+    names = ["accuracy", "loss"] if has_accuracy([run]) else ["loss"]
+    names += [f"validation_{name}" for name in names if f"validation_{name}" in run.evaluations]
+    values = {name: percent(name) * final_value(run, name, final) for name in names}
+    texts = (f"{v:.2f} %" if name.endswith("accuracy") else f"{v:.4f}" for name, v in values.items())
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(names, texts))
 
 
 def quickstart(arguments: argparse.Namespace) -> None:

@@ -102,7 +102,7 @@ class Settings:
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
     validation_fraction: float | None = _field(
-        None, "part of each client's training examples held out for probes", "data"
+        None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")

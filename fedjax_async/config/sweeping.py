@@ -51,7 +51,8 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
     p, s, d = e.components, e.settings, e.components.data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
-    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype)
+    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
+    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
     closes = bool(np.all(e.schedule.closes))
     return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes

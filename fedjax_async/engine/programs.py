@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import everywhere, spread
-from fedjax_async.engine.evaluation import make_evaluate, make_own, rows_at
+from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, rows_at
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.tables import DeviceTables, Shape
-from fedjax_async.types import Array, Model, Params, State
+from fedjax_async.types import Array, ClientData, Model, Params, State
 
 MOST_MAPS = 25_000
 
@@ -68,14 +68,15 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 def evaluate(
     model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
 ) -> Any:
-    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
+    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests, validation)``.
 
-    Without a ``client`` no own models are evaluated, and memory and clients are ``()``.
+    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where
+    the data have no validation part.
     """
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
-    own = make_own(model, labels)
+    own, validate = make_own(model, labels), make_validate(model, labels)
 
     def evaluate(
         tables: DeviceTables,
@@ -86,9 +87,13 @@ def evaluate(
         y: Array,
         owner: Any,
         tests: Any,
+        validation: ClientData | None,
     ) -> dict[str, Array]:
         rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
+        if validation is not None:
+            pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
+            scores |= validate(rule.params(state), pool)
         if client is None:
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])

@@ -30,7 +30,6 @@ from fedjax_async.types import (
     Arrival,
     ClientData,
     Facts,
-    FederatedData,
     Key,
     Message,
     Model,
@@ -110,11 +109,11 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
 
 
 class _Tests:
-    """The test set, and the means of loss and accuracy over parts of it."""
+    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
-    def __init__(self, model: Model, data: FederatedData) -> None:
-        labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-        self._scores, self._x, self._y = _scores(model, labels), np.asarray(data.test_x), np.asarray(data.test_y)
+    def __init__(self, model: Model, x: Any, y: Any) -> None:
+        labels = bool(np.issubdtype(y.dtype, np.integer))
+        self._scores, self._x, self._y = _scores(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
 
     def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +169,10 @@ class _Federation:
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent = 0
-        self.tests = _Tests(components.model, data)
+        self.tests = _Tests(components.model, data.test_x, data.test_y)
+        order, offset, size = held_out_rows(data, "validation")
+        rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
+        self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
 
@@ -229,6 +231,9 @@ class _Federation:
     def evaluate(self, time: float, steps: int) -> dict[str, Any]:
         """Scores of the global model and, where clients have models of their own, of these on their own tests."""
         found = self.tests.whole(self.params(), self.owner, len(self.kept))
+        if self.validation is not None:
+            held_out = self.validation.whole(self.params(), None, 0)
+            found |= {f"validation_{name}": score for name, score in held_out.items()}
         if not self.has_own:
             return found
         first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
