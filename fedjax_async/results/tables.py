@@ -160,6 +160,6 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
     whole = ("time ", "updates", "unused", "rejected", "lost", "late", "duplicates")
-    precise = ("loss, ", *(("95% ",) if loss else ()))
+    precise = ("loss, ", "validation loss, ", *(("95% ",) if loss else ()))
     places = {name: 0 if name.startswith(whole) else 4 if name.startswith(precise) else 2 for name in columns}
     return places | {"sent (MB)": 1}

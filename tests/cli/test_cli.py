@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.cli import flags, listing
-from fedjax_async.results import load
+from fedjax_async.results import final_value, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
@@ -46,6 +46,10 @@ def test_run_saves_a_folder(capsys, tmp_path):
     run = load(folder)
     assert run.settings["method"] == "fedbuff:server_lr=0.5@buffer:size=2" and run.settings["clients"] == 4
     assert run.counters["updates"] == 6 and run.counters["server_steps"] == 3
+    scores = {final: [final_value(run, name, final) for name in ("accuracy", "loss")] for final in ("tail", "last")}
+    texts = {final: f"accuracy {100 * scores[final][0]:.2f} %, loss {scores[final][1]:.4f}" for final in scores}
+    assert f"{texts['tail']} (mean of last tenth) after 6 updates" in out
+    assert f"last of {len(run.evaluations['time'])} evaluations: {texts['last']}\n" in out
 
 
 def test_a_folder_of_other_settings_is_not_overwritten_unless_told(capsys, tmp_path):
