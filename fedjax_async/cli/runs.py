@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
-from fedjax_async.clock import delay_statistics, wave_statistics
+from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
+from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
@@ -101,7 +102,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
     print(
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
-        f"{counters['server_steps']} server steps, {end:.0f} virtual seconds"
+        f"{counters['server_steps']} server steps, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
@@ -117,6 +118,11 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
     if arguments.out:
         print(f"saved in {arguments.out}")
+    notices.warn_about({"": counters})
+
+
+def _unused(count: int) -> str:
+    return f"; {count} upload{'s' if count > 1 else ''} unused" if count else ""
 
 
 def scores_text(run: Run, final: str = FINAL) -> str:
@@ -187,8 +193,12 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
     with precision(settings):
-        schedule = prepare(settings).schedule
-    print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
+        experiment = prepare(settings)
+    schedule = experiment.schedule
+    came = len(schedule.job)
+    used = used_arrivals(schedule) if waits_for_close(experiment.components) else came
+    steps = int(schedule.closes.sum())
+    print(f"{len(schedule.client)} jobs, {used} updates, {steps} server steps{_unused(came - used)}")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
         for name, value in statistics._asdict().items():
             print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import Point, expand, labels, swept
@@ -127,6 +127,7 @@ def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
     text = write_sweep(found, out, target=file.target, final=file.final, interval=file.interval, drawing=drawing)
     print(text, end="")
+    notices.warn_about(found.counters)
     print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md, pictures and runs/")
 
 

@@ -83,7 +83,7 @@ class Settings:
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
     timing: str | None = _field(
-        None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method"
+        None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
@@ -126,7 +126,9 @@ class Settings:
     )
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
-    updates: int | None = _field(None, "end after this many applied updates", "budget")
+    updates: int | None = _field(
+        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
+    )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
@@ -167,6 +169,8 @@ class Settings:
                 check.require(
                     isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
                 )
+            if field.type == "bool":
+                check.require(isinstance(value, bool), field.name, value, "True or False")
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:

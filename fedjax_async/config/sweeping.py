@@ -16,7 +16,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -177,7 +177,8 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+            waits = waits_for_close(e.components)
+            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits)
             on_finished(i, watches[i].finish(run, outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()

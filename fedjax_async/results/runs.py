@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check, disk, notices
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config.methods import brings_timing
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
@@ -233,6 +234,7 @@ def compare(
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
         ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``.
+        ``settings.timing`` is for those without a timing of their own.
       folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more.
@@ -252,7 +254,8 @@ def compare(
     names = list(by_name)
 
     def settings_of(method: str, seed: int) -> Settings:
-        return replace(settings, method=by_name[method], seed=seed)
+        timing = None if brings_timing(by_name[method]) else settings.timing
+        return replace(settings, method=by_name[method], timing=timing, seed=seed)
 
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
@@ -289,4 +292,7 @@ def compare(
         for seed in all_seeds:
             for method in names:
                 runs[method].append(train(method, seed))
+    notices.warn_about(
+        {f"{method} seed {seed}": run.counters for method in names for seed, run in zip(all_seeds, runs[method])}
+    )
     return runs

@@ -120,8 +120,15 @@ def save_run(run: Run, folder: Path, point: Point) -> None:
 
 
 def saved_updates(folder: Path, point: Point) -> int:
-    """The number of updates of a finished run."""
-    return int(json.loads((run_folder(folder, point) / "counters.json").read_bytes())["updates"])
+    """The number of updates of a finished run that were trained, unused ones too."""
+    counters = saved_counters(folder, point)
+    return int(counters["updates"] + counters.get("unused", 0))
+
+
+def saved_counters(folder: Path, point: Point) -> dict[str, Any]:
+    """The counters of a finished run."""
+    counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
+    return counters
 
 
 def load_run(folder: Path, point: Point) -> Run:

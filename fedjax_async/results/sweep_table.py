@@ -13,6 +13,7 @@ from fedjax_async import check
 from fedjax_async.config.grid import Point, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
+from fedjax_async.notices import all_rejected
 from fedjax_async.results import comparisons, metrics, tables
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
@@ -50,6 +51,7 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
         "bytes_down": last["bytes_down"],
         **{name: last[name] for name in ("values_bytes_up",) if name in last},
         **{name: count for name, count in run.counters.items() if name not in EXECUTION and np.ndim(count) == 0},
+        "all_rejected": int(all_rejected(run.counters)),
         **({} if run.stopped is None else {"stopped_by": run.stopped.by}),
     }
     return Record(point, numbers, run._replace(params=(), updates={}, per_client={}, best=None))
@@ -171,7 +173,7 @@ def setting_rows(
         **({f"MB {reached}": (TARGETS["bytes"], 1e-6)} if reached else {}),
         "staleness": ("staleness_mean", 1.0),
     }
-    counted = ("rejected", "lost", "late", "duplicates")
+    counted = ("unused", "rejected", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
@@ -188,6 +190,8 @@ def setting_rows(
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers[name] for each in group])
+        if any(each.numbers["all_rejected"] for each in found):
+            row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):
             row["stopped early"] = comparisons.stopped_early([each.run for each in group])
         if further:

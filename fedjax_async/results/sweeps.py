@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.config import Experiment, sweeping
 from fedjax_async.config.experiment import resolved as resolved_settings
 from fedjax_async.config.grid import Point, expand, swept
@@ -52,6 +52,14 @@ class Sweep(NamedTuple):
     def runs(self) -> Iterator[Run]:
         """The runs, each loaded when it is asked for; every use gives a new iterator."""
         return (self.run(index) for index in range(len(self.points)))
+
+    @property
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """The counters of each run, by its name."""
+        names = [point.name for point in self.points]
+        if self.folder is None:
+            return {name: run.counters for name, run in zip(names, self.kept, strict=True)}
+        return {point.name: sweep_folder.saved_counters(self.folder, point) for point in self.points}
 
     def run(self, index: int) -> Run:
         """The run of ``points[index]``."""
@@ -281,7 +289,9 @@ def sweep(
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
         limits: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes}
         work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **limits)
-        return run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
+        found = run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
+    notices.warn_about(found.counters)
+    return found
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
