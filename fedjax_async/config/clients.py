@@ -96,13 +96,28 @@ def _training(
 
 
 class Usual(Protocol):
-    """A method's default treatment of uploads: a ``Preset`` or a ``Method``."""
+    """A method's defaults of settings: a ``Preset`` or a ``Method``."""
 
     @property
     def compress(self) -> str | None: ...
 
     @property
     def feedback(self) -> str | None: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def lr(self) -> float: ...
+
+
+def with_optimizer(settings: Settings, usual: Usual) -> Settings:
+    """The settings with the method's own optimiser and learning rate filled in where they leave them open."""
+    return dataclasses.replace(
+        settings,
+        optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
+        lr=usual.lr if settings.lr is None else settings.lr,
+    )
 
 
 def with_uploads(settings: Settings, usual: Usual) -> Settings:

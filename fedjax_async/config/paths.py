@@ -81,6 +81,7 @@ def _spec(fields: Fields, field: str) -> str | None:
         "method": lambda: rule,
         "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
         "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
+        "optimizer": lambda: fields["optimizer"] or preset_of(fields["method"]).optimizer,
     }
     return found[field]() if field in found else fields[field] or USUAL.get(field)
 

@@ -182,10 +182,11 @@ def floco_client(
         def gradients(vertices: Params) -> tuple[Params, Params, Params]:
             point = simplex_point(vertices, weights)
             gradient, moved = gradient_at(point)
-            shared = shared_part(model, gradient)
-            each = jax.tree.map(
-                lambda g, s: (g - s)[None] + jnp.multiply.outer(weights.astype(g.dtype), s), gradient, shared
-            )
+            # of private leaves, which are the same in all vertices, every vertex takes the whole gradient
+            each = jax.tree.map(lambda g: jnp.multiply.outer(weights.astype(g.dtype), g), shared_part(model, gradient))
+            if model.private is not None:
+                own = jax.tree.map(jnp.subtract, gradient, shared_part(model, gradient))
+                each = jax.tree.map(lambda e, g: e + g[None], each, own)
             return pulled(each, vertices, start), point, moved
 
         gradient, point, moved = gradients(work.vertices)
