@@ -42,18 +42,20 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
 
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
-    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
-    name, options = registry.parse_spec("optimizer", s.optimizer)
+    filled = with_optimizer(s, chosen)
+    spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
+    registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
-        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+        plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     fixed = (chosen.client_options, static)
     family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
     proximal = float(chosen.proximal)
-    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 

@@ -105,10 +105,10 @@ def curve_training(
         """One gradient: a step of the end or of the control point."""
         start, old = trained(model, message.params), trained(model, work.params)
         chord = shared_part(model, jax.tree.map(jnp.subtract, old, start))
-        s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.index), dtype=jnp.result_type(float))
+        s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
         away = bent(work.displacement, chord)
         on_curve = jax.tree.map(lambda a, b, c: line(a, b, s) + _times(c, 2.0 * s * (1.0 - s)), start, old, away)
-        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.index)
+        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
         gradient_at = batch_gradient(model, work.params, data, which, batch_size)
         gradient, moved = gradient_at(tree.where(phase.end, old, on_curve))
         factor = None if scale is None else scale(jnp.asarray(message.version))
@@ -150,7 +150,7 @@ class Phase(NamedTuple):
     """One gradient of a job."""
 
     end: Array  # bool[], whether it is the end's; else the control point's
-    index: Array  # int32[], earlier gradients of the same
+    number: Array  # int32[], earlier gradients of the same
     fresh: Array  # bool[], whether the control point's moments start anew
 
 
@@ -165,8 +165,8 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
     rest, over = steps - whole, j - 2 * whole
     complete, first = over < 0, over < rest
     end = jnp.where(complete, epoch % 2 == 0, first)
-    index = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
-    return Phase(end, index, index % per_epoch == 0)
+    number = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
+    return Phase(end, number, number % per_epoch == 0)
 
 
 def _after(j: Array, steps: Array, per_epoch: Array) -> Phase:

@@ -16,13 +16,13 @@ The client is ``local.curve_training``.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check, registry
+from fedjax_async import check, registry, tree
 from fedjax_async.geometry import CORRECTIONS, Correction, norm_falls
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
@@ -41,7 +41,7 @@ class CurveState(NamedTuple):
     """Server state of :func:`on_curves`."""
 
     inner: State  # of the rule that takes the steps
-    last: Params  # Theta^tau - Theta^{tau+1} of the last server step, of the weights alone; () if it is not sent
+    last: Params  # Theta^tau - Theta^{tau+1} of the last step that moved, of the weights alone; () if it is not sent
 
 
 def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgorithm:
@@ -65,7 +65,9 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
         if not sends_steps:
             return CurveState(after, ()), memory
         before, now = (weights_of(inner.params(each)) for each in (state.inner, after))
-        return CurveState(after, jax.tree.map(jnp.subtract, before, now)), memory
+        step = jax.tree.map(jnp.subtract, before, now)
+        moved = jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)]))
+        return CurveState(after, tree.where(moved, step, state.last)), memory
 
     def dispatch(state: CurveState, memory: State, request: Request) -> tuple[Message, State]:
         message, memory = inner.dispatch(state.inner, memory, request)
@@ -77,22 +79,26 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
     return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close, given)
 
 
-def end_correction(*, correction: str = "orthodyn", fraction: Traced | None = None, per: str = "whole") -> Correction:
+def end_correction(
+    *, correction: str = "orthodyn", fraction: Traced | None = None, decay: Traced | None = None, per: str = "whole"
+) -> Correction:
     """The delay correction of a client's end.
 
     Args:
       correction: a name in ``geometry.CORRECTIONS``: ``asgd``, ``fedasync``, ``orthodyn`` ...
       fraction: for ``orthodyn``: OrthoGrad ends and OrthoPos begins when the moving average of ``|Delta|`` falls below
         this share of its largest value (0.5).
+      decay: of that average (0.99); for ``dc_asgd_a`` of its mean square (0.95).
       per: for the ortho corrections: the whole vector (``whole``), layers (``layer``) or tensors (``tensor``).
     """
     factory = registry.find("correction", CORRECTIONS, correction)
-    known_options = registry.options_of(factory)
-    check.require(fraction is None or "switch" in known_options, "fraction", fraction, "left out: it is of orthodyn")
-    check.require(per == "whole" or "per" in known_options, "per", per, "left out: the correction has no projection")
-    options = ({"per": per} if "per" in known_options else {}) | (
-        {} if fraction is None else {"switch": norm_falls(fraction)}
-    )
+    takes_option = registry.options_of(factory).keys()
+    check.require(fraction is None or "switch" in takes_option, "fraction", fraction, "left out: it is of orthodyn")
+    check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")
+    check.require(per == "whole" or "per" in takes_option, "per", per, "left out: the correction has no projection")
+    options: dict[str, Any] = {"per": per} if "per" in takes_option else {}
+    options |= {} if decay is None else {"decay": decay}
+    options |= {} if fraction is None else {"switch": norm_falls(fraction)}
     made: Correction = factory(**options)
     return made
 
@@ -143,7 +149,7 @@ def asynccurve(
     check.one_of("momentum_on", momentum_on, ("curve", "space"))
     check.in_range("swa", swa, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
-    rate = cyclic(highest=server_lr, lowest=server_lr * lowest, length=cycle)
+    rate = cyclic(highest=server_lr, lowest=lowest, length=cycle)
     size = partial(step_size, rate, dominance=dominance)
     still = isinstance(momentum, (int, float)) and momentum == 0
     before = [] if still or momentum_on == "space" else [moving_on(momentum)]

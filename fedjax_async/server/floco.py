@@ -73,9 +73,9 @@ def floco(
     Args:
       server_lr: ``eta > 0``.
       vertices: V >= 1.
-      spread: how far apart the vertices start. Vertex 0 is the model's initialisation ``x``, vertex v
-        ``x + spread (pi_v(x) - x)``, where ``pi_v`` shuffles the entries of every tensor: at 1 (ours) the vertices
-        are as good as initialised independently, at 0 (for pretrained models) equal.
+      spread: how far apart the vertices start, in [0, 1]: at ``x + spread (pi_v(x) - mean_u pi_u(x))``, where x is the
+        model's initialisation and ``pi_v`` shuffles the entries of every tensor (``pi_0`` does not), which is as good
+        as to initialise it again. So the centroid starts at x as in all methods. 0, for pretrained models: all at x.
       weighting: ``p_i`` by ``examples`` or ``uniform``.
     """
     check.positive("server_lr", server_lr)
@@ -88,8 +88,7 @@ def _on_simplices(inner: ServerAlgorithm, vertices: int, spread: Traced) -> Serv
     """``inner``, a rule on any pytree, with a simplex as its params."""
 
     def init(params: Params) -> tuple[State, State]:
-        centre, offsets = spread_out(weights_of(params), vertices, spread)
-        return inner.init(_joined(with_statistics(centre, params), offsets))
+        return inner.init(_joined(params, spread_out(weights_of(params), vertices, spread)))
 
     def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
         change: Simplex = arrival.upload
@@ -118,18 +117,16 @@ def _centre(joined: Params) -> Params:
     return with_statistics(joined["weights"], joined)
 
 
-def spread_out(weights: Params, vertices: int, spread: Traced) -> tuple[Params, Params]:
-    """Centroid and offsets [V-1, ...] of the first simplex, around ``weights``."""
+def spread_out(weights: Params, vertices: int, spread: Traced) -> Params:
+    """Offsets [V-1, ...] of the first simplex from its centroid ``weights``."""
     chance = np.random.default_rng(0)
 
-    def corners(leaf: Array) -> Array:
+    def offsets(leaf: Array) -> Array:
         orders = [np.arange(leaf.size), *(chance.permutation(leaf.size) for _ in range(vertices - 1))]
         shuffled = jnp.stack([leaf.reshape(-1)[order].reshape(leaf.shape) for order in orders])
-        return leaf[None] + jnp.asarray(spread, leaf.dtype) * (shuffled - leaf[None])
+        return jnp.asarray(spread, leaf.dtype) * (shuffled - jnp.mean(shuffled, axis=0, keepdims=True))[1:]
 
-    each = jax.tree.map(corners, weights)
-    centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
-    return centre, jax.tree.map(lambda leaf, c: leaf[1:] - c[None], each, centre)
+    return jax.tree.map(offsets, weights)
 
 
 # --- the client -------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
 
 
 def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array], Array]:
-    """``eta(tau)``: from ``highest`` linearly down to ``lowest``, over and over, ``length`` values a cycle.
+    """``eta(tau)``: from ``highest`` linearly down to ``lowest`` times that, over and over, ``length`` values a cycle.
 
-    The first value of a cycle is the highest, the last the lowest; a cycle of one value is constant at ``highest``.
+    A cycle of one value is constant at ``highest``.
     Source: Izmailov et al. (2018), section 3.1, for the averages taken at the end of each cycle.
 
     >>> rate = cyclic(highest=1.0, lowest=0.5, length=3)
@@ -32,8 +32,8 @@ def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array],
     check.positive("lowest", lowest)
     check.whole("length", length)
     real = jnp.result_type(float)
-    top, bottom = jnp.asarray(highest, real), jnp.asarray(lowest, real)
-    return lambda tau: top + (bottom - top) * ((tau % length).astype(real) / max(length - 1, 1))
+    top, share = jnp.asarray(highest, real), jnp.asarray(lowest, real)
+    return lambda tau: top * (1.0 + (share - 1.0) * ((tau % length).astype(real) / max(length - 1, 1)))
 
 
 class Participation(NamedTuple):

@@ -18,7 +18,8 @@ class AveragedState(NamedTuple):
     inner: State  # of the wrapped rule
     average: Params
     models: Array  # int32[], models in the average
-    steps: Array  # int32[], server steps closed so far
+    steps: Array  # int32[], server steps so far that changed the model
+    changed: Array  # bool[], whether an arrival was accepted since the last step
 
 
 def averaged(
@@ -32,8 +33,8 @@ def averaged(
     """``rule``, evaluated by the average of its models: stochastic weight averaging (SWA).
 
     After the server step number tau (counted from 0), if ``tau >= sigma T`` and c divides tau:
-    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Clients are sent what ``rule`` sends. The current model is
-    evaluated until the average holds a model, the average from then on.
+    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients are sent what
+    ``rule`` sends. The current model is evaluated until the average holds a model, the average from then on.
 
     Args:
       rule: any rule.
@@ -57,17 +58,17 @@ def averaged(
 
     def init(params: Params) -> tuple[AveragedState, State]:
         state, memory = rule.init(params)
-        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0)), memory
+        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False)), memory
 
     def receive(state: AveragedState, memory: State, arrival: Arrival) -> tuple[AveragedState, State, Info]:
         inner, memory, info = rule.receive(state.inner, memory, arrival)
-        return state._replace(inner=inner), memory, info
+        return state._replace(inner=inner, changed=state.changed | (info.weight > 0)), memory, info
 
     def close(state: AveragedState, memory: State) -> tuple[AveragedState, State]:
         inner, memory = closed(rule, state.inner, memory)
         real, tau = jnp.result_type(float), state.steps
         late = tau.astype(real) >= jnp.asarray(start, real) * jnp.asarray(total).astype(real)
-        counts = late & (jnp.asarray(total) > 0) & (tau % every == 0)
+        counts = late & (jnp.asarray(total) > 0) & (tau % every == 0) & state.changed
         models = state.models + counts.astype(jnp.int32)
         share = jnp.where(counts, 1.0 / jnp.maximum(models, 1).astype(real), 0.0)
 
@@ -78,8 +79,9 @@ def averaged(
         average = jax.tree.map(mixed, state.average, rule.params(inner))
         if overwrite is not None:
             written = with_params(rule, inner, average)
-            inner = tree.where((models > 0) & (tau % overwrite == 0), written, inner)
-        return AveragedState(inner, average, models, tau + 1), memory
+            inner = tree.where((models > 0) & (tau % overwrite == 0) & state.changed, written, inner)
+        steps = tau + state.changed.astype(jnp.int32)
+        return AveragedState(inner, average, models, steps, jnp.zeros_like(state.changed)), memory
 
     def dispatch(state: AveragedState, memory: State, request: Request) -> tuple[Message, State]:
         return rule.dispatch(state.inner, memory, request)
