@@ -31,9 +31,13 @@ def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array],
     check.positive("highest", highest)
     check.positive("lowest", lowest)
     check.whole("length", length)
-    real = jnp.result_type(float)
-    top, share = jnp.asarray(highest, real), jnp.asarray(lowest, real)
-    return lambda tau: top * (1.0 + (share - 1.0) * ((tau % length).astype(real) / max(length - 1, 1)))
+
+    def rate(tau: Array) -> Array:
+        real = jnp.result_type(float)
+        top, share = jnp.asarray(highest, real), jnp.asarray(lowest, real)
+        return top * (1.0 + (share - 1.0) * ((tau % length).astype(real) / max(length - 1, 1)))
+
+    return rate
 
 
 class Participation(NamedTuple):
