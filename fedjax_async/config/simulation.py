@@ -49,6 +49,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
         on_bad=s.on_bad,
         norm_limit=e.norm_limit,
         probes=e.probes,
+        measures=e.measures,
         progress=progress,
         **options,
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.clock import at_or_before, fault_counts, with_derived_columns
+from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -72,6 +73,7 @@ def make_run(
         "update": points.position,
         "step": closed[points.position],
         **scores,
+        **client_columns(clients),
         "bytes_up": _uploaded(schedule, points, up),
         "bytes_down": at_or_before(sent, points.time) * traffic.down,
         **({} if values_up is None else {"values_bytes_up": _uploaded(schedule, points, values_up)}),

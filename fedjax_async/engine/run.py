@@ -18,6 +18,7 @@ from fedjax_async.engine.devices import make_mesh, to_devices
 from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
@@ -61,7 +62,11 @@ def run_stack(
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
         with jax.enable_x64(real == np.float64):  # a setting of each thread
-            return programs.evaluate(tables, seen, np.int32(run), now, *tests)
+            found: dict[str, Any] = programs.evaluate(tables, seen, np.int32(run), now, *tests)
+            if programs.measure is not None:
+                seen = evaluated(carry, programs.reads_clients)
+                found |= programs.measure(tables, seen, np.int32(run), now, *tests[:3], stack.inputs[run])
+            return found
 
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(layout))
@@ -113,13 +118,14 @@ def run_waves(
     on_bad: str = "reject",
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
+    measures: Measures = NOTHING,
     devices: int | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
 ) -> EngineOutcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
-    members = [make_member(components, schedule, params, key, points, norm_limit, probes)]
+    members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
     shared = 1 if mesh is None else mesh.size
@@ -193,7 +199,7 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, run: int) -> EngineOutc
             "slots": layout.slots.count,
             "useful_steps": layout.useful_steps,
             "executed_steps": layout.executed_steps,
-            "programs": len(layout.widths) + OTHER_PROGRAMS,
+            "programs": len(layout.widths) + OTHER_PROGRAMS + (stack.programs.measure is not None),
         },
         probes=seen,
     )
