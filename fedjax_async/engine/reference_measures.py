@@ -72,7 +72,7 @@ class MeasuresByHand:
         if not len(examples[1]):
             return np.asarray(np.nan, self.real)
         values = metric.values(jnp.asarray(self.outputs(params, examples[0])), jnp.asarray(examples[1]))
-        means = jax.tree.map(lambda leaf: jnp.asarray(np.mean(leaf, axis=0, dtype=np.float64), self.real), values)
+        means = jax.tree.map(lambda leaf: jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real), values)
         return np.asarray(means if metric.finish is None else metric.finish(means), self.real)
 
     def named(self, prefix: str, params: Params, examples: Examples) -> dict[str, np.ndarray]:

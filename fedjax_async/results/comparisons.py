@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_async import check, disk
 from fedjax_async.results import metrics, significance, tables
+from fedjax_async.results.measured import measured
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
@@ -33,6 +34,11 @@ def further_finals(values: Values, column: str, final: str, kind: str) -> dict[s
     return cells
 
 
+def measured_cells(values: Values, columns: Sequence[str], final: str) -> dict[str, Any]:
+    """The final value of each of ``columns``, such as the training loss, as mean and deviation over the seeds."""
+    return {metrics.final_title(column, final): spread(values(column, final)) for column in columns}
+
+
 def seed_values(runs: Sequence[Run]) -> Values:
     """The final values of the runs of one method or setting, in percent for accuracies."""
     return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
@@ -55,13 +61,14 @@ def comparison(
     if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
-    run, in both directions. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    run, in both directions. The training loss and the metrics that all runs measure follow the times. ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)
+    others = measured(run for seeds in runs.values() for run in seeds)
 
     def times(name: str) -> dict[str, Any]:
         return {
@@ -70,14 +77,15 @@ def comparison(
         }
 
     def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
-        others = further_finals(seed_values(seeds), column, final, interval)
-        return others | ({"target (%)": spread(100 * relative.target)} if labelled else {})
+        cells = further_finals(seed_values(seeds), column, final, interval)
+        return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
     return [
         {
             "method": name,
             **final_cells(seed_values(seeds), column, final, interval),
             **(times(name) if labelled else {}),
+            **measured_cells(seed_values(seeds), others, final),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
             **(further_cells(seeds) if further else {}),

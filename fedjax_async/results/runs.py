@@ -16,10 +16,11 @@ from fedjax_async import check, disk
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.engine.record import Progress
-from fedjax_async.results import comparisons, files, metrics, store, tables
+from fedjax_async.results import clients, comparisons, files, metrics, store, tables
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.measured import client_scores, measured, of_metric
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar
@@ -37,10 +38,13 @@ def write_run(
     """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures beside it.
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
-    arrived, ``staleness.png`` and ``gantt.png``; ``drawing`` chooses other formats, a width and a title. The data are
-    written first, so they are safe even if matplotlib is missing; ``ValueError`` then names the extra to install.
+    arrived, ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric, and with scores of
+    single clients ``clients.png``, the curve of their worst tenth, and the table ``clients.csv``. ``drawing`` chooses
+    other formats, a width and a title. The data are written first, so they are safe even if matplotlib is missing;
+    ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
+    clients.write_clients_of_run(run, folder)
     if plots:
         _draw_run(run, folder, drawing)
     return folder
@@ -62,10 +66,15 @@ def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
-    """Accuracy, or the loss if no run has class labels."""
+    """Accuracy, or the loss if no run has class labels; then what all runs measure besides, and the clients."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
+    together = [run for seeds in runs.values() for run in seeds]
+    worst = [f"client_{score}_worst" for score in of_metric(client_scores(together), name)]
+    for column in [*measured(together), *worst]:
+        save_formats(measured_curve(runs, column, final=final, drawing=drawing), folder / column, drawing)
+    clients.draw_clients(runs, folder, drawing)
 
 
 def write_comparison(
@@ -81,6 +90,9 @@ def write_comparison(
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
+    Where the runs measure more, its final values are in the tables, each with a curve. With scores of single clients
+    there are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
+
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
@@ -94,13 +106,14 @@ def write_comparison(
     tables.write(rows, folder / "comparison.md", decimals=decimals)
     title = next(name for name in rows[0] if name != "method")
     tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
+    unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)
     disk.sweep_up(folder)
     text = tables.table(rows, decimals=decimals)
     if "target (%)" in extended[0]:
         text += f"\ntarget: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n"
-    return f"{text}\n{tested}" if tested else text
+    return "\n".join(filter(None, [text, unequal, tested]))
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:

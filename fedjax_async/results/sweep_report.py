@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import disk
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import tables
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results import clients, tables
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.measured import client_scores, measured, of_metric
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_table import Record, by_setting, rank, records, setting_rows, write_tables
 from fedjax_async.results.sweeps import Sweep
@@ -34,7 +35,10 @@ def curves(
     ranked = rank(found, final)
     shown = [names[index] for index in sorted(ranked.order[:MOST_CURVES])]
     runs = {name: [each.run for each in grouped[name]] for name in shown}
-    figure = DRAW[metric](runs, x, final=final, drawing=drawing)
+    if metric in DRAW:
+        figure = DRAW[metric](runs, x, final=final, drawing=drawing)
+    else:
+        figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
     if len(shown) < len(names):
         title = f"best {len(shown)} of {len(names)} settings by test {_plain(ranked.metric)}"
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)
@@ -54,6 +58,10 @@ def pictures(found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCR
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
+    runs = [each.run for each in found]
+    scores = of_metric(client_scores(runs), clients.main_metric(runs))
+    for column in [*measured(runs), *(f"client_{score}_worst" for score in scores)]:
+        drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
 
 
@@ -90,6 +98,9 @@ def write_sweep(
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.
 
+    Where all runs measure more (training loss, metrics), its final values are in the tables, each with a curve; with
+    scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
+
     The same results give the same bytes. ``folder``: default the sweep's own. ``target``: an accuracy in (0, 1]; adds
     the virtual time, updates and bytes that it took to reach it. ``final`` and ``interval``: as in
     :func:`fedjax_async.results.comparisons.comparison`. ``drawing``: formats, width and title of the pictures.
@@ -101,6 +112,8 @@ def write_sweep(
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
     found = records(sweep, target)
     written = write_tables(found, folder, target, final, interval)
+    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
+    clients.write_client_tables(groups, folder, final, "setting")
     text = best(found, target, final, interval)
     disk.write(folder / "best.md", text.encode())
     if plots:

@@ -16,6 +16,7 @@ from fedjax_async.config.grid import Point, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import comparisons, files, metrics, significance, tables
+from fedjax_async.results.measured import measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING
@@ -74,10 +75,15 @@ def records(sweep: Sweep, target: float | None = None) -> list[Record]:
 def columns_of(found: Sequence[Record]) -> dict[str, str]:
     """Swept path (except the seed) -> the name of its column, which no measured column has."""
     short = labels(swept(each.point for each in found))
-    finals = {f"{way}_{column}" for way in metrics.FINALS for column in ("accuracy", "loss")}
-    measured = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    finals = {f"{way}_{column}" for way in metrics.FINALS for column in _final_columns(found)}
+    taken = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
     longer = {path: path if "." in path else f"setting.{path}" for path in short}
-    return {path: longer[path] if name in measured else name for path, name in short.items() if path != "seed"}
+    return {path: longer[path] if name in taken else name for path, name in short.items() if path != "seed"}
+
+
+def _final_columns(found: Sequence[Record]) -> list[str]:
+    """Accuracy, loss, and what all runs measure besides."""
+    return ["accuracy", "loss", *shared_columns(each.run for each in found)]
 
 
 def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -89,13 +95,13 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
 def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
-    Its three final accuracies and losses are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
+    Its three final values of accuracy, loss and whatever all runs measure are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
     ``tail`` is that of ``final`` if it is ``tail:K``.
     """
     columns = columns_of(found)
     finals = {
         f"{way.partition(':')[0]}_{column}": (column, way)
-        for column in ("accuracy", "loss")
+        for column in _final_columns(found)
         for way in metrics.all_finals(final)
     }
     return [
@@ -116,10 +122,17 @@ def evaluation_columns(found: Sequence[Record]) -> Columns:
         for name in identities[0]
     }
     for name in dict.fromkeys(name for each in found for name in each.run.evaluations):
-        # only compressed runs have values_bytes_up; the others send nothing but values
-        columns_of_runs = [each.run.evaluations.get(name, each.run.evaluations["bytes_up"]) for each in found]
-        repeated[name] = np.concatenate(columns_of_runs)
+        repeated[name] = np.concatenate([_evaluations(each.run, name) for each in found])
     return repeated
+
+
+def _evaluations(run: Run, name: str) -> np.ndarray:
+    """A column of the evaluations, also of a run that lacks it."""
+    if name in run.evaluations:
+        return run.evaluations[name]
+    if name == "values_bytes_up":  # only compressed runs have it; the others send nothing but values
+        return run.evaluations["bytes_up"]
+    return np.full(len(run.evaluations["time"]), math.nan)  # such as validation scores
 
 
 def by_setting(found: Sequence[Record]) -> dict[str, list[Record]]:
@@ -172,7 +185,7 @@ def setting_rows(
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = _metric(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
-    rows = []
+    rows, others = [], measured(each.run for each in found)
     for group in by_setting(found).values():
         values = values_of(group[0].point.settings, columns).items()
         row: dict[str, Any] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
@@ -180,6 +193,7 @@ def setting_rows(
         row |= comparisons.final_cells(_values(group), metric, final, interval)
         if metric == "accuracy":
             row[metrics.final_title("loss", final)] = spread_of(group, "loss", final)
+        row |= comparisons.measured_cells(_values(group), others, final)
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers[name] for each in group])
