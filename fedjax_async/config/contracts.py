@@ -228,7 +228,9 @@ def check_metric(name: str, metric: Metric, model: Model, params: Params, data: 
         real = jnp.result_type(float)
         means = jax.tree.map(lambda leaf: jnp.mean(leaf.astype(real), axis=0), values)
         found = returned(f"{part}.finish", "(means of the values) -> number", finish, means)
-        _fits(_is_array(found) and found.shape == () and _is_number(found), f"{part}.finish", found, "a number, float[]")
+        _fits(
+            _is_array(found) and found.shape == () and _is_number(found), f"{part}.finish", found, "a number, float[]"
+        )
 
     jax.eval_shape(tried, params, _rows(data.test_x), _rows(data.test_y))
 

@@ -202,7 +202,9 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures)
+    return Experiment(
+        s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures
+    )
 
 
 def _sent(

@@ -1,4 +1,4 @@
-"""What settings ask to measure beside loss and accuracy: names and functions become :class:`engine.measures.Measures`."""
+"""What settings ask to measure beside loss and accuracy: from names and functions to ``engine.measures.Measures``."""
 
 from __future__ import annotations
 
@@ -99,4 +99,3 @@ def _without_proximal(family: ClientFamily) -> ClientFamily:
         return family({name: value for name, value in hyper.items() if name != "proximal"})
 
     return tuner
-

@@ -126,7 +126,9 @@ def _metrics(given: Mapping[str, Any]) -> Named:
         fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
         check.require(fits, "name of a metric", name, "letters, digits and '_', the first no digit")
     things = dict(given)
-    return Named(",".join(given), things, fingerprint(things), parts={name: fingerprint(m) for name, m in given.items()})
+    return Named(
+        ",".join(given), things, fingerprint(things), parts={name: fingerprint(m) for name, m in given.items()}
+    )
 
 
 def thing_of(field: str, value: Any) -> Any:

@@ -56,9 +56,9 @@ NOTHING = Measures()
 class Inputs(NamedTuple):
     """What the program reads of one run, beside the tables of its stack."""
 
-    tests: OwnTests | None  # with per-client scores or fine-tuning
+    tests: Any  # OwnTests, with metrics of each client or fine-tuning; else None
     sample: ClientData | None  # with a training loss; its x and y are None where they are the pool's
-    training: ClientData | None  # with fine-tuning: order, and offset and size of every client, int32[N]
+    training: Any  # ClientData with the order, and offset and size of every client, with fine-tuning; else None
 
 
 def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
@@ -105,7 +105,7 @@ def inputs_of(
         Inputs(
             own_tests(d, schedule) if tuned or (per_client and measures[0].metrics) else None,
             None if rows is None else _sample(d, rows, longest),
-            ClientData((), (), d.order, d.offset, d.size) if tuned else None,
+            _on_host((), (), d.order, d.offset, d.size) if tuned else None,
         )
         for d, schedule, rows in zip(data, schedules, samples)
     ]
@@ -116,9 +116,14 @@ def _sample(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
     order, count, zero = np.zeros(length, np.int32), np.int32(len(rows)), np.int32(0)
     if data.streamed:
         order[: len(rows)] = np.arange(len(rows))
-        return ClientData(np.asarray(data.x[rows]), np.asarray(data.y[rows]), order, zero, count)
+        return _on_host(np.asarray(data.x[rows]), np.asarray(data.y[rows]), order, zero, count)
     order[: len(rows)] = rows
-    return ClientData(None, None, order, zero, count)
+    return _on_host(None, None, order, zero, count)
+
+
+def _on_host(*fields: Any) -> ClientData:
+    """A part whose fields are not on the device yet."""
+    return ClientData(*fields)
 
 
 def values_of(metrics: Sequence[tuple[str, Metric]], outputs: Array, y: Array) -> dict[str, Any]:

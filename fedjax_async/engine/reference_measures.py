@@ -21,11 +21,12 @@ from fedjax_async.types import ClientData, Key, Message, Model, Params
 
 CHUNK = 500  # examples that are evaluated at a time
 Examples = tuple[np.ndarray, np.ndarray]  # x and y
+Pool = tuple[Any, Any, Any]  # x, y and order, on the device
 
 
 @lru_cache(maxsize=64)
 def _outputs(model: Model) -> Any:
-    return jax.jit(lambda params, x: model.apply(params, x))
+    return jax.jit(model.apply)
 
 
 @lru_cache(maxsize=64)
@@ -39,7 +40,7 @@ def _tuned(tuner: Client, steps: int) -> Any:
 
     def tuned(hyper: Any, root: Key, who: Any, version: Any, start: Params, data: ClientData) -> Params:
         one = bound(tuner, hyper)
-        key = job_key(jax.random.fold_in(root, jnp.uint32(FINE_TUNING)), who, 0)
+        key = job_key(jax.random.fold_in(root, jnp.uint32(FINE_TUNING)), who, jnp.int32(0))
         return run_steps(one, key, Message(start, (), version), (), data, steps).params
 
     return jax.jit(tuned)
@@ -72,14 +73,18 @@ class MeasuresByHand:
         if not len(examples[1]):
             return np.asarray(np.nan, self.real)
         values = metric.values(jnp.asarray(self.outputs(params, examples[0])), jnp.asarray(examples[1]))
-        means = jax.tree.map(lambda leaf: jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real), values)
+
+        def mean(leaf: Any) -> Any:
+            return jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real)
+
+        means = jax.tree.map(mean, values)
         return np.asarray(means if metric.finish is None else metric.finish(means), self.real)
 
     def named(self, prefix: str, params: Params, examples: Examples) -> dict[str, np.ndarray]:
         """Every metric of some examples."""
         return {f"{prefix}{name}": self.metric(one, params, examples) for name, one in self.measures.metrics}
 
-    def tuned(self, who: int, start: Params, version: int, pool: Sequence[Any], test: Examples) -> dict[str, Any]:
+    def tuned(self, who: int, start: Params, version: int, pool: Pool, test: Examples) -> dict[str, Any]:
         """Scores of a client's model after its fine-tuning, on its own test rows."""
         data = self.components.data
         part = ClientData(*pool, data.offset[who], data.size[who])
@@ -94,7 +99,7 @@ class MeasuresByHand:
         return named | self.named("client_tuned_", params, test)
 
     def all(
-        self, params: Params, version: int, owner: np.ndarray | None, pool: Sequence[Any], tests: Sequence[np.ndarray],
+        self, params: Params, version: int, owner: np.ndarray | None, pool: Pool, tests: Sequence[np.ndarray],
         start_of: Callable[[int], Params], own: Callable[[int], Params] | None,
     ) -> dict[str, Any]:  # fmt: skip
         """All scores at one evaluation: ``tests`` are each client's test rows, ``own`` gives its own model."""

@@ -38,17 +38,19 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
 
     Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
     all final values are. Accuracies in percent, or losses if no run has class labels; ``every``: all scores, with the
-    name of each in a column of its own. No rows if a run has no scores of single clients.
+    name of each in a column of its own. Runs without scores of single clients have no rows.
     """
-    together = _every(runs)
-    scores = client_scores(together)
-    metric = main_metric(together)
-    chosen = scores if every else of_metric(scores, metric)
+    metric = main_metric(_every(runs))
     unit = "" if every else f", {metric}" + (" (%)" if metric == "accuracy" else "")
-    columns = {f"mean over clients{unit}": "", f"deviation between clients{unit}": "_std", f"worst tenth{unit}": "_worst"}
+    columns = {
+        f"mean over clients{unit}": "",
+        f"deviation between clients{unit}": "_std",
+        f"worst tenth{unit}": "_worst",
+    }
     rows = []
     for name, seeds in runs.items():
-        for score in chosen:
+        scores = client_scores(seeds)
+        for score in scores if every else of_metric(scores, metric):
             model, kind = of_model(score)
             row: dict[str, Any] = {what: name, "model": model} | ({"score": kind} if every else {})
             for title, ending in columns.items():
@@ -62,7 +64,7 @@ def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: 
 def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
     """Write ``clients.csv``, with every score, and ``clients.md``; returns the latter as text.
 
-    Where a run has no scores of single clients, the files are removed, and the text is empty.
+    Where no run has scores of single clients, the files are removed, and the text is empty.
     """
     rows = client_rows(runs, final, what)
     if not rows:
@@ -85,9 +87,9 @@ def write_clients_of_run(run: Run, folder: Path) -> None:
 
 
 def ordered_scores(run: Run, score: str) -> np.ndarray:
-    """A score of the clients at the last evaluation, from the worst to the best; float64, clients without tests left out.
+    """A score of the clients at the last evaluation, from the worst to the best; float64, accuracies in percent.
 
-    Accuracies are in percent.
+    Clients without test rows are left out.
     """
     values = np.asarray(run.per_client[score][-1], np.float64)
     values = metrics.percent(score) * np.sort(values[~np.isnan(values)])
@@ -98,25 +100,22 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
     """The clients' scores at the last evaluation, from the worst client to the best: a line per method and model.
 
     Each line has a step per client. Over several seeds it is the mean of the seeds' ordered scores, where these have
-    equally many clients with test rows; else the first seed's. The shaded part is the worst tenth of the clients.
+    equally many clients with test rows; else the first seed's.
     """
-    together = _every(runs)
-    metric = main_metric(together)
-    scores = [s for s in of_metric(client_scores(together), metric) if all(s in run.per_client for run in together)]
-    check.require(len(scores) > 0, "runs", list(runs), "runs with scores of single clients")
+    metric = main_metric(_every(runs))
+    drawn = [(name, score) for name, seeds in runs.items() for score in _drawn(seeds, metric)]
+    check.require(len(drawn) > 0, "runs", list(runs), "runs with scores of single clients")
     figure, axes = canvas.new(5.2, 3.6, drawing)
     names: list[str] = []
-    for name, seeds in runs.items():
-        for score in scores:
-            each = [ordered_scores(run, score) for run in seeds]
-            alike = all(len(one) == len(each[0]) for one in each)
-            mean, _ = metrics.mean_and_std(np.stack(each if alike else each[:1], axis=-1))
-            edges = np.linspace(0, 100, len(mean) + 1)
-            colour, dash = canvas.look(len(names))
-            axes.stairs(mean, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
-            model = of_model(score)[0]
-            names.append(name if len(scores) == 1 else model if len(runs) == 1 else f"{name}, {model}")
-    axes.axvspan(0, 10, color=canvas.GRID, alpha=0.6, linewidth=0)
+    for name, score in drawn:
+        each = [ordered_scores(run, score) for run in runs[name]]
+        alike = all(len(one) == len(each[0]) for one in each)
+        mean, _ = metrics.mean_and_std(np.stack(each if alike else each[:1], axis=-1))
+        edges = np.linspace(0, 100, len(mean) + 1)
+        colour, dash = canvas.look(len(names))
+        axes.stairs(mean, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
+        model = of_model(score)[0]
+        names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
     axes.set_xlim(0, 100)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     title = f"client test {column_title(metric)}" + (" (%)" if metric == "accuracy" else "")
@@ -125,9 +124,14 @@ def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
     return canvas.finish(figure, drawing)
 
 
+def _drawn(seeds: Sequence[Run], metric: str) -> list[str]:
+    """The scores of the clients that are drawn of these runs."""
+    scores = of_metric(client_scores(seeds), metric)
+    return [score for score in scores if all(score in run.per_client for run in seeds)]
+
+
 def draw_clients(runs: Runs, folder: Path, drawing: Drawing = SCREEN) -> None:
-    """Save the picture ``clients`` where every run has scores of single clients."""
-    together = _every(runs)
-    scores = of_metric(client_scores(together), main_metric(together))
-    if scores and all(run.per_client for run in together):
+    """Save the picture ``clients`` where any runs have scores of single clients."""
+    metric = main_metric(_every(runs))
+    if any(_drawn(seeds, metric) for seeds in runs.values()):
         save_formats(distribution(runs, drawing=drawing), folder / NAME, drawing)

@@ -61,7 +61,8 @@ def comparison(
     if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
-    run, in both directions. The training loss and the metrics that all runs measure follow the times. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    run, in both directions. The training loss and the metrics that all runs measure follow the times. ``further``: add
+    the other two final values and the target, as in ``comparison.csv``.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))

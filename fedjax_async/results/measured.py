@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedjax_async.types import Run
 
@@ -58,6 +58,19 @@ def column_title(column: str) -> str:
     model, score = of_model(column.removeprefix(CLIENT).removesuffix(ending))
     parts = [] if model == MODELS[""] else [model]
     return ", ".join([*parts, column_title(score), STATISTICS[ending]])
+
+
+def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, list[str]]:
+    """Column -> the groups of runs that have it, for each column that is drawn beside ``metric``.
+
+    These are the training loss, the metrics, and the worst tenth of the clients by ``metric``, of every model.
+    """
+    found: dict[str, list[str]] = {}
+    for name, seeds in runs.items():
+        worst = [f"{CLIENT}{score}_worst" for score in of_metric(client_scores(seeds), metric)]
+        for column in [*measured(seeds), *worst]:
+            found.setdefault(column, []).append(name)
+    return found
 
 
 def of_metric(scores: Sequence[str], metric: str) -> list[str]:

@@ -20,7 +20,7 @@ from fedjax_async.results import clients, comparisons, files, metrics, store, ta
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
-from fedjax_async.results.measured import client_scores, measured, of_metric
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar
@@ -66,14 +66,13 @@ def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
-    """Accuracy, or the loss if no run has class labels; then what all runs measure besides, and the clients."""
+    """Accuracy, or the loss if no run has class labels; then what runs measure besides, and the clients."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
-    together = [run for seeds in runs.values() for run in seeds]
-    worst = [f"client_{score}_worst" for score in of_metric(client_scores(together), name)]
-    for column in [*measured(together), *worst]:
-        save_formats(measured_curve(runs, column, final=final, drawing=drawing), folder / column, drawing)
+    for column, having in curve_columns(runs, name).items():
+        some = {each: runs[each] for each in having}
+        save_formats(measured_curve(some, column, final=final, drawing=drawing), folder / column, drawing)
     clients.draw_clients(runs, folder, drawing)
 
 

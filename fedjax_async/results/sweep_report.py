@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import disk
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import clients, tables
+from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
-from fedjax_async.results.measured import client_scores, measured, of_metric
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_table import Record, by_setting, rank, records, setting_rows, write_tables
 from fedjax_async.results.sweeps import Sweep
@@ -58,9 +58,7 @@ def pictures(found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCR
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
-    runs = [each.run for each in found]
-    scores = of_metric(client_scores(runs), clients.main_metric(runs))
-    for column in [*measured(runs), *(f"client_{score}_worst" for score in scores)]:
+    for column in curve_columns({"all": [each.run for each in found]}, metric):  # those that all runs have
         drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
 
@@ -112,8 +110,6 @@ def write_sweep(
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
     found = records(sweep, target)
     written = write_tables(found, folder, target, final, interval)
-    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
-    clients.write_client_tables(groups, folder, final, "setting")
     text = best(found, target, final, interval)
     disk.write(folder / "best.md", text.encode())
     if plots:

@@ -15,7 +15,7 @@ from fedjax_async import check, disk
 from fedjax_async.config.grid import Point, labels, setting_title, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import comparisons, files, metrics, significance, tables
+from fedjax_async.results import clients, comparisons, files, metrics, significance, tables
 from fedjax_async.results.measured import measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
@@ -95,8 +95,8 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
 def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
-    Its three final values of accuracy, loss and whatever all runs measure are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
-    ``tail`` is that of ``final`` if it is ``tail:K``.
+    Its three final values of accuracy, loss and whatever all runs measure are ``last``, ``best`` and ``tail``, the one
+    that ``final`` names first; ``tail`` is that of ``final`` if it is ``tail:K``.
     """
     columns = columns_of(found)
     finals = {
@@ -298,6 +298,8 @@ def write_tables(
         pair_rows(found, final, interval), folder, metrics.final_title(_metric(found), final)
     )
     written += ["pairs.csv", "pairs.md"] if pairs else []
+    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
+    written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []
     parquet = parquet_writer()
     for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
         if parquet is None:

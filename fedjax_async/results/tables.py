@@ -160,6 +160,7 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
     whole = ("time ", "updates", "rejected", "lost", "late", "duplicates")
+
     def precise(name: str) -> bool:
         """Whether it is a final value that is no percentage."""
         final = any(f", {way}" in name for way in ("mean of last ", "last", "best"))
