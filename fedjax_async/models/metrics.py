@@ -23,7 +23,7 @@ class Metric(NamedTuple):
     Both must be pure and traceable. Larger is better, unless the metric's name ends in ``loss`` or ``error``.
 
     >>> brier = Metric(lambda outputs, y: jnp.sum((jax.nn.softmax(outputs) - jax.nn.one_hot(y, 3)) ** 2, -1))
-    >>> brier.values(jnp.zeros((2, 3)), jnp.array([0, 2])).round(3).tolist()
+    >>> [round(float(value), 3) for value in brier.values(jnp.zeros((2, 3)), jnp.array([0, 2]))]
     [0.667, 0.667]
     """
 
