@@ -21,7 +21,7 @@ from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, FederatedData, Key, Message, Model, Params, Schedule
 
 FINE_TUNING = 2**32 - 1  # folded into a run's key, where jobs fold in their client, which is below 2**31
-LARGEST_POOL = 2**24  # training examples that are evaluated whole; of more, a sample must be chosen
+LARGEST_POOL = 2**20  # training examples that are evaluated whole; of more, a sample must be chosen
 BATCH = 256  # test rows of a client that are read at a time
 
 
