@@ -66,12 +66,24 @@ def test_a_registered_metric_has_a_name_and_options():
 
 
 BROKEN = {
-    "a mean": ({"m": lambda o, y: hits(o, y).mean()}, r"metrics\['m'\] returned float32\[\]: must return a number an ex"),
-    "many without finish": ({"m": lambda o, y: o}, r"metrics\['m'\] returned float32\[3, 10\]: must return a number an"),
+    "a mean": (
+        {"m": lambda o, y: hits(o, y).mean()},
+        r"metrics\['m'\] returned float32\[\]: must return a number an ex",
+    ),
+    "many without finish": (
+        {"m": lambda o, y: o},
+        r"metrics\['m'\] returned float32\[3, 10\]: must return a number an",
+    ),
     "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number an example"),
     "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),
-    "a vector": ({"m": Metric(lambda o, y: o, lambda means: means)}, r"metrics\['m'\].finish returned float32\[10\]: mu"),
-    "rows": ({"m": Metric(lambda o, y: o.sum(0), jnp.sum)}, r"metrics\['m'\].values returned float32\[10\]: must return"),
+    "a vector": (
+        {"m": Metric(lambda o, y: o, lambda means: means)},
+        r"metrics\['m'\].finish returned float32\[10\]: mu",
+    ),
+    "rows": (
+        {"m": Metric(lambda o, y: o.sum(0), jnp.sum)},
+        r"metrics\['m'\].values returned float32\[10\]: must return",
+    ),
     "k": ("top:k=11", r"k of top = 11: must be at most 10, the number of classes"),
     "no such name": ("top_5", r"metrics = 'top_5': unknown; did you mean 'top'"),
     "no such option": ("top:n=5", r"top has no option 'n'"),
