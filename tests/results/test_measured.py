@@ -115,8 +115,8 @@ def test_the_folder_of_a_run(tmp_path):
 def test_the_report_has_the_numbers_of_the_files(tmp_path):
     for method, seeds in RUNS.items():
         for seed, run in enumerate(seeds):
-            run = run._replace(settings=run.settings | {"method": method, "seed": seed})
-            store.save(run, tmp_path / "runs" / method / f"seed_{seed}")
+            named = run._replace(settings=run.settings | {"method": method, "seed": seed})
+            store.save(named, tmp_path / "runs" / method / f"seed_{seed}")
     write_comparison(RUNS, tmp_path, plots=False, final="last")
     page = html_report.content([tmp_path])
     tables = {table["title"]: table for table in page["sources"][0]["tables"]}
