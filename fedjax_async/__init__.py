@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Arrival,
         ClientAlgorithm,
         ClientData,
+        Evaluation,
         Facts,
         FederatedData,
         Info,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         Run,
         Schedule,
         ServerAlgorithm,
+        Stop,
     )
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ __all__ = [
     "Arrival",
     "ClientAlgorithm",
     "ClientData",
+    "Evaluation",
     "Facts",
     "FederatedData",
     "Info",
@@ -52,6 +55,7 @@ __all__ = [
     "Schedule",
     "ServerAlgorithm",
     "Settings",
+    "Stop",
     "__version__",
     "compare",
     "fingerprint",
@@ -69,6 +73,7 @@ __getattr__, __dir__ = lazy.attach(
         "Arrival": "types",
         "ClientAlgorithm": "types",
         "ClientData": "types",
+        "Evaluation": "types",
         "Facts": "types",
         "FederatedData": "types",
         "Info": "types",
@@ -83,6 +88,7 @@ __getattr__, __dir__ = lazy.attach(
         "Schedule": "types",
         "ServerAlgorithm": "types",
         "Settings": "config.settings",
+        "Stop": "types",
         "fingerprint": "fingerprints",
         "named": "config.own",
         "register": "config.plugins",

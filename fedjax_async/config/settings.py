@@ -59,6 +59,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "eval_examples": check.whole,
     "train_examples": check.whole,
     "fine_tune": check.whole,
+    "stop_at": check.positive,
+    "patience": check.whole,
     "max_width": check.whole,
     "lanes": check.whole,
     "devices": check.whole,
@@ -83,7 +85,7 @@ class Settings:
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
     timing: str | None = _field(
-        None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method"
+        None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
@@ -102,7 +104,7 @@ class Settings:
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
     validation_fraction: float | None = _field(
-        None, "part of each client's training examples held out for probes", "data"
+        None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
@@ -126,13 +128,24 @@ class Settings:
     )
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
-    updates: int | None = _field(None, "end after this many applied updates", "budget")
+    updates: int | None = _field(
+        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
+    )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
     eval_examples: int | None = _field(None, "evaluate on so many test examples, evenly spaced [all]", "budget")
+    stop_at: float | None = _field(
+        None,
+        "stop at the evaluation that reaches this accuracy, such as 0.9 (without class labels: this loss); of the "
+        "validation part if there is one, else of the test set",
+        "budget",
+    )
+    patience: int | None = _field(
+        None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
+    )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
     metrics: str | None = _field(
@@ -172,6 +185,8 @@ class Settings:
                 check.require(
                     isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
                 )
+            if field.type == "bool":
+                check.require(isinstance(value, bool), field.name, value, "True or False")
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
@@ -191,7 +206,7 @@ class Settings:
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
-OPTIONAL = ("client", "metrics", "train_loss", "train_examples", "fine_tune")
+OPTIONAL = ("client", "stop_at", "patience", "metrics", "train_loss", "train_examples", "fine_tune")
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:

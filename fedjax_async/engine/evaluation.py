@@ -155,6 +155,34 @@ def make_evaluate(
     return evaluate
 
 
+def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
+    """The validation rows of all clients as one part; None if no client holds any out.
+
+    ``length``: of its ``order``, padded with zeros. ``x`` and ``y`` are None: the rows are of the training pool. Data
+    that are streamed have no pool on the device, so the part has a copy of its rows.
+    """
+    if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
+        return None
+    rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
+    if len(rows) == 0:
+        return None
+    order: Any = np.zeros(max(len(rows), length or 0), np.int32)
+    order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
+    whole: Any = (order, np.int32(0), np.int32(len(rows)))
+    pool: Any = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
+    return ClientData(*pool, *whole)
+
+
+def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:
+    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``."""
+
+    def validate(params: Params, part: ClientData) -> dict[str, Array]:
+        loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
+        return {"validation_loss": loss, "validation_accuracy": hit}
+
+    return validate
+
+
 class Scores:
     """When each run of a stack is evaluated, and the results.
 
@@ -195,11 +223,11 @@ class Scores:
                 return float(scores["accuracy"])
         return float("nan")
 
-    def columns(self, run: int) -> dict[str, np.ndarray]:
-        """All evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
+    def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
+        """The first ``rows`` evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position]) for name in names}
+        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
 
 
 class OwnTests(NamedTuple):

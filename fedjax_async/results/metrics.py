@@ -69,8 +69,8 @@ def window(final: str, rows: int) -> int:
 def final_title(column: str = "accuracy", final: str = FINAL) -> str:
     """The name of a final value in tables.
 
-    >>> final_title(), final_title("loss", "last"), final_title(final="tail:5")
-    ('accuracy, mean of last tenth (%)', 'loss, last', 'accuracy, mean of last 5 (%)')
+    >>> final_title(), final_title("loss", "last"), final_title("validation_accuracy", "tail:5")
+    ('accuracy, mean of last tenth (%)', 'loss, last', 'validation accuracy, mean of last 5 (%)')
     """
     require_final(final)
     way = FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
