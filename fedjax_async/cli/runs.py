@@ -96,7 +96,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
 
 
 def quickstart(arguments: argparse.Namespace) -> None:
-    """Compare seven methods, with the settings of the quickstart."""
+    """Compare eight methods over three seeds, with the settings of the quickstart."""
     _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
 
 
