@@ -1,20 +1,20 @@
-"""All commands and flags, and the file of a sweep; the module of a command is imported when the command starts."""
+"""All commands and their flags; the module of a command is imported when the command starts."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import importlib
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from fedjax_async import __version__, check, home, registry
+from fedjax_async import __version__, home
 from fedjax_async.cli.listing import REGISTRIES
+from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.settings import Settings
 
 Action = Callable[[argparse.Namespace], None]
+Command = Callable[[str, str, Action], argparse.ArgumentParser]  # adds the command of that name and description
 
 EPILOG = """examples:
   fedjax-async quickstart --out runs/quickstart
@@ -29,49 +29,7 @@ Names take options after a colon: NAME:key=value,key=value. A method may carry a
 METHOD@TIMING. `fedjax-async list --options` shows everything by name.
 """
 
-SWEEP_EXAMPLE = """\
-# mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
-seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
-target = 0.7                   # optional: also measure what it takes to reach this test accuracy
-
-[base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
-method = "fedasync"
-dataset = "fashion_mnist_6k"
-model = "lenet5"
-clients = 10
-lr = 0.05
-updates = 500
-eval_updates = 50
-
-[grid]                         # every combination is a run
-method.mixing = [0.2, 0.4, 0.6, 0.8]
-method.exponent = [0.0, 0.5, 1.0, 2.0]
-
-[[points]]                     # optional: runs beside the grid; a list of values makes a small grid
-method = "fedavg"
-lr = [0.05, 0.1]
-"""
-
-SWEEP_EPILOG = f"""a complete FILE.toml:
-
-{"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
-Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
-a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
-TOML's rules: seeds and target stand above the first [table]; an option in the same table as its name, such as
-method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
-
-  fedjax-async sweep mixing.toml --dry-run
-  fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
-  fedjax-async sweep mixing.toml --submit slurm:partition=gpu,gpus=1,time=120
-  fedjax-async sweep mixing.toml --collect
-
-Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
-every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
-"""
-
-SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")
-
-# The quickstart: real data and the delays of real devices, at most three minutes on two cores for all methods and seeds.
+# The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
@@ -159,33 +117,6 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
         if any(name in given for name in rivals):
             base = {name: value for name, value in base.items() if name not in rivals}
     return Settings(**(base | given))
-
-
-def sweep_content(path: str | Path) -> dict[str, Any]:
-    """The tables of a sweep's file; ``ValueError`` naming the file if it is not TOML or has unknown tables."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"sweep file = {str(path)!r}: must be a TOML file (fedjax-async sweep --help shows one)")
-    try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # "Cannot overwrite a value": method = ... and method.mixing = ... in one table
-        hint = '; quote an option beside its name, as in "method.mixing" = [0.4]' if "Cannot" in str(error) else ""
-        raise ValueError(f"sweep file = {str(path)!r}: must be TOML; {error}{hint}") from error
-    for key in found:
-        registry.find(f"key of {path.name}", dict.fromkeys(SWEEP_KEYS), key)
-    for key, kind, example in (("base", dict, "[base]"), ("grid", dict, "[grid]"), ("points", list, "[[points]]")):
-        check.require(isinstance(found.get(key, kind()), kind), key, found.get(key), f"a table, {example}")
-    return found
-
-
-def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
-    """The specs of the data sets that the tables of a sweep name; ``default`` where they name none."""
-    base, grid, points = found.get("base", {}), found.get("grid", {}), found.get("points", [])
-    tables = [*([grid] if grid or not points else []), *points]
-    chosen = [table.get("dataset", base.get("dataset", default)) for table in tables if isinstance(table, dict)]
-    specs = [spec for value in chosen for spec in (value if isinstance(value, list) else [value])]
-    return [spec for spec in specs if isinstance(spec, str)]
 
 
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
@@ -283,27 +214,11 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     _add_drawing(sub)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
-        prog="fedjax-async",
-        description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"fedjax-async {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=about, description=about)
-        sub.set_defaults(action=action)
-        if name != "data":
-            _add_plugins(sub)
-        return sub
-
+def _add_runs(command: Command) -> None:
+    """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare eight methods over three seeds on real data in about three minutes",
+        "compare eight methods over three seeds on real data within three minutes",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
@@ -330,12 +245,6 @@ def parser() -> argparse.ArgumentParser:
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
 
-    report = command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
-    report.add_argument("folders", nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep")
-    report.add_argument(
-        "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
-    )
-
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
         "--gantt", metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
@@ -343,13 +252,23 @@ def parser() -> argparse.ArgumentParser:
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
 
-    listing = command(
-        "list", "every method, timing, delay, partition, data set and model by name", _later("listing", "list_names")
-    )
-    listing.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
-    listing.add_argument("--options", action="store_true", help="show the options of each name")
 
-    data = command("data", "list, fetch or verify data sets", _later("listing", "list_data"))
+def _add_report(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``report``."""
+    sub.add_argument("folders", nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep")
+    sub.add_argument(
+        "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+    )
+
+
+def _add_list(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``list``."""
+    sub.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
+    sub.add_argument("--options", action="store_true", help="show the options of each name")
+
+
+def _add_data(data: argparse.ArgumentParser) -> None:
+    """Add the actions of ``data``."""
     actions = data.add_subparsers(dest="data_command", required=True, metavar="ACTION")
     for name, about, action in (
         ("list", "list the data sets, their sources and their state here", _later("listing", "list_data")),
@@ -363,4 +282,31 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":
             sub.add_argument("--source", metavar="PATH", help="read this folder or archive instead of the network")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="fedjax-async",
+        description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"fedjax-async {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.set_defaults(action=action)
+        if name != "data":
+            _add_plugins(sub)
+        return sub
+
+    _add_runs(command)
+    _add_report(
+        command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
+    )
+    everything = "every method, timing, delay, partition, data set and model by name"
+    _add_list(command("list", everything, _later("listing", "list_names")))
+    _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))
     return top

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_async import check
-from fedjax_async.cli.flags import sweep_content
 from fedjax_async.cli.runs import check_finals, drawing_of
+from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.engine.devices import parse_size

@@ -13,7 +13,7 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.chance import DISTRIBUTIONS
+from fedjax_async.clock.chance import FAMILIES
 from fedjax_async.clock.checking import check_schedule, make_schedule
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
@@ -39,7 +39,7 @@ from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_ch
 __all__ = [
     "AVAILABILITY",
     "DELAYS",
-    "DISTRIBUTIONS",
+    "FAMILIES",
     "FAULTS",
     "NETWORKS",
     "SUCCESSORS",

@@ -15,7 +15,7 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -120,7 +120,7 @@ def _num_bytes(e: Experiment) -> int:
     """Device memory of one run, roughly: slots, rows, tables, what is remembered, and four models to train with."""
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.components.data
-    state, row = jax.eval_shape(lambda p: bound(e.components.server, e.components.hyper).init(p), e.params)
+    state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
     own = jax.eval_shape(lambda p: bound(e.components.client, e.components.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     slots = layout_of([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count

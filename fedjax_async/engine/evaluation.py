@@ -17,13 +17,14 @@ import numpy as np
 from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.components import Components, bound, shapes_of_server
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
 from fedjax_async.types import (
     Array,
     ClientAlgorithm,
     ClientData,
+    Facts,
     FederatedData,
     Model,
     Params,
@@ -198,7 +199,7 @@ class OwnTests(NamedTuple):
 
 def differs(components: Components, params: Params) -> bool:
     """Whether clients may have models of their own: the server has memory of them, or their algorithm has ``own``."""
-    memory = jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[1], params)
+    _, memory = shapes_of_server(components, params, Facts(len(components.data.size)))
     return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 
 

@@ -243,6 +243,46 @@ class _Federation:
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
 
 
+class _Probing:
+    """The probes of a run and the rows that they have seen."""
+
+    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
+        data, self.schedule = components.data, schedule
+        self.probes = resolved_probes(probes, data, len(schedule.job))
+        self.shapes = columns_of(self.probes, components, params)
+        self.chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in self.probes.items()}
+        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
+        self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
+        self.tests = jax.device_put((data.test_x, data.test_y))
+
+    def parts(self, run: _Federation, who: int) -> Parts:
+        """The training, validation and test part of a client."""
+
+        def part(x: Any, y: Any, kind: str) -> ClientData:
+            order, offset, size = self.held_out[kind]
+            return ClientData(x, y, order, offset[who], size[who])
+
+        return Parts(
+            run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
+        )
+
+    def look(self, run: _Federation, position: int, arrival: Arrival) -> None:
+        """Call the probes that are due, before the server receives the arrival."""
+        who = int(arrival.client)
+        for name, probe in self.probes.items():
+            if position in self.chosen[name]:
+                given = (run.state, run.memory[who], arrival, self.parts(run, who))
+                self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
+
+    def tables(self) -> dict[str, Any]:
+        """The table of each probe."""
+        found = {}
+        for name, shapes in self.shapes.items():
+            columns = {c: np.array([row[c] for row in self.seen[name]], shape.dtype) for c, shape in shapes.items()}
+            found[name] = probe_table(self.schedule, self.chosen[name], self.chosen[name], columns)
+        return found
+
+
 def run_reference(
     components: Components,
     schedule: Schedule,
@@ -258,22 +298,10 @@ def run_reference(
 ) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
     data, schedule = components.data, check_schedule(schedule)
-    resolved = resolved_probes(probes, data, len(schedule.job))
-    shapes = columns_of(resolved, components, params)
-    chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in resolved.items()}
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in resolved}
-    held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
-    tests = jax.device_put((data.test_x, data.test_y))
+    probing = _Probing(components, schedule, params, probes)
     run = _Federation(components, schedule, params, key, norm_limit, per_client)
     records: list[dict[str, Any]] = []
     scores: list[dict[str, Any]] = []
-
-    def parts_of(who: int) -> Parts:
-        def part(x: Any, y: Any, kind: str) -> ClientData:
-            order, offset, size = held_out[kind]
-            return ClientData(x, y, order, offset[who], size[who])
-
-        return Parts(run.part(who), part(run.pool[0], run.pool[1], "validation"), part(tests[0], tests[1], "test"))
 
     def evaluate(position: int) -> None:
         due = np.flatnonzero(points.position == position)
@@ -298,10 +326,7 @@ def run_reference(
             local_steps=schedule.local_steps[job],
             extra=message.extra,
         )
-        for name, probe in resolved.items():
-            if e in chosen[name]:
-                given = (run.state, run.memory[who], arrival, parts_of(who))
-                seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
+        probing.look(run, e, arrival)
         info = run.receive(arrival)
         records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
@@ -319,13 +344,5 @@ def run_reference(
         in_vain=np.array(list(run.noted_in_vain), np.int64),
         in_vain_records=_table(list(run.noted_in_vain.values())),
         counters={"waves": len(records), "mean_width": 1.0},
-        probes={
-            name: probe_table(
-                schedule,
-                chosen[name],
-                chosen[name],
-                {c: np.array([row[c] for row in seen[name]], shape.dtype) for c, shape in shapes[name].items()},
-            )
-            for name in resolved
-        },
+        probes=probing.tables(),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.components import Components, facts_of, rule_of
 from fedjax_async.engine.devices import make_mesh, to_devices
 from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
@@ -170,7 +170,7 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, run: int) -> EngineOutc
     state = (
         carry.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
     )
-    rule = bound(member.components.server, member.components.hyper)
+    rule = rule_of(member.components.server, member.components.hyper, facts_of(member.schedule))
     position = layout.positions[run]
     own = np.unique(np.searchsorted(layout.waves, position, side="right"))
     columns = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
