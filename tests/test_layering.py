@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -25,6 +25,7 @@ ALLOWED = {
     "types": {"registry"},
     "fingerprints": set(),
     "check": set(),
+    "notices": set(),
     "home": {"registry"},
     "lazy": set(),
     "disk": set(),
@@ -117,6 +118,7 @@ def test_only_models_knows_flax():
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
     optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "submitit", "plotly"}
+    optional |= {"tensorboard", "wandb"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path

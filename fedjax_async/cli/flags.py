@@ -136,20 +136,25 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds
     _add_finals(parser)
 
 
-def _add_finals(parser: argparse.ArgumentParser) -> None:
-    """Add ``--final`` and ``--interval``."""
+def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
+    """Add ``--final`` and ``--interval``; ``usual``: where their defaults come from, if they are not fixed."""
     parser.add_argument(
         "--final",
-        default="tail",
+        default=None if usual else "tail",
         metavar="WAY",
         help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        "tail:K (of the last K) [tail]",
+        f"tail:K (of the last K) [{usual or 'tail'}]",
     )
-    parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
+    parser.add_argument(
+        "--interval",
+        default=None if usual else "t",
+        metavar="KIND",
+        help=f"95%% interval over seeds: t or bootstrap [{usual or 't'}]",
+    )
 
 
-def _formats(text: str) -> tuple[str, ...]:
-    """The type of ``--format``."""
+def _names(text: str) -> tuple[str, ...]:
+    """The type of ``--format`` and ``--stream``: names joined by commas."""
     return tuple(dict.fromkeys(text.split(",")))
 
 
@@ -158,7 +163,7 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
     group = parser.add_argument_group("pictures")
     if formats:
         text = "png, pdf or svg; several joined by commas [png]"
-        group.add_argument("--format", type=_formats, default=("png",), metavar="FORMAT", help=text)
+        group.add_argument("--format", type=_names, default=("png",), metavar="FORMAT", help=text)
     text = "width of a paper's column (3.5 inches) or page (7.16 inches) [for the screen]"
     group.add_argument("--width", metavar="column|page", help=text)
     group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
@@ -173,7 +178,26 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_watching(group)
     _add_drawing(parser)
+
+
+def _add_watching(parser: Any) -> None:
+    """Add ``--stream`` and ``--keep-best``."""
+    parser.add_argument(
+        "--stream",
+        type=_names,
+        default=(),
+        metavar="NAME",
+        help="write each evaluation as soon as it is computed: csv (into stream.csv), tensorboard or wandb; several "
+        "joined by commas [none]",
+    )
+    parser.add_argument(
+        "--keep-best",
+        action="store_true",
+        help="keep the best model in best.npz beside the last one: by validation accuracy if there is a validation "
+        "part, else by test accuracy",
+    )
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +225,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_watching(sub)
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
@@ -210,7 +235,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
-    _add_finals(sub)
+    text = "measure what it takes to reach this test accuracy [FILE's]"
+    sub.add_argument("--target", type=float, metavar="ACCURACY", help=text)
+    _add_finals(sub, "FILE's, else tail and t")
     _add_drawing(sub)
 
 
@@ -259,6 +286,12 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
+    sub.add_argument(
+        "--target",
+        metavar="ACCURACY",
+        help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
+    )
+    _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:

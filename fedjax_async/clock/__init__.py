@@ -9,20 +9,28 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 4. ``availability.py`` and ``faults.py``: what may go wrong.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
-   one by hand, ``trace.py`` writes and reads it.
+   one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
 from fedjax_async.clock.chance import FAMILIES
 from fedjax_async.clock.checking import check_schedule, make_schedule
+from fedjax_async.clock.cutting import cut
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.durations import DelayModel, Delays
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
-from fedjax_async.clock.planning import plan
-from fedjax_async.clock.record import Outcome, at_or_before, fault_counts, trained_in_vain, with_derived_columns
+from fedjax_async.clock.planning import NothingArrives, plan
+from fedjax_async.clock.record import (
+    Outcome,
+    at_or_before,
+    fault_counts,
+    trained_in_vain,
+    used_arrivals,
+    with_derived_columns,
+)
 from fedjax_async.clock.scenario import Conditions, Limits, Scenario, Until, joined
 from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.clock.statistics import (
@@ -56,6 +64,7 @@ __all__ = [
     "Limits",
     "Network",
     "NetworkModel",
+    "NothingArrives",
     "Outcome",
     "Scenario",
     "Slots",
@@ -69,6 +78,7 @@ __all__ = [
     "check_schedule",
     "client_counts",
     "concurrency",
+    "cut",
     "delay_statistics",
     "fault_counts",
     "job_faults",
@@ -82,6 +92,7 @@ __all__ = [
     "save_schedule_csv",
     "staleness_histogram",
     "trained_in_vain",
+    "used_arrivals",
     "wave_statistics",
     "waves",
     "with_derived_columns",

@@ -43,6 +43,12 @@ def is_own(s: Settings, *fields: str) -> bool:
     return bool(own.own_parts({field: getattr(s, field) for field in fields}))
 
 
+def has_own_timing(s: Settings) -> bool:
+    """Whether the timing policy is an object, or one that the user registered."""
+    of_method = own.own_parts({"method": s.method}).get("method", {})
+    return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
+
+
 def returned(part: str, contract: str, function: Callable[..., Any], *given: Any) -> Any:
     """What a part returns; an error inside it names the part."""
     try:

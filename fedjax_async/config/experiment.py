@@ -18,11 +18,22 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
+from fedjax_async.config.budget import plan_within
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
-from fedjax_async.config.methods import Method, method_of, preset_of
+from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Client, Components, Hyper, bound, facts_of, row_of, rule_of, shapes_of_server
+from fedjax_async.engine.components import (
+    Client,
+    Components,
+    Hyper,
+    bound,
+    facts_of,
+    row_of,
+    rule_of,
+    shapes_of_server,
+    waits_for_close,
+)
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -139,15 +150,15 @@ def resolved(settings: Settings) -> Settings:
 
 
 def timing_of(s: Settings) -> Timing:
-    """The timing policy: a method's own ``@timing``, else the setting, else the method's default."""
+    """The timing policy: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
     given = own.thing_of("timing", s.timing)
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
-    named = own.thing_of("method", s.method) is None and "@" in s.method
-    spec = usual if named else s.timing or usual
-    if given is not None and not named:
+    allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
+    check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
+    if given is not None:
         check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
-    timing: Timing = registry.bind("timing", TIMINGS, spec)()
+    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
     return timing
 
 
@@ -160,13 +171,23 @@ def delay_of(s: Settings) -> DelayModel:
 
 def planned(run: Resolved) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations."""
-    s, data = run.settings, run.components.data
-    schedule = plan(
+    s = run.settings
+    # a timing policy of the user's own may know no other budget than the one that it is given
+    known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
+    schedule = plan_within(s, lambda until: _plan(run, until), **known)
+    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
+    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
+
+
+def _plan(run: Resolved, until: Until) -> Schedule:
+    s = run.settings
+    return plan(
         run.timing,
         run.delay,
-        num_clients=len(data.size),
+        num_clients=len(run.components.data.size),
         local_steps=run.local_steps,
-        until=Until(time=s.time, updates=s.updates, steps=s.server_steps),
+        until=until,
         seed=s.seed,
         bytes_down=run.traffic.down,
         bytes_up=run.traffic.up,
@@ -175,14 +196,14 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
         network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
     )
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
-    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
-    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
+    facts = facts_of(schedule)._replace(longest_step=longest)
+    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of so few uploads
     if s.per_client:
         owners(components.data)
     state, _ = shapes_of_server(components, run.shapes, facts_of(schedule))

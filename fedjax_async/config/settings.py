@@ -57,6 +57,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "batching": _known,
     "eval_examples": check.whole,
+    "stop_at": check.positive,
+    "patience": check.whole,
     "max_width": check.whole,
     "lanes": check.whole,
     "devices": check.whole,
@@ -81,7 +83,7 @@ class Settings:
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
     timing: str | None = _field(
-        None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method"
+        None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
@@ -100,7 +102,7 @@ class Settings:
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
     validation_fraction: float | None = _field(
-        None, "part of each client's training examples held out for probes", "data"
+        None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
@@ -124,13 +126,24 @@ class Settings:
     )
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
-    updates: int | None = _field(None, "end after this many applied updates", "budget")
+    updates: int | None = _field(
+        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
+    )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
     eval_examples: int | None = _field(None, "evaluate on so many test examples, evenly spaced [all]", "budget")
+    stop_at: float | None = _field(
+        None,
+        "stop at the evaluation that reaches this accuracy, such as 0.9 (without class labels: this loss); of the "
+        "validation part if there is one, else of the test set",
+        "budget",
+    )
+    patience: int | None = _field(
+        None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
+    )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
@@ -156,6 +169,8 @@ class Settings:
                 check.require(
                     isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
                 )
+            if field.type == "bool":
+                check.require(isinstance(value, bool), field.name, value, "True or False")
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
@@ -174,6 +189,8 @@ class Settings:
 
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
+# Settings that are kept only where they are given.
+OF_SOME = ("client", "stop_at", "patience")
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
@@ -184,14 +201,15 @@ def fields_of(settings: Settings) -> dict[str, Any]:
 def as_dict(settings: Settings) -> dict[str, Any]:
     """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
 
-    ``client`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
+    Those ``OF_SOME`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
     plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
-    if settings.client is None:
-        del plain["client"]
-    elif isinstance(settings.client, own.Named):
+    for name in OF_SOME:
+        if plain[name] is None:
+            del plain[name]
+    if isinstance(settings.client, own.Named):
         plain |= dict.fromkeys(OF_CLIENT)
     return plain | ({"own": parts} if parts else {})
 

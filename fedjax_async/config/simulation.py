@@ -10,8 +10,11 @@ import jax
 
 from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
-from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.config.own import Named
+from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
+from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.components import waits_for_close
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
@@ -21,16 +24,23 @@ from fedjax_async.types import Run
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
-def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
+def execute(
+    experiment: Experiment,
+    *,
+    progress: Progress | None = None,
+    checkpoints: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 
     ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
-    the newest checkpoint in it.
+    the newest checkpoint in it. ``watch``: who looks at the evaluations, the settings' own rules among them.
     """
     e, s = experiment, experiment.settings
-    options: dict[str, Any] = {}
+    watch = Watch(e) if watch is None else watch
+    options: dict[str, Any] = {"observer": watch.observer}
     if s.engine == "waves":
-        options = {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
         options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
         if s.checkpoint is not None:
             if checkpoints is None:
@@ -52,7 +62,8 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
         progress=progress,
         **options,
     )
-    return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+    waits = waits_for_close(e.components)
+    return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits), outcome)
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
@@ -61,6 +72,9 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
+    if (client := changes.get("client")) is not None and (isinstance(client, Named) or not isinstance(client, str)):
+        for name in OF_CLIENT:
+            check.require(name not in fields, name, fields.get(name), "left out: the client algorithm brings its own")
     if not isinstance(data := changes.get("data"), str):
         return with_objects(Settings(**(base | fields)), data=data)
     raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")

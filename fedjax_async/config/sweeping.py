@@ -14,8 +14,9 @@ from fedjax_async import check, tree
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
+from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
 from fedjax_async.engine.devices import bytes_of, device_memory
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -50,7 +51,8 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
     p, s, d = e.components, e.settings, e.components.data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
-    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype)
+    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
+    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
     closes = bool(np.all(e.schedule.closes))
     return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes
@@ -142,17 +144,22 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
+    watch: Callable[[int, Experiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
     ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
     ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there. ``probes``: of every
-    run, those that the group was planned with.
+    run, those that the group was planned with. ``watch(i, experiment)``: who looks at the evaluations of member ``i``.
+
+    Each run of a stack stops by itself. The device goes on training it with the others until all of its stack are
+    through, and what comes after its stop is left out of its results.
     """
     experiments = {i: prepare(settings[i], probes=probes) for i in group.members}
+    watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in experiments.items()}
     if experiments[group.members[0]].settings.engine == "reference":
         for i in group.members:
-            on_finished(i, execute(experiments[i], progress=progress))
+            on_finished(i, execute(experiments[i], progress=progress, watch=watches[i]))
         return
     first = experiments[group.members[0]].settings
     stacks = [[experiments[i] for i in stack] for stack in group.stacks]
@@ -165,11 +172,14 @@ def execute_group(
         per_client=first.per_client,
         on_bad=first.on_bad,
         progress=progress,
+        observers=[[watches[i].observer for i in stack] for stack in group.stacks],
     )
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
+            waits = waits_for_close(e.components)
+            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits)
+            on_finished(i, watches[i].finish(run, outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

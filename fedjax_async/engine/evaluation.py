@@ -124,10 +124,7 @@ def make_evaluate(
         def one(start: Array) -> tuple[Array, Array]:
             x = jax.lax.dynamic_slice_in_dim(test_x, start, batch_size)
             y = jax.lax.dynamic_slice_in_dim(test_y, start, batch_size)
-            outputs = model.apply(params, x)
-            loss = model.loss(outputs, y)
-            hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
-            return loss, hit.astype(loss.dtype)
+            return _scored(model, labels, params, x, y)
 
         loss, hit = (values.reshape(-1)[row] for values in jax.lax.map(one, jnp.asarray(starts)))
         out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
@@ -138,6 +135,42 @@ def make_evaluate(
         return out
 
     return evaluate
+
+
+def _scored(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    """The loss of each example and whether its class is right, 0 or 1; NaN for targets that are no ``labels``."""
+    outputs = model.apply(params, x)
+    loss = model.loss(outputs, y)
+    hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+    return loss, hit.astype(loss.dtype)
+
+
+def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
+    """The validation rows of all clients as one part; None if no client holds any out.
+
+    ``length``: of its ``order``, padded with zeros. ``x`` and ``y`` are None: the rows are of the training pool. Data
+    that are streamed have no pool on the device, so the part has a copy of its rows.
+    """
+    if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
+        return None
+    rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
+    if len(rows) == 0:
+        return None
+    order: Any = np.zeros(max(len(rows), length or 0), np.int32)
+    order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
+    whole: Any = (order, np.int32(0), np.int32(len(rows)))
+    pool: Any = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
+    return ClientData(*pool, *whole)
+
+
+def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:
+    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``."""
+
+    def validate(params: Params, part: ClientData) -> dict[str, Array]:
+        loss, hit = part_mean(lambda x, y: _scored(model, labels, params, x, y), part, batch_size)
+        return {"validation_loss": loss, "validation_accuracy": hit}
+
+    return validate
 
 
 class Scores:
@@ -180,11 +213,11 @@ class Scores:
                 return float(scores["accuracy"])
         return float("nan")
 
-    def columns(self, run: int) -> dict[str, np.ndarray]:
-        """All evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
+    def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
+        """The first ``rows`` evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position]) for name in names}
+        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
 
 
 class OwnTests(NamedTuple):
@@ -244,14 +277,8 @@ def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[...,
             message = message._replace(version=now[1])
             params = _full(rule, state, message.params) if client.own is None else client.own(message, kept_of(i))
 
-            def measure(x: Array, y: Array) -> tuple[Array, Array]:
-                outputs = model.apply(params, x)
-                loss = model.loss(outputs, y)
-                hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
-                return loss, hit.astype(loss.dtype)
-
             part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            return part_mean(measure, part, batch_size)
+            return part_mean(lambda x, y: _scored(model, labels, params, x, y), part, batch_size)
 
         loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
         return {"client_own_loss": loss, "client_own_accuracy": accuracy}

@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import everywhere, spread
-from fedjax_async.engine.evaluation import make_evaluate, make_own, rows_at
+from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, rows_at
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.tables import DeviceTables, Shape
-from fedjax_async.types import Array, Model, Params, State
+from fedjax_async.types import Array, ClientData, Model, Params, State
 
 MOST_MAPS = 25_000
 
@@ -68,14 +68,15 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 def evaluate(
     model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
 ) -> Any:
-    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
+    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests, validation)``.
 
-    Without a ``client`` no own models are evaluated, and memory and clients are ``()``.
+    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where
+    the data have no validation part.
     """
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
-    own = make_own(model, labels)
+    own, validate = make_own(model, labels), make_validate(model, labels)
 
     def evaluate(
         tables: DeviceTables,
@@ -86,9 +87,13 @@ def evaluate(
         y: Array,
         owner: Any,
         tests: Any,
+        validation: ClientData | None,
     ) -> dict[str, Array]:
         rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
+        if validation is not None:
+            pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
+            scores |= validate(rule.params(state), pool)
         if client is None:
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
@@ -96,6 +101,17 @@ def evaluate(
         return scores | own(rule, who, state, memory, kept, now, x, y, tests)
 
     return jax.jit(evaluate)
+
+
+@lru_cache(maxsize=64)
+def model_of(server: Server, facts: StackFacts) -> Any:
+    """Jitted ``model_of(tables, states, run) -> params``: a copy, which outlives the donation of the states."""
+
+    def model(tables: DeviceTables, states: State, run: Array) -> Params:
+        params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
+        return jax.tree.map(jnp.copy, params)
+
+    return jax.jit(model)
 
 
 def shed() -> None:
@@ -118,6 +134,7 @@ class Programs(NamedTuple):
     receive: Callable[..., Any]
     evaluate: Callable[..., Any]
     by_ranks: bool  # what the spans of ``receive`` count
+    model: Callable[..., Any] | None = None  # where observers may want the models of evaluations
 
 
 class Shapes(NamedTuple):
@@ -175,6 +192,7 @@ def compile_programs(
     per_client: bool,
     facts: StackFacts,
     mesh: Mesh | None = None,
+    models: bool = False,
 ) -> Programs:
     """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
     shed()
@@ -195,6 +213,7 @@ def compile_programs(
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
+        model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
     )
 
 

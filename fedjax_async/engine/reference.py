@@ -22,6 +22,7 @@ from fedjax_async.engine.components import Client, Components, Server, bound, fa
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
@@ -29,7 +30,6 @@ from fedjax_async.types import (
     Arrival,
     ClientData,
     Facts,
-    FederatedData,
     Key,
     Message,
     Model,
@@ -109,11 +109,11 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
 
 
 class _Tests:
-    """The test set, and the means of loss and accuracy over parts of it."""
+    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
-    def __init__(self, model: Model, data: FederatedData) -> None:
-        labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-        self._scores, self._x, self._y = _scores(model, labels), np.asarray(data.test_x), np.asarray(data.test_y)
+    def __init__(self, model: Model, x: Any, y: Any) -> None:
+        labels = bool(np.issubdtype(y.dtype, np.integer))
+        self._scores, self._x, self._y = _scores(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
 
     def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -169,7 +169,10 @@ class _Federation:
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent = 0
-        self.tests = _Tests(components.model, data)
+        self.tests = _Tests(components.model, data.test_x, data.test_y)
+        order, offset, size = held_out_rows(data, "validation")
+        rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
+        self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
 
@@ -228,6 +231,9 @@ class _Federation:
     def evaluate(self, time: float, steps: int) -> dict[str, Any]:
         """Scores of the global model and, where clients have models of their own, of these on their own tests."""
         found = self.tests.whole(self.params(), self.owner, len(self.kept))
+        if self.validation is not None:
+            held_out = self.validation.whole(self.params(), None, 0)
+            found |= {f"validation_{name}": score for name, score in held_out.items()}
         if not self.has_own:
             return found
         first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
@@ -274,12 +280,14 @@ class _Probing:
                 given = (run.state, run.memory[who], arrival, self.parts(run, who))
                 self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
 
-    def tables(self) -> dict[str, Any]:
-        """The table of each probe."""
+    def tables(self, until: int) -> dict[str, Any]:
+        """The table of each probe, for the first ``until`` arrivals."""
         found = {}
         for name, shapes in self.shapes.items():
-            columns = {c: np.array([row[c] for row in self.seen[name]], shape.dtype) for c, shape in shapes.items()}
-            found[name] = probe_table(self.schedule, self.chosen[name], self.chosen[name], columns)
+            numbers = self.chosen[name][self.chosen[name] < until]
+            seen = self.seen[name][: len(numbers)]
+            columns = {c: np.array([row[c] for row in seen], shape.dtype) for c, shape in shapes.items()}
+            found[name] = probe_table(self.schedule, numbers, numbers, columns)
         return found
 
 
@@ -295,6 +303,7 @@ def run_reference(
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    observer: Observer | None = None,
 ) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
     data, schedule = components.data, check_schedule(schedule)
@@ -302,17 +311,32 @@ def run_reference(
     run = _Federation(components, schedule, params, key, norm_limit, per_client)
     records: list[dict[str, Any]] = []
     scores: list[dict[str, Any]] = []
+    kept: list[tuple[int, Params]] = []
+    ended: list[Params] = []  # the model of the evaluation at which the observer stopped the run
 
     def evaluate(position: int) -> None:
         due = np.flatnonzero(points.position == position)
-        if len(due):
+        if len(due) and not ended:
             found = run.evaluate(points.time[due[0]], int(np.count_nonzero(schedule.closes[:position])))
-            scores.extend([found] * len(due))
+            for row in due:
+                scores.append(found)
+                if observer is not None:
+                    observe(observer, int(row), {name: np.array(value) for name, value in found.items()})
+                if ended:
+                    return
+
+    def observe(observer: Observer, row: int, found: dict[str, np.ndarray]) -> None:
+        verdict = observer.observe(row, found, False)
+        model = jax.device_get(run.params()) if verdict.keep or verdict.stop else None
+        kept.extend([(row, model)] if verdict.keep else [])
+        ended.extend([model] if verdict.stop else [])
 
     staleness = schedule.staleness
     run.send(0)
     evaluate(0)
     for e, job in enumerate(schedule.job):
+        if ended and records and "bits" not in records[-1]:  # uploads of unequal size are all trained, to be counted
+            break
         who = schedule.client[job]
         upload, message, norm, accepted, noted = run.train(int(job))
         arrival = Arrival(
@@ -331,18 +355,21 @@ def run_reference(
         records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
         )
-        refuse(int(not accepted), on_bad)
+        refuse(int(not accepted and not ended), on_bad)
         run.send(e + 1)
         evaluate(e + 1)
         if progress is not None:
             now = {"time": float(schedule.time[e]), "staleness": float(staleness[e])}
             progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
+    until = int(points.position[len(scores) - 1])
     return EngineOutcome(
-        params=jax.device_get(run.params()),
+        params=ended[0] if ended else jax.device_get(run.params()),
         scores=_table(scores),
         records=_table(records),
         in_vain=np.array(list(run.noted_in_vain), np.int64),
         in_vain_records=_table(list(run.noted_in_vain.values())),
-        counters={"waves": len(records), "mean_width": 1.0},
-        probes=probing.tables(),
+        counters={"waves": until, "mean_width": 1.0},
+        probes=probing.tables(until),
+        rows=len(scores),
+        kept=kept[-1] if kept else None,
     )

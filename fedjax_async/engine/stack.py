@@ -16,7 +16,7 @@ from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import Points, differs, own_tests, owners
+from fedjax_async.engine.evaluation import Points, differs, own_tests, owners, validation_part
 from fedjax_async.engine.layout import Layout, make_layout
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
 from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
@@ -79,7 +79,7 @@ class Stack(NamedTuple):
     shape: Shape
     tables: DeviceTables
     params: Params  # [R, ...]; without the axis where R = 1
-    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests
+    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests, validation part
     programs: Programs
     num_bytes: int  # on the device while it runs: tables, carry and buffers, and what training takes besides
     feed: Feed | None = None
@@ -174,8 +174,9 @@ def make_stack(
     per_client: bool = False,
     mesh: Mesh | None = None,
     memory_limit: int | None = None,
+    models: bool = False,
 ) -> Stack:
-    """Move a stack to the device and compile what it needs.
+    """Move a stack to the device and compile what it needs; ``models``: also the program that copies a model.
 
     Raises ``TooLarge`` where it needs more than ``memory_limit`` bytes. What is known without compiling is checked
     before anything is compiled.
@@ -200,8 +201,14 @@ def make_stack(
     params = to_devices(params, everywhere(mesh))
     held_out = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
     own = per_client and differs(components, members[0].params)
+    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
     split = [
-        (owners(d) if per_client else None, own_tests(d, m.schedule) if own else None) for d, m in zip(data, members)
+        (
+            owners(d) if per_client else None,
+            own_tests(d, m.schedule) if own else None,
+            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
+        )
+        for d, m in zip(data, members)
     ]
     tests = [(*held_out[id(d.test_x)], *to_devices(one, everywhere(mesh))) for d, one in zip(data, split)]
     facts = stack_facts(members)
@@ -224,6 +231,7 @@ def make_stack(
         per_client=per_client,
         facts=facts,
         mesh=mesh,
+        models=models,
     )
     needed += layout.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:

@@ -69,6 +69,7 @@ def local_training(
             key = jax.random.fold_in(work.key, k)
             outputs, moved = _forward(model, weights, work.params, data.x[index], key, mask)
             losses = model.loss(outputs, data.y[index])
+            require_per_example(losses, mask)
             share = mask.astype(losses.dtype)
             return jnp.sum(losses * share) / jnp.sum(share), moved
 
@@ -88,6 +89,13 @@ def local_training(
 
     plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
     return plain if model.private is None else keeping(plain, model.private)
+
+
+def require_per_example(losses: Array, mask: Array) -> None:
+    """``ValueError`` unless there is one loss an example: the mean of a batch would count rows that are padding."""
+    found = list(jnp.shape(losses))
+    allowed = f"{list(mask.shape)}: one loss an example, not their mean"
+    check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
 
 
 def trained(model: Model, params: Params) -> Params:

@@ -35,6 +35,7 @@ UNITS = {
 # column of the evaluations -> factor, title
 METRICS = {"accuracy": (100.0, "test accuracy (%)"), "loss": (1.0, "test loss")}
 REJECTED = "rejected"  # came in time, but the server rule gave it no weight
+UNUSED = "unused"  # came for a server step that was not complete at the end
 APPLIED = ("applied", "late")  # states with a staleness: their colour
 STATE_COLOURS = dict(
     zip(
@@ -42,7 +43,7 @@ STATE_COLOURS = dict(
         ("#D9D9D9", "#BDBDBD", "#D55E00", "#8B1A1A", "#CC79A7", "#E69F00", "#B8860B", "#9C8AA5"),
         strict=True,
     )
-) | {REJECTED: "#000000"}
+) | {REJECTED: "#000000", UNUSED: "#A6CEE3"}
 
 Figure = dict[str, Any]
 
@@ -139,10 +140,12 @@ def _faint(colour: str) -> str:
 
 
 def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """What became of each job, as text: its :class:`~fedjax_async.clock.Outcome`, or ``rejected``; str[J]."""
+    """Each job's end, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
     names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
     states = names[schedule.outcome]
     states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
+    if "used" in run.updates:
+        states[schedule.job[~np.asarray(run.updates["used"], bool)]] = UNUSED
     return states
 
 
@@ -181,6 +184,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     finish = np.where(np.isfinite(finish), finish, end)
     rows = np.searchsorted(clients, schedule.client)
     states = job_states(run, schedule)
+    applied[states == UNUSED] = np.nan
     data: list[dict[str, Any]] = []
     for state in dict.fromkeys((*APPLIED, REJECTED, *STATE_COLOURS)):
         mine = jobs[states[jobs] == state]

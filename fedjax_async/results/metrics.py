@@ -67,17 +67,17 @@ def window(final: str, rows: int) -> int:
 def final_title(column: str = "accuracy", final: str = FINAL) -> str:
     """The name of a final value in tables.
 
-    >>> final_title(), final_title("loss", "last"), final_title(final="tail:5")
-    ('accuracy, mean of last tenth (%)', 'loss, last', 'accuracy, mean of last 5 (%)')
+    >>> final_title(), final_title("loss", "last"), final_title("validation_accuracy", "tail:5")
+    ('accuracy, mean of last tenth (%)', 'loss, last', 'validation accuracy, mean of last 5 (%)')
     """
     require_final(final)
     way = FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
-    return f"{column}, {way}" + (" (%)" if column == "accuracy" else "")
+    return f"{column.replace('_', ' ')}, {way}" + (" (%)" if column.endswith("accuracy") else "")
 
 
 def percent(column: str) -> float:
-    """100 for an accuracy, 1 for a loss: what tables and pictures multiply a column by."""
-    return 100.0 if column == "accuracy" else 1.0
+    """100 for accuracies, 1 for losses: what tables and pictures multiply a column by."""
+    return 100.0 if column.endswith("accuracy") else 1.0
 
 
 def all_finals(final: str = FINAL) -> list[str]:
@@ -96,7 +96,7 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
     values = _scores(run, column)
     if final == "best":
         known = values[~np.isnan(values)]
-        return float(known.min() if column == "loss" else known.max()) if known.size else math.nan
+        return float(known.min() if column.endswith("loss") else known.max()) if known.size else math.nan
     return float(np.mean(values[-window(final, values.size) :]))
 
 

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its definition (``sweep.json``), and a folder for each finished run (``runs/NAME/``)."""
+"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, a folder a finished run (``runs/NAME/``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
-from fedjax_async.config.grid import Point
+from fedjax_async.config.grid import Point, swept
+from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import files, store
 from fedjax_async.results.runs import save_plugins, write_run
@@ -18,6 +19,7 @@ from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
+ROLES = "roles.json"  # apart from the definition: other roles change how results are read, not the runs
 
 
 def run_folder(folder: Path, point: Point) -> Path:
@@ -31,6 +33,12 @@ def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None)
     chosen = {name: p if isinstance(p, Probe) else Probe(p) for name, p in (probes or {}).items()}
     about = {name: {"every": p.every, "at": None if p.at is None else np.asarray(p.at)} for name, p in chosen.items()}
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
+
+
+def is_defined(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bool:
+    """Whether the folder holds the definition of this sweep."""
+    saved = folder / DEFINITION
+    return saved.is_file() and saved.read_bytes() == definition(points, probes)
 
 
 def read_definition(folder: str | Path) -> list[Point]:
@@ -62,9 +70,8 @@ def require_room(
     if overwrite or not folder.exists():
         return folder
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
-    saved = folder / DEFINITION
-    if left and (not saved.is_file() or saved.read_bytes() != definition(points, probes)):
-        found = "another sweep" if saved.is_file() else "other files"
+    if left and not is_defined(folder, points, probes):
+        found = "another sweep" if (folder / DEFINITION).is_file() else "other files"
         raise ValueError(
             f"folder = {str(folder)!r}: must be empty or hold the same sweep, but it holds {found} "
             "(choose another folder, or overwrite: finished runs with the same settings are kept)"
@@ -72,10 +79,37 @@ def require_room(
     return folder
 
 
-def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
-    """Write the definition; called before the first run is saved."""
+def save_roles(folder: Path, roles: Mapping[str, str]) -> None:
+    """Write the roles that are not the usual ones; no file if there are none."""
+    if roles:
+        disk.write(folder / ROLES, files.json_bytes(roles))
+    else:
+        (folder / ROLES).unlink(missing_ok=True)
+
+
+def read_roles(folder: Path, points: Sequence[Point]) -> dict[str, str]:
+    """The roles that :func:`save_roles` wrote; ``ValueError`` naming the file for anything else."""
+    path = folder / ROLES
+    if not path.is_file():
+        return {}
+    try:
+        roles = dict(json.loads(path.read_bytes()))
+        roles_of(swept(points), roles)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: must hold the roles of the sweep's settings; {error}") from error
+    return roles
+
+
+def begin(
+    folder: Path,
+    points: Sequence[Point],
+    probes: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> None:
+    """Write the definition and the roles; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     disk.write(folder / DEFINITION, definition(points, probes))
+    save_roles(folder, roles or {})
     save_plugins(folder)
     disk.sweep_up(folder)
 
@@ -86,8 +120,15 @@ def save_run(run: Run, folder: Path, point: Point) -> None:
 
 
 def saved_updates(folder: Path, point: Point) -> int:
-    """The number of updates of a finished run."""
-    return int(json.loads((run_folder(folder, point) / "counters.json").read_bytes())["updates"])
+    """The number of updates of a finished run that were trained, unused ones too."""
+    counters = saved_counters(folder, point)
+    return int(counters["updates"] + counters.get("unused", 0))
+
+
+def saved_counters(folder: Path, point: Point) -> dict[str, Any]:
+    """The counters of a finished run."""
+    counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
+    return counters
 
 
 def load_run(folder: Path, point: Point) -> Run:
