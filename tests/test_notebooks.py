@@ -35,7 +35,7 @@ def test_outputs_are_stored_without_traces_of_a_machine(path):
     assert {output.output_type for output in outputs} <= {"stream", "execute_result", "display_data"}
     assert {output.get("name", "stdout") for output in outputs} == {"stdout"}, "no warnings, no progress bars"
     text = nbformat.writes(notebook)
-    assert not re.findall(r"(?:/tmp/|/home/|/root/|/Users/|0x[0-9a-f]{8})[^\"]*", text)
+    assert not re.findall(r"0x[0-9a-f]{8,}|site-packages|\.venv", text)
     assert '"execution":' not in text, "no times"
     assert len(text) < 500_000, "small enough to be shown on the web"
 

@@ -26,7 +26,8 @@ class Method(NamedTuple):
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
     ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
-    name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
+    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. ``optimizer`` and ``lr`` are the
+    defaults of the settings of those names.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -38,6 +39,8 @@ class Method(NamedTuple):
     client: Callable[..., ClientAlgorithm] = local_training
     client_options: tuple[tuple[str, Any], ...] = ()
     plain_sgd: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.01
 
 
 # Options of local training that the settings of a run give.
@@ -196,6 +199,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         preset.client,
         local,
         preset.plain_sgd,
+        preset.optimizer,
+        preset.lr,
     )
 
 
