@@ -135,7 +135,7 @@ def scores_text(run: Run, final: str = FINAL) -> str:
 
 
 def quickstart(arguments: argparse.Namespace) -> None:
-    """Compare seven methods, with the settings of the quickstart."""
+    """Compare eight methods over three seeds, with the settings of the quickstart."""
     _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
 
 

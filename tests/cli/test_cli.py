@@ -147,8 +147,16 @@ def test_bad_finals_and_drawings_are_refused_before_the_work(capsys, monkeypatch
 
 def test_quickstart_is_a_comparison_with_settings_of_its_own(capsys, tmp_path):
     # the same code with a smaller model and budget
-    small = ("--model", "logistic", "--epochs", "0.1", "--time", "1500", "--eval-time", "500", "--quiet")
-    out = ok(capsys, "quickstart", *small, "--out", str(tmp_path), warned="fedbuff seed 0, ca2fl seed 0: 2 uploads")
+    small = ("--model", "logistic", "--epochs", "0.1", "--time", "1500", "--eval-time", "500", "--seeds", "1")
+    out = ok(
+        capsys,
+        "quickstart",
+        *small,
+        "--quiet",
+        "--out",
+        str(tmp_path),
+        warned="fedbuff seed 0, ca2fl seed 0: 2 uploads",
+    )
     lines = [line.split()[0] for line in out.splitlines() if line]
     assert [name for name in lines if name in flags.QUICKSTART_METHODS] == list(flags.QUICKSTART_METHODS)
     settings = json.loads((tmp_path / "runs" / "fedbuff" / "seed_0" / "settings.json").read_text())
