@@ -51,8 +51,9 @@ _THROUGH = {"optimizer": ("optimizer",), "lr": ("optimizer", "lr"), "decay": ("s
 
 def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
+    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
     for name, through in _THROUGH.items():
-        ignored = getattr(s, name) != Settings.__dataclass_fields__[name].default and not {*through} & {*takes}
+        ignored = getattr(s, name) not in (None, usual[name]) and not {*through} & {*takes}
         check.require(not ignored, name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")
@@ -62,18 +63,20 @@ def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
 
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
-    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
-    name, options = registry.parse_spec("optimizer", s.optimizer)
+    filled = with_optimizer(s, chosen)
+    spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
+    registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
-        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+        plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     fixed = (chosen.client_options, static)
     family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
     proximal = float(chosen.proximal)
-    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
@@ -116,13 +119,28 @@ def _training(
 
 
 class Usual(Protocol):
-    """A method's default treatment of uploads: a ``Preset`` or a ``Method``."""
+    """A method's defaults of settings: a ``Preset`` or a ``Method``."""
 
     @property
     def compress(self) -> str | None: ...
 
     @property
     def feedback(self) -> str | None: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def lr(self) -> float: ...
+
+
+def with_optimizer(settings: Settings, usual: Usual) -> Settings:
+    """The settings with the method's own optimiser and learning rate filled in where they leave them open."""
+    return dataclasses.replace(
+        settings,
+        optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
+        lr=usual.lr if settings.lr is None else settings.lr,
+    )
 
 
 def with_uploads(settings: Settings, usual: Usual) -> Settings:

@@ -159,7 +159,7 @@ def check_learning(
         message, after = found
         _fits(isinstance(message, Message), "method.dispatch", message, kind)
         _alike("method.dispatch's memory", after, memory, "memory")
-        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0)))
+        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0), local_steps=jnp.int32(1)))
         upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
         _tried_rule(rule, state, memory, message, upload, params)
 

@@ -19,7 +19,7 @@ from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
-from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_optimizer, with_uploads
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
@@ -150,8 +150,9 @@ def resolve(settings: Settings) -> Resolved:
 
 
 def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set, the compression from the method."""
-    return with_uploads(with_owners(settings), preset_of(settings.method))
+    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method."""
+    usual = preset_of(settings.method)
+    return with_optimizer(with_uploads(with_owners(settings), usual), usual)
 
 
 def timing_of(s: Settings) -> Timing:

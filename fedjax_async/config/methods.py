@@ -26,7 +26,8 @@ class Method(NamedTuple):
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
     ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
-    name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
+    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. ``optimizer`` and ``lr`` are the
+    defaults of the settings of those names.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -38,6 +39,8 @@ class Method(NamedTuple):
     client: Callable[..., ClientAlgorithm] = local_training
     client_options: tuple[tuple[str, Any], ...] = ()
     plain_sgd: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.01
 
 
 # Options of local training that the settings of a run give.
@@ -108,6 +111,9 @@ def _check_fields(given: Method) -> None:
     numbers = isinstance(given.hyper, Mapping)
     numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
     check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
+    check.require(isinstance(given.optimizer, str), "method.optimizer", given.optimizer, "a text such as 'sgd'")
+    check.require(_is_finite(given.lr), "method.lr", given.lr, "a finite number > 0")
+    check.require(float(given.lr) > 0, "method.lr", given.lr, "a finite number > 0")
     compress = given.compress is None or isinstance(given.compress, str)
     check.require(compress, "method.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
     check.optional(check.one_of, "method.feedback", given.feedback, allowed=FEEDBACKS)
@@ -196,6 +202,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         preset.client,
         local,
         preset.plain_sgd,
+        preset.optimizer,
+        preset.lr,
     )
 
 

@@ -80,6 +80,7 @@ def _spec(fields: Fields, field: str) -> str | None:
         "method": lambda: rule,
         "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
         "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
+        "optimizer": lambda: fields["optimizer"] or preset_of(fields["method"]).optimizer,
     }
     return found[field]() if field in found else fields[field] or USUAL.get(field)
 
@@ -217,9 +218,9 @@ def _joint(field: str) -> str:
 def value_of(settings: Settings, path: str) -> Any:
     """What a run has for a path: the setting, or the option where its spec states it, else None.
 
-    >>> run = Settings(updates=9, method="fedbuff@buffer:size=5")
+    >>> run = Settings(updates=9, lr=0.1, method="fedbuff@buffer:size=5")
     >>> value_of(run, "lr"), value_of(run, "timing.size"), value_of(run, "delay.mean")
-    (0.01, 5, None)
+    (0.1, 5, None)
     """
     where = address(path)
     if not where.option:

@@ -111,8 +111,8 @@ class Settings:
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
-    optimizer: str = _field("sgd", "local optimiser, e.g. sgd:momentum=0.9", "training")
-    lr: float = _field(0.01, "local learning rate", "training")
+    optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
+    lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
     decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
     batch_size: int = _field(32, "local minibatch size B", "training")
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
