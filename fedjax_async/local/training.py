@@ -110,6 +110,7 @@ def batch_gradient(
     def objective(weights: Params) -> tuple[Array, Params]:
         outputs, moved = _forward(model, weights, params, data.x[index], jax.random.fold_in(job_key, k), mask)
         losses = model.loss(outputs, data.y[index])
+        require_per_example(losses, mask)
         share = mask.astype(losses.dtype)
         return jnp.sum(losses * share) / jnp.sum(share), moved
 
@@ -131,6 +132,13 @@ def proximal_term(proximal: Any, metric: Metric | None) -> Callable[[Params, Par
         return jax.tree.map(jnp.add, gradient, pull)
 
     return pulled
+
+
+def require_per_example(losses: Array, mask: Array) -> None:
+    """``ValueError`` unless there is one loss an example: the mean of a batch would count rows that are padding."""
+    found = list(jnp.shape(losses))
+    allowed = f"{list(mask.shape)}: one loss an example, not their mean"
+    check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
 
 
 def trained(model: Model, params: Params) -> Params:
