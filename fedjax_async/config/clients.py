@@ -51,13 +51,9 @@ _THROUGH = {"optimizer": ("optimizer",), "lr": ("optimizer", "lr"), "decay": ("s
 
 def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
+    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
     for name, through in _THROUGH.items():
-        default = Settings.__dataclass_fields__[name].default
-        left_open = (
-            default,
-            getattr(chosen, name, default),
-        )  # the method's own is filled in where the settings leave it
-        ignored = getattr(s, name) not in left_open and not {*through} & {*takes}
+        ignored = getattr(s, name) not in (None, usual[name]) and not {*through} & {*takes}
         check.require(not ignored, name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")

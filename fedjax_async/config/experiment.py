@@ -20,6 +20,7 @@ from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Unti
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_optimizer, with_uploads
+from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict
@@ -35,6 +36,7 @@ from fedjax_async.engine.components import (
     waits_for_close,
 )
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
+from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
@@ -66,6 +68,7 @@ class Experiment(NamedTuple):
     traffic: Traffic
     norm_limit: float = math.inf
     probes: Probes = NO_PROBES
+    measures: Measures = NOTHING
 
 
 class Resolved(NamedTuple):
@@ -79,6 +82,7 @@ class Resolved(NamedTuple):
     delay: DelayModel
     local_steps: np.ndarray  # int64[N], of a job of each client
     traffic: Traffic
+    measures: Measures = NOTHING
 
 
 def prepare(
@@ -131,8 +135,8 @@ def resolve(settings: Settings) -> Resolved:
     contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
     check_model(model, shapes, data)
-    # no client has more examples than this, so a longer batch would only be padded
-    trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
+    batch_size = min(s.batch_size, int(data.size.max()))  # a longer batch would only be padded
+    trainer, hyper = client_of(model, s, batch_size, chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
     contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
@@ -140,8 +144,9 @@ def resolve(settings: Settings) -> Resolved:
     trainer, numbers = compressing(trainer, s, model.private, upload)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+    measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
-    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s))
+    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 
 def resolved(settings: Settings) -> Settings:
@@ -218,7 +223,9 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched)
+    return Experiment(
+        s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures
+    )
 
 
 def _sent(

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import joined
 from fedjax_async.config.methods import method_options, preset_of
-from fedjax_async.config.own import JOINED, KINDS, Named, as_setting
+from fedjax_async.config.own import KINDS, Named, as_setting, parts_of
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import USUAL_PARTITION, Settings, fields_of
 
@@ -102,7 +101,7 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
         return {}
     if isinstance(spec, Named):
         return {str(spec): spec}
-    specs = joined(spec) if field in JOINED else [spec]
+    specs = parts_of(field, spec)
     models = {one.partition(":")[0]: one for one in specs}
     check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
     return models
@@ -135,7 +134,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
-        inner = flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+        nested = isinstance(value, Mapping) and path != "metrics"  # which may be a dict of functions
+        inner = flat(value, f"{path}.") if nested else {path: value}
         for name in inner:
             check.require(name not in found, "setting", name, "given once")
         found |= inner
@@ -206,8 +206,13 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
         models[name] = with_option(models[name], where.option, value)
-        new = _with_spec(new, where.field, "+".join(models.values()))
+        new = _with_spec(new, where.field, _joint(where.field).join(models.values()))
     return new
+
+
+def _joint(field: str) -> str:
+    """What joins the specs of a setting."""
+    return "," if field == "metrics" else "+"
 
 
 def value_of(settings: Settings, path: str) -> Any:
@@ -236,8 +241,7 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     named = {path for path, value in found.items() if isinstance(value, Named)}
     for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
-        parts = joined(rule) if field in JOINED else [rule]
-        text = "+".join(_without(part, field, addresses) for part in parts)
+        text = _joint(field).join(_without(part, field, addresses) for part in parts_of(field, rule))
         found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
     return found
 

@@ -57,6 +57,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "batching": _known,
     "eval_examples": check.whole,
+    "train_examples": check.whole,
+    "fine_tune": check.whole,
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
@@ -146,6 +148,20 @@ class Settings:
     )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
+    metrics: str | None = _field(
+        None, "measure these too, beside loss and accuracy, e.g. top:k=5,macro_f1 (list metrics shows all)", "measures"
+    )
+    train_loss: bool = _field(False, "measure the loss on the clients' training examples too", "measures")
+    train_examples: int | None = _field(
+        None, "training loss on so many examples, drawn by the seed [all]; implies --train-loss", "measures"
+    )
+    fine_tune: int | None = _field(
+        None,
+        "at every evaluation, each client trains a copy of the global model for so many local steps and scores it on "
+        "its own test part",
+        "measures",
+    )
+
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
@@ -189,8 +205,8 @@ class Settings:
 
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
-# Settings that are kept only where they are given.
-OF_SOME = ("client", "stop_at", "patience")
+# Settings that files leave out where they have their default.
+OPTIONAL = ("client", "stop_at", "patience", "metrics", "train_loss", "train_examples", "fine_tune")
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
@@ -201,14 +217,14 @@ def fields_of(settings: Settings) -> dict[str, Any]:
 def as_dict(settings: Settings) -> dict[str, Any]:
     """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
 
-    Those ``OF_SOME`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
+    ``own`` and the ``OPTIONAL`` settings are left out where there are none. What an own client algorithm brings itself
+    is None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
     plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
-    for name in OF_SOME:
-        if plain[name] is None:
-            del plain[name]
+    unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
+    plain = {name: value for name, value in plain.items() if name not in unused}
     if isinstance(settings.client, own.Named):
         plain |= dict.fromkeys(OF_CLIENT)
     return plain | ({"own": parts} if parts else {})

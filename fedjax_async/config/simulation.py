@@ -59,6 +59,7 @@ def execute(
         on_bad=s.on_bad,
         norm_limit=e.norm_limit,
         probes=e.probes,
+        measures=e.measures,
         progress=progress,
         **options,
     )

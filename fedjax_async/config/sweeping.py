@@ -55,7 +55,7 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
     data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
     closes = bool(np.all(e.schedule.closes))
-    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes
+    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes, e.measures.shared()
 
 
 def plan_groups(
@@ -133,7 +133,7 @@ def _num_bytes(e: Experiment) -> int:
 
 def member_of(e: Experiment) -> Member:
     """The run of a prepared experiment."""
-    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes)
+    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
 
 
 def execute_group(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.clock import at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
+from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -89,6 +90,7 @@ def make_run(
         "update": np.minimum(points.position, used),
         "step": closed[points.position],
         **scores,
+        **client_columns(clients),
         "bytes_up": _uploaded(whole, points, up),
         "bytes_down": at_or_before(sent, points.time) * traffic.down,
         **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),

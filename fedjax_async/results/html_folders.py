@@ -140,9 +140,9 @@ def _sweep(path: Path, options: Options) -> Source:
 
 
 def _pairs(path: Path) -> list[Content]:
-    """The paired tests between methods, which a folder has from three seeds on."""
-    text = _text(path / "pairs.csv")
-    return [table("Paired tests", text)] if text else []
+    """Scores over the clients, if they were evaluated; paired tests, which a folder has from three seeds on."""
+    files = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}
+    return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
 
 
 def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source:

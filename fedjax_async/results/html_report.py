@@ -19,6 +19,7 @@ from fedjax_async.results import files, html_figures, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
 from fedjax_async.results.html_folders import AS_SAVED, Content, Group, Options, Source, read, table_of
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import require_final
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.types import Run
@@ -128,6 +129,8 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     """``figures[metric][unit]`` for every metric with a finite value, and what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
     shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
+    groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
+    shown = list(groups)
     most_seeds = max(1, ALL_SEEDS // len(runs))
     lines = sum(min(len(seeds), most_seeds) + 3 for seeds in runs.values()) * len(shown) * len(UNITS)
     most = max(20, min(2_000, ALL_POINTS // lines))
@@ -136,7 +139,11 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
     notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
     figures = {
-        name: {unit: html_figures.curves(runs, unit, name, most, most_seeds) for unit in UNITS} for name in shown
+        name: {
+            unit: html_figures.curves({each: runs[each] for each in groups[name]}, unit, name, most, most_seeds)
+            for unit in UNITS
+        }
+        for name in shown
     }
     return figures, notes
 

@@ -19,11 +19,12 @@ from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results import comparisons, files, metrics, store, streams, tables
+from fedjax_async.results import clients, comparisons, files, metrics, store, streams, tables
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar
@@ -41,10 +42,13 @@ def write_run(
     """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures beside it.
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
-    arrived, ``staleness.png`` and ``gantt.png``; ``drawing`` chooses other formats, a width and a title. The data are
-    written first, so they are safe even if matplotlib is missing; ``ValueError`` then names the extra to install.
+    arrived, ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric, and with scores of
+    single clients ``clients.png``, the curve of their worst tenth, and the table ``clients.csv``. ``drawing`` chooses
+    other formats, a width and a title. The data are written first, so they are safe even if matplotlib is missing;
+    ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
+    clients.write_clients_of_run(run, folder)
     if plots:
         _draw_run(run, folder, drawing)
     return folder
@@ -66,10 +70,14 @@ def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
-    """Accuracy, or the loss if no run has class labels."""
+    """Accuracy, or the loss if no run has class labels; then what runs measure besides, and the clients."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
+    for column, having in curve_columns(runs, name).items():
+        some = {each: runs[each] for each in having}
+        save_formats(measured_curve(some, column, final=final, drawing=drawing), folder / column, drawing)
+    clients.draw_clients(runs, folder, drawing)
 
 
 def write_comparison(
@@ -85,6 +93,9 @@ def write_comparison(
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
+    Where the runs measure more, its final values are in the tables, each with a curve. With scores of single clients
+    there are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
+
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
@@ -98,13 +109,14 @@ def write_comparison(
     tables.write(rows, folder / "comparison.md", decimals=decimals)
     title = next(name for name in rows[0] if name != "method")
     tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
+    unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)
     disk.sweep_up(folder)
     text = tables.table(rows, decimals=decimals)
     if "target (%)" in extended[0]:
         text += f"\ntarget: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n"
-    return f"{text}\n{tested}" if tested else text
+    return "\n".join(filter(None, [text, unequal, tested]))
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:

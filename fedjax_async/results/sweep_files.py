@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async import disk
-from fedjax_async.results import comparisons, files, metrics, tables, tuning
+from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
 from fedjax_async.results.metrics import FINAL
-from fedjax_async.results.sweep_table import Columns, Record, evaluation_columns, metric_of, run_rows, setting_rows
+from fedjax_async.results.sweep_table import (
+    Columns,
+    Record,
+    by_setting,
+    evaluation_columns,
+    metric_of,
+    run_rows,
+    setting_rows,
+)
 
 
 def as_columns(rows: Sequence[tables.Row]) -> Columns:
@@ -85,6 +93,8 @@ def write_tables(
         tuning.pair_rows(found, final, interval, roles), folder, metrics.final_title(metric_of(found), final)
     )
     written += ["pairs.csv", "pairs.md"] if pairs else []
+    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
+    written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []
     parquet = parquet_writer()
     for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
         if parquet is None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import disk
 from fedjax_async.results import figure as canvas
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_files import best, write_tables
 from fedjax_async.results.sweep_table import Record, by_setting, records
@@ -40,7 +41,10 @@ def curves(
     ranked = rank(found, final, roles)
     shown = [names[index] for index in sorted(ranked.order[:MOST_CURVES])]
     runs = {name: [each.run for each in grouped[name]] for name in shown}
-    figure = RANKED_BY[metric](runs, x, final=final, drawing=drawing)
+    if metric in RANKED_BY:
+        figure = RANKED_BY[metric](runs, x, final=final, drawing=drawing)
+    else:
+        figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
         title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
@@ -58,6 +62,8 @@ def pictures(
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
+    for column in curve_columns({"all": [each.run for each in found]}, metric):  # those that all runs have
+        drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
 
 
@@ -81,6 +87,9 @@ def write_sweep(
     - ``pairs.csv``, ``pairs.md``: paired tests between the chosen settings of each world, from three seeds on.
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.
+
+    Where all runs measure more (training loss, metrics), its final values are in the tables, each with a curve; with
+    scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
 
     The same results give the same bytes. ``folder``: default the sweep's own. ``target``: an accuracy in (0, 1]; adds
     the virtual time, updates and bytes that it took to reach it. ``final`` and ``interval``: as in

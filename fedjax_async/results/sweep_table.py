@@ -15,6 +15,7 @@ from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.notices import all_rejected
 from fedjax_async.results import comparisons, metrics, tables
+from fedjax_async.results.measured import measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING
@@ -67,10 +68,16 @@ def records(sweep: Sweep, target: float | None = None) -> list[Record]:
 def columns_of(found: Sequence[Record]) -> dict[str, str]:
     """Swept path (except the seed) -> the name of its column, which no measured column has."""
     short = labels(swept(each.point for each in found))
-    finals = {f"{way}_{column}" for way in metrics.FINALS for column in ("accuracy", "loss")}
-    measured = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
+    finals = {f"{way}_{column}" for way in metrics.FINALS for column in _final_columns(found)}
+    taken = {"run", "seed", *finals, *(name for each in found for name in (*each.numbers, *each.run.evaluations))}
     longer = {path: path if "." in path else f"setting.{path}" for path in short}
-    return {path: longer[path] if name in measured else name for path, name in short.items() if path != "seed"}
+    return {path: longer[path] if name in taken else name for path, name in short.items() if path != "seed"}
+
+
+def _final_columns(found: Sequence[Record]) -> list[str]:
+    """Accuracy, loss, the same of a validation part if all runs have one, and what all runs measure besides."""
+    validation = ["validation_accuracy", "validation_loss"] if has_validation(found) else []
+    return ["accuracy", "loss", *validation, *shared_columns(each.run for each in found)]
 
 
 def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -82,13 +89,15 @@ def _identity(each: Record, columns: Mapping[str, str]) -> dict[str, Any]:
 def run_rows(found: Sequence[Record], final: str = FINAL) -> list[dict[str, Any]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
-    Its three final accuracies and losses are ``last``, ``best`` and ``tail``, the one that ``final`` names first;
-    ``tail`` is that of ``final`` if it is ``tail:K``. The same of validation scores if all runs have them.
+    Its three final values of accuracy, loss and whatever all runs measure are ``last``, ``best`` and ``tail``, the one
+    that ``final`` names first; ``tail`` is that of ``final`` if it is ``tail:K``. The same of validation scores if all
+    runs have them.
     """
     columns = columns_of(found)
-    shown = ["accuracy", "loss", *(["validation_accuracy", "validation_loss"] if has_validation(found) else [])]
     finals = {
-        f"{way.partition(':')[0]}_{column}": (column, way) for column in shown for way in metrics.all_finals(final)
+        f"{way.partition(':')[0]}_{column}": (column, way)
+        for column in _final_columns(found)
+        for way in metrics.all_finals(final)
     }
     return [
         _identity(each, columns)
@@ -177,7 +186,7 @@ def setting_rows(
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
-    rows = []
+    rows, others = [], measured(each.run for each in found)
     for group in by_setting(found).values():
         values = values_of(group[0].point.settings, columns).items()
         row: dict[str, Any] = {columns[path]: NOTHING if value is None else str(value) for path, value in values}
@@ -187,6 +196,7 @@ def setting_rows(
         row |= comparisons.final_cells(values_in(group), metric, final, interval)
         if metric == "accuracy":
             row[metrics.final_title("loss", final)] = spread_of(group, "loss", final)
+        row |= comparisons.measured_cells(values_in(group), others, final)
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers[name] for each in group])

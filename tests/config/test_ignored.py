@@ -40,6 +40,8 @@ def only_lr(model, *, lr):
 
 FIELDS = [
     *[("proximal", value) for value in (-1, -1e-9, float("nan"), float("inf"), "0.1", True, None, [0.1])],
+    *[("lr", value) for value in (0, -0.1, float("nan"), float("inf"), "0.1", True, None)],
+    *[("optimizer", value) for value in (3, None, True)],
     *[("timing", value) for value in (3, None, ("every",))],
     *[("hyper", value) for value in (3, {"a": float("nan")}, {"a": "x"}, {"a": None}, {"a": True}, {1: 1.0})],
     *[("compress", value) for value in (3, True)],
