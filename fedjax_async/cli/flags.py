@@ -12,6 +12,7 @@ from typing import Any
 
 from fedjax_async import __version__, check, home, registry
 from fedjax_async.cli.listing import REGISTRIES
+from fedjax_async.cli.parsing import Parser
 from fedjax_async.config.settings import Settings
 
 Action = Callable[[argparse.Namespace], None]
@@ -284,7 +285,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="fedjax-async",
         description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
         epilog=EPILOG,
