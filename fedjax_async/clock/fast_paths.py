@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
+from fedjax_async.clock.forecast import DOUBT, EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
 from fedjax_async.clock.record import SLACK, Outcome, job_numbers
 from fedjax_async.clock.scenario import Scenario, checked_durations, too_short
@@ -117,11 +118,15 @@ def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arri
     heapq.heapify(heap)
     clients, arrived = array("q", first), array("q")
     pop, replace, next_job = cache.pop, heapq.heapreplace, concurrency
+    forecast, next_look = Forecast(scenario.until, scenario.progress), concurrency + EVERY
     events = _known_draws(np.frombuffer(idle, np.int32), pool.positions(count), cache.pop_each)
     for position, known_client, known_seconds in islice(events, None if most == math.inf else int(most)):
         now, client, job = heap[0]
         if now > horizon:
             break
+        if next_job == next_look:
+            applied, next_look = next_job - concurrency, next_look + EVERY
+            forecast.note(next_job, time=now, updates=applied, steps=applied // size)
         arrived.append(job)
         if known_seconds:
             chosen, upload = known_client, now + known_seconds
@@ -260,7 +265,7 @@ def _timelines(
     The timelines are drawn until each reaches beyond the end of the budget. The end is at the latest the time of the
     ``most``-th earliest upload drawn so far.
     """
-    everyone = np.arange(concurrency)
+    everyone, forecast = np.arange(concurrency), Forecast(scenario.until, scenario.progress)
     reach, drawn = np.zeros(concurrency), np.zeros(concurrency, np.int64)
     columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     lagging, rows = everyone, 1
@@ -283,6 +288,11 @@ def _timelines(
             together = np.concatenate([times for _, _, times in columns])
             end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]))
         lagging = np.flatnonzero(reach <= end)
+        if len(lagging):
+            done = float(drawn.sum())
+            expected = min(float(most), float(np.sum(drawn * (end / reach)))) + concurrency
+            forecast.expect(done, expected, doubt=DOUBT)
+            forecast.tell(done / expected)
         rows *= 2
     client, number, time = (np.concatenate(column) for column in zip(*columns))
     return client, number, time
