@@ -13,7 +13,7 @@ from typing import Any
 from fedjax_async import __version__, check, home, registry
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import EVALUATIONS, Settings
 
 Action = Callable[[argparse.Namespace], None]
 
@@ -153,7 +153,7 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
     for rivals in (
         ("time", "updates", "server_steps"),
-        ("eval_time", "eval_updates", "eval_steps", "eval_at"),
+        EVALUATIONS,
         ("epochs", "steps"),
     ):
         if any(name in given for name in rivals):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +21,9 @@ from fedjax_async.config import contracts, own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
 from fedjax_async.config.methods import Method, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import Settings, as_dict, moments
 from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
-from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
+from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
@@ -78,6 +78,7 @@ def prepare(
     data: FederatedData | None = None,
     client: Any = None,
     probes: Mapping[str, Any] | None = None,
+    planning: Callable[[float], None] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
@@ -88,9 +89,10 @@ def prepare(
     compressed if the settings or the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
+    ``planning(share)`` is called now and then with the share of the budget that is planned.
     """
     run = resolve(with_objects(settings, method=method, model=model, data=data, client=client))
-    schedule, points = planned(run)
+    schedule, points = planned(run, planning)
     return built(run, schedule, points, probes)
 
 
@@ -158,9 +160,12 @@ def delay_of(s: Settings) -> DelayModel:
     return model
 
 
-def planned(run: Resolved) -> tuple[Schedule, Points]:
-    """Plan the schedule of a run, and choose its evaluations."""
+def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
+    """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`."""
     s, data = run.settings, run.components.data
+    every = Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))
+    if sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1:  # the length is known
+        require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
     schedule = plan(
         run.timing,
         run.delay,
@@ -174,8 +179,8 @@ def planned(run: Resolved) -> tuple[Schedule, Points]:
         faults=own.object_or_spec("faults", s.faults),
         network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
+        progress=planning,
     )
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
@@ -222,13 +227,3 @@ def _sent(
     pool = (row_of(data.x), row_of(data.y))
     found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)
     return found
-
-
-def _moments(text: str | None) -> list[float] | None:
-    """``"100,500"`` -> [100.0, 500.0]."""
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None

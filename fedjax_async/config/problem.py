@@ -58,7 +58,12 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
     if isinstance(whole, FederatedData):
         return whole
     given = own.thing_of("partition", partition)
-    return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+    try:
+        return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+    except ValueError as error:
+        if str(error).startswith("num_clients = "):  # the setting is called clients
+            raise ValueError(str(error).removeprefix("num_")) from None
+        raise
 
 
 def data_of(s: Settings) -> FederatedData:
@@ -101,7 +106,12 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     """The model that a spec names, or the object that stands for one; a flax module becomes a classifier."""
     given = own.thing_of("model", spec)
     if given is None:
-        given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+        try:
+            given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+        except ValueError as error:
+            counted = not str(error).startswith("num_classes = None")
+            check.require(counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes")
+            raise
     if is_module(given):
         allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
