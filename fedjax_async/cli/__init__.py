@@ -26,7 +26,7 @@ def _load_plugins(given: list[str] | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or after one line on standard error 2 (unusable input) or 130 (interrupted)."""
+    """Run a command; returns 0, or after one line on standard error 2 (unusable input, no memory) or 130 (interrupted)."""
     arguments = parser().parse_args(argv)
     try:
         _load_plugins(getattr(arguments, "plugin", None))
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("fedjax-async: interrupted", *interrupt.args, sep="", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
         return 2
     return 0

@@ -20,6 +20,7 @@ from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
 from fedjax_async.results.metrics import require_final, target_accuracy
+from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
@@ -58,7 +59,9 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     if arguments.out:
         require_matplotlib()
     with precision(settings), claimed(arguments.out or None):
-        _run_prepared(arguments, prepare(settings))
+        with planning_bar(enabled=False if arguments.quiet else None) as part:
+            experiment = prepare(settings, planning=part(0))
+        _run_prepared(arguments, experiment)
 
 
 def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
@@ -73,9 +76,11 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
             run = run_into(experiment, Path(arguments.out), **options)
         else:
             run = execute(experiment, progress=meter.report)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, MemoryError) as error:
         kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
+        if isinstance(error, MemoryError):
+            raise MemoryError(f"{error}{advice}") from error
         raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
@@ -151,7 +156,8 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
     with precision(settings):
-        schedule = prepare(settings).schedule
+        with planning_bar() as part:
+            schedule = prepare(settings, planning=part(0)).schedule
     print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
         for name, value in statistics._asdict().items():

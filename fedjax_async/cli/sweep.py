@@ -140,7 +140,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     with claimed(None if arguments.dry_run else arguments.out):
         file = read(arguments.file)
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
-        work = plan_sweep(file.points, folder=arguments.out, **limits)
+        work = plan_sweep(file.points, folder=arguments.out, progress=False if arguments.quiet else None, **limits)
         print(describe(work), flush=True)
         if not arguments.dry_run and arguments.submit is None:
             _train(arguments, work, file.target)

@@ -23,6 +23,7 @@ from fedjax_async.config.methods import Method, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict, moments
 from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.devices import naming_remedies, require_fits
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -70,6 +71,7 @@ class Resolved(NamedTuple):
     traffic: Traffic
 
 
+@naming_remedies()
 def prepare(
     settings: Settings,
     *,
@@ -122,6 +124,7 @@ def resolve(settings: Settings) -> Resolved:
     contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
     check_model(model, shapes, data)
+    require_fits(str(s.model), shapes)
     # no client has more examples than this, so a longer batch would only be padded
     trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs

@@ -12,7 +12,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.devices import parse_size
+from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
@@ -21,6 +21,7 @@ from fedjax_async.types import Run
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
+@naming_remedies()
 def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 

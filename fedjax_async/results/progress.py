@@ -1,18 +1,22 @@
-"""A progress bar on standard error: virtual time, updates per second, staleness, accuracy.
+"""Progress bars on standard error: of planning, and of training with virtual time, staleness and accuracy.
 
 The engine does not import it: it calls ``progress(done, total, *, time, staleness, accuracy)``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
-from typing import NamedTuple, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
 
 from fedjax_async import check
+
+
+PATIENCE = 1.0  # seconds before a bar of planning appears: most plans are done by then
 
 
 class Progress(NamedTuple):
@@ -63,3 +67,28 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
         shown.update(done - shown.n)
 
     return Progress(report, shown.close)
+
+
+@contextlib.contextmanager
+def planning_bar(
+    runs: int = 1, enabled: bool | None = None, *, file: TextIO | None = None
+) -> Iterator[Callable[[int], Callable[[float], None]]]:
+    """A bar over the planning of ``runs`` runs, with an estimate of what is left; it disappears at the end.
+
+    Gives ``part(i) -> report`` for run i; ``report(share)`` is called with the share of its budget that is planned.
+    ``enabled`` and ``file`` as in :func:`bar`.
+    """
+    stream = sys.stderr if file is None else file
+    form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
+    hidden = None if enabled is None else not enabled
+    options: dict[str, Any] = {"disable": hidden, "file": stream, "leave": False, "delay": PATIENCE}
+    with tqdm(total=runs, bar_format=form, dynamic_ncols=True, miniters=0, **options) as shown:
+
+        def part(index: int) -> Callable[[float], None]:
+            def report(share: float) -> None:
+                shown.update(max(0.0, index + share - shown.n))
+
+            report(0.0)
+            return report
+
+        yield part

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.progress import bar
+from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_room
 from fedjax_async.types import Run
 
@@ -235,15 +236,16 @@ def compare(
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
 
-    def check_run(method: str, seed: int) -> None:
+    def check_run(method: str, seed: int, planning: Callable[[float], None]) -> None:
         with claimed(None if folder is None else folder_of(method, seed)):
-            experiment = prepare(settings_of(method, seed))
+            experiment = prepare(settings_of(method, seed), planning=planning)
             if folder is not None:
                 require_named(experiment.settings)
                 require_room(folder_of(method, seed), as_dict(experiment.settings), overwrite=overwrite)
 
     def train(method: str, seed: int) -> Run:
-        experiment = prepare(settings_of(method, seed))
+        with planning_bar(1, progress) as part:
+            experiment = prepare(settings_of(method, seed), planning=part(0))
         meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
         try:
             if folder is None:
@@ -256,9 +258,9 @@ def compare(
 
     all_seeds = range(settings.seed, settings.seed + seeds)
     with claimed(folder):
-        for method in names:
-            for seed in all_seeds:
-                check_run(method, seed)
+        with planning_bar(len(names) * seeds, progress) as part:
+            for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
+                check_run(method, seed, part(index))
         runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
             for method in names:

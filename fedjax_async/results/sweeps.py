@@ -19,7 +19,7 @@ from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.progress import bar
+from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import is_finished
 from fedjax_async.types import Run
 
@@ -86,11 +86,13 @@ def plan_sweep(
     memory_limit: int | None = None,
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> Work:
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
-    results bit for bit. A stack of which only some runs are saved is trained as a whole.
+    results bit for bit. A stack of which only some runs are saved is trained as a whole. ``progress``: as in
+    :func:`sweep`.
 
     Raises: ``ValueError`` if the settings of any run cannot be used.
     """
@@ -98,9 +100,9 @@ def plan_sweep(
     for name, value in (("memory_limit", memory_limit), ("lanes", lanes)):
         if value is not None:
             check.whole(name, value)
-    with precision(points):
-        settings = [point.settings for point in points]
-        groups = sweeping.plan_groups(settings, memory_limit=memory_limit, lanes=lanes, probes=probes)
+    with precision(points), planning_bar(len(points), progress) as part:
+        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
+        groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
         return Work(tuple(points), frozenset(), tuple(groups), probes)
     finished = _finished(points, Path(folder))
@@ -227,7 +229,8 @@ def sweep(
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
         if folder is not None:
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
-        work = plan_sweep(expanded, folder=folder, memory_limit=memory_limit, lanes=lanes, probes=probes)
+        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes}
+        work = plan_sweep(expanded, folder=folder, progress=progress, **options)
         return run_work(work, folder=folder, progress=progress)
 
 
