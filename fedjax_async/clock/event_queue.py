@@ -36,7 +36,7 @@ from fedjax_async.clock.record import APPLIED, Outcome, Record
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
 # After so many jobs in a row without a sound upload applied, none ever will be.
-_FRUITLESS = 100_000
+FRUITLESS = 100_000
 
 # Members of the enumeration by themselves: the look-up in the class would take much of the time of an event.
 _APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
@@ -277,8 +277,13 @@ class EventQueue:
         sound = self.record.applied - self._corrupt
         self._fruitless = self._fruitless + 1 if sound == self._sound else 1
         self._sound = sound
-        if self._fruitless > _FRUITLESS:
-            raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
+        if self._fruitless > FRUITLESS:
+            raise fruitless()
+
+
+def fruitless() -> ValueError:
+    """The error for a budget that will never be spent."""
+    return ValueError(f"faults, limits: of the last {FRUITLESS} jobs not one was applied, nor will the next be")
 
 
 def _always(client: int, time: float) -> tuple[float, float]:

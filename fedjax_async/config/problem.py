@@ -110,7 +110,9 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
             given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
         except ValueError as error:
             counted = not str(error).startswith("num_classes = None")
-            check.require(counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes")
+            check.require(
+                counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes"
+            )
             raise
     if is_module(given):
         allowed = "a Model where targets are not classes, made by models.from_flax with a loss"

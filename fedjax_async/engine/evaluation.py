@@ -65,7 +65,9 @@ def require_few(every: Every, *, time: float | None = None, updates: int | None 
     gap, field = (every.updates, "eval_updates") if every.steps is None else (every.steps, "eval_steps")
     gap, field, length = (gap, field, updates) if every.time is None else (every.time, "eval_time", time)
     if gap is not None and length is not None and (count := length / gap) > MOST_POINTS:
-        remedy = f"{length / MOST_POINTS:.3g} or more" if every.time is not None else f"{length // MOST_POINTS + 1} or more"
+        remedy = (
+            f"{length / MOST_POINTS:.3g} or more" if every.time is not None else f"{length // MOST_POINTS + 1} or more"
+        )
         allowed = f"{remedy} in a run of {length:.6g}, for at most {MOST_POINTS:,} evaluations instead of {count:.3g}"
         check.require(False, field, gap, allowed)
     count = 0 if every.at is None else len(every.at)
