@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
 
-
 LONGEST = 200  # characters of a value in a message
 MOST = 2**63 - 1  # the largest whole number that arrays hold
 

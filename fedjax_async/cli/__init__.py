@@ -26,7 +26,7 @@ def _load_plugins(given: list[str] | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or after one line on standard error 2 (unusable input, no memory) or 130 (interrupted)."""
+    """Run a command; returns 0, or after one line on standard error 2 (unusable, or too large) or 130 (interrupted)."""
     arguments = parser().parse_args(argv)
     try:
         _load_plugins(getattr(arguments, "plugin", None))

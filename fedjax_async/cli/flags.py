@@ -95,6 +95,13 @@ def _folder(text: str) -> str:
     return text
 
 
+def _file(text: str) -> str:
+    """The type of ``--gantt`` and of the page of ``report``."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file")
+    return text
+
+
 def _later(module: str, name: str) -> Action:
     """The function ``name`` of ``module`` in this package, which is imported when it is called: most need JAX."""
 
@@ -316,7 +323,7 @@ def parser() -> argparse.ArgumentParser:
     _add_outputs(run, None)
 
     resume = command("resume", "continue a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
-    resume.add_argument("folder", metavar="DIR", help="the --out of the run")
+    resume.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_drawing(resume)
 
@@ -331,14 +338,16 @@ def parser() -> argparse.ArgumentParser:
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
 
     report = command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
-    report.add_argument("folders", nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep")
     report.add_argument(
-        "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+        "folders", type=_folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+    )
+    report.add_argument(
+        "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
-        "--gantt", metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
+        "--gantt", type=_file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
     )
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
@@ -358,7 +367,9 @@ def parser() -> argparse.ArgumentParser:
     ):
         sub = actions.add_parser(name, help=about, description=about)
         sub.set_defaults(action=action)
-        sub.add_argument("--data-dir", metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]")
+        sub.add_argument(
+            "--data-dir", type=_folder, metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]"
+        )
         if name != "list":
             sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from typing import Any, NoReturn
 
 
@@ -16,6 +17,15 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **options)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; arguments left over are an error of this command, which names the nearest flag."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            near = difflib.get_close_matches(str(left[0]).partition("=")[0], known, n=1, cutoff=0.6)
+            self.error(f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return found, left
 
     def error(self, message: str) -> NoReturn:
         """End with 2 and one line: the usage of a command with 50 flags would hide the message."""

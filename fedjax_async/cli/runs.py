@@ -155,9 +155,8 @@ def plan(arguments: argparse.Namespace) -> None:
     settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
-    with precision(settings):
-        with planning_bar() as part:
-            schedule = prepare(settings, planning=part(0)).schedule
+    with precision(settings), planning_bar() as part:
+        schedule = prepare(settings, planning=part(0)).schedule
     print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
         for name, value in statistics._asdict().items():

@@ -42,6 +42,9 @@ FRUITLESS = 100_000
 _APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
 _LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
 
+# A job with more pauses is taken for a mistake.
+_MOST_PAUSES = 1_000_000
+
 UPLOAD, FREED = 0, 1
 Event = tuple[float, int, int, int]  # time, kind, client, job
 
@@ -107,7 +110,7 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
 
 def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
     """When ``seconds`` of work are done that continues only while the client is online."""
-    while True:
+    for _ in range(_MOST_PAUSES):
         start, end = window(client, time)
         time = max(time, start)
         if time + seconds <= end or time == math.inf:
@@ -115,6 +118,10 @@ def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -
         seconds -= end - time
         # Rounding (``scenario.in_units``) may put the end of a window at ``time`` itself: then step beyond it.
         time = end if end > time else math.nextafter(time, math.inf)
+    raise ValueError(
+        f"availability: stretches online must be longer, or jobs shorter: a job of client {client} pauses more than "
+        f"{_MOST_PAUSES:,} times"
+    )
 
 
 class EventQueue:

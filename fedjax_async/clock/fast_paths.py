@@ -22,10 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
+from fedjax_async.clock.event_queue import FRUITLESS, fruitless
 from fedjax_async.clock.forecast import DOUBT, EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
 from fedjax_async.clock.record import SLACK, Outcome, job_numbers
-from fedjax_async.clock.event_queue import FRUITLESS, fruitless
 from fedjax_async.clock.scenario import Scenario, Until, checked_durations, too_short
 from fedjax_async.types import Schedule
 

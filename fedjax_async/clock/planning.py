@@ -41,8 +41,8 @@ def plan(
     ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
     ``faults`` and ``network`` are specs or models too; specs of the first two may be joined with ``+``
     (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. ``progress(share)`` is called now and
-    then with the share of the budget that is planned. The same arguments give the same schedule, and a longer budget continues a shorter one. A schedule also ends when no client will ever
-    be online again.
+    then with the share of the budget that is planned. The same arguments give the same schedule, and a longer budget
+    continues a shorter one. A schedule also ends when no client will ever be online again.
 
     Raises ``ValueError`` for impossible settings, if not a single upload fits into the budget, and for a schedule that
     does not fit the machine's memory.

@@ -125,6 +125,7 @@ def resolve(settings: Settings) -> Resolved:
     shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
+    check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
     # no client has more examples than this, so a longer batch would only be padded
     trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs

@@ -61,8 +61,10 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
     try:
         return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
     except ValueError as error:
-        if str(error).startswith("num_clients = "):  # the setting is called clients
-            raise ValueError(str(error).removeprefix("num_")) from None
+        names = {"num_clients = ": "clients = ", "partitioner = ": "partition = "}  # settings call them otherwise
+        for name, setting in names.items():
+            if str(error).startswith(name):
+                raise ValueError(setting + str(error).removeprefix(name)) from None
         raise
 
 
@@ -113,6 +115,8 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
             check.require(
                 counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes"
             )
+            if str(error).startswith("input_shape = "):
+                raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
             raise
     if is_module(given):
         allowed = "a Model where targets are not classes, made by models.from_flax with a loss"

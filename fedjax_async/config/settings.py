@@ -189,7 +189,9 @@ class Settings:
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
                 example = EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
-                check.require(isinstance(value, str), field.name, value, example)
+                check.require(
+                    isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
+                )
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
@@ -198,6 +200,7 @@ class Settings:
             given = getattr(self, name)
             waves = self.engine != "reference" or given is None
             check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
         for rivals in (("epochs", "steps"), EVALUATIONS):

@@ -68,7 +68,8 @@ def plan_groups(
 
     ``memory_limit``: bytes of device memory for everything that runs at a time. ``lanes``: stacks at a time, by
     default one a CPU core, or as many as fit; a group of fewer stacks trains several batches of each at a time.
-    ``planning(i)(share)`` is told what share of run i is planned. Nothing is compiled. ``ValueError`` where one run alone needs more memory, or one a lane where ``lanes`` is given.
+    ``planning(i)(share)`` is told what share of run i is planned. Nothing is compiled. ``ValueError`` where one run
+    alone needs more memory, or one a lane where ``lanes`` is given.
     """
     if lanes is not None:
         check.whole("lanes", lanes)

@@ -88,6 +88,10 @@ def population(
             raise ValueError("num_clients = None: must be given, since a population may have any number of clients")
         allowed = f"at most {MOST_ROWS} with the test set's"
         require(num_clients + test_examples <= MOST_ROWS, "num_clients", num_clients, allowed)
+        some = np.random.default_rng(seed + 1).standard_normal(min(num_clients, 4096))  # a first look, before all draw
+        longest = min(MOST_ROWS, size * math.exp(min(std_log_size * float(some.max()), math.log(MOST_ROWS))))
+        allowed = f"at most about {MOST_ROWS / longest:.3g} clients of such sizes, since rows are numbered by int32"
+        require(num_clients * longest <= 2 * MOST_ROWS, "num_clients", num_clients, allowed)
         rng = np.random.default_rng(seed)
         problem = Problem(
             seed=rng.integers(2**32, size=2, dtype=np.uint32),

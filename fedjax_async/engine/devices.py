@@ -102,7 +102,7 @@ def require_fits(model: str, params: Any) -> None:
 
 
 REMEDIES = (
-    "lower it with a smaller max_width (jobs in a batch), lanes = 1, remat, slots = 'bfloat16' or a smaller batch_size; "
+    "lower it with a smaller max_width (jobs in a batch), lanes = 1, remat, slots = 'bfloat16' or batch_size; "
     "memory_limit chooses the batches by itself, and in a sweep trains fewer runs at a time"
 )
 

@@ -62,6 +62,8 @@ def require_few(every: Every, *, time: float | None = None, updates: int | None 
 
     ``updates``: applied arrivals, or closed steps where ``every`` counts these. Errors name fields as settings do.
     """
+    gap: float | None
+    length: float | None
     gap, field = (every.updates, "eval_updates") if every.steps is None else (every.steps, "eval_steps")
     gap, field, length = (gap, field, updates) if every.time is None else (every.time, "eval_time", time)
     if gap is not None and length is not None and (count := length / gap) > MOST_POINTS:

@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from fedjax_async import check
 
-
 PATIENCE = 1.0  # seconds before a bar of planning appears: most plans are done by then
 
 
