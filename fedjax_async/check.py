@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
@@ -112,3 +113,9 @@ def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
     """One of the listed values."""
     allowed = list(allowed)
     require(value in allowed, field, value, "one of " + ", ".join(map(str, allowed)))
+
+
+def path(field: str, value: Any) -> None:
+    """A path, as a text or ``pathlib.Path``; not an empty text."""
+    fits = isinstance(value, (str, os.PathLike)) and bool(str(value))
+    require(fits, field, value, "a path, such as 'runs/one'")

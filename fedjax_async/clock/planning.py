@@ -54,6 +54,8 @@ def plan(
     [0, 1, 2, 0, 1, 2]
     """
     _check_until(until)
+    for field, value, kinds in (("timing", timing, "TIMINGS"), ("delays", delays, "DELAYS")):
+        check.require(isinstance(value, str) or callable(value), field, value, f"a name of {kinds} or a model")
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
     num_clients, seed = int(num_clients), int(seed)

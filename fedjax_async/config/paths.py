@@ -182,7 +182,9 @@ def _field_value(field: str, value: Any) -> Any:
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
     allowed = EXAMPLES.get(field) or " or ".join(KIND_NAMES[kind] for kind in kinds)
     check.require(FITS[kinds[0]](value), field, value, allowed + hint)
-    check.require(kinds[0] != "float" or check.is_real(value) or isinstance(value, float), field, value, "smaller")
+    check.require(
+        kinds[0] != "float" or check.is_real(value) or isinstance(value, float), field, value, "a finite number"
+    )
     return CONVERT[kinds[0]](value)
 
 

@@ -43,6 +43,10 @@ def _size(field: str, value: Any) -> None:
     parse_size(field, value)
 
 
+def _fraction(field: str, value: Any) -> None:
+    check.require(check.is_real(value) and 0 < value < 1, field, value, "a number between 0 and 1, both excluded")
+
+
 def moments(text: str) -> list[float]:
     """``"100,500"`` -> [100.0, 500.0]; ``ValueError`` naming ``eval_at``."""
     try:
@@ -57,11 +61,11 @@ def moments(text: str) -> list[float]:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
-    "lr": check.positive,
-    "time": check.positive,
+    "lr": check.real_positive,
+    "time": check.real_positive,
     "updates": check.whole,
     "server_steps": check.whole,
-    "eval_time": check.positive,
+    "eval_time": check.real_positive,
     "eval_updates": check.whole,
     "eval_steps": check.whole,
     "eval_at": lambda field, value: moments(value),
@@ -79,8 +83,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lanes": check.whole,
     "devices": check.whole,
     "checkpoint": check.whole,
-    "timeout": check.positive,
-    "norm_limit": check.positive,
+    "timeout": check.real_positive,
+    "norm_limit": check.real_positive,
+    "test_fraction": _fraction,
+    "validation_fraction": _fraction,
+    "epochs": check.real_positive,
+    "steps": lambda field, value: check.whole(field, value, high=2**31 - 1),
     "max_staleness": lambda field, value: check.whole(field, value, low=0),
     "memory_limit": _size,
 }
@@ -192,6 +200,10 @@ class Settings:
                 check.require(
                     isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
                 )
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if getattr(value, "shape", None) == () and not isinstance(value, bool):  # a number of NumPy or JAX
+                object.__setattr__(self, field.name, value.item())
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:

@@ -58,6 +58,8 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
     """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
+    check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     for name in changes:
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}

@@ -6,6 +6,7 @@ An evaluation never changes the run. Scores stay on the device until the end: th
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,10 +68,12 @@ def require_few(every: Every, *, time: float | None = None, updates: int | None 
     gap, field = (every.updates, "eval_updates") if every.steps is None else (every.steps, "eval_steps")
     gap, field, length = (gap, field, updates) if every.time is None else (every.time, "eval_time", time)
     if gap is not None and length is not None and (count := length / gap) > MOST_POINTS:
-        remedy = (
-            f"{length / MOST_POINTS:.3g} or more" if every.time is not None else f"{length // MOST_POINTS + 1} or more"
+        least = length / MOST_POINTS
+        text = f"{least:.3g}" if float(f"{least:.3g}") >= least else f"{1.01 * least:.3g}"
+        remedy = text if every.time is not None else f"{math.ceil(least)}"
+        allowed = (
+            f"{remedy} or more in a run of {length:.6g}, for at most {MOST_POINTS:,} evaluations instead of {count:.3g}"
         )
-        allowed = f"{remedy} in a run of {length:.6g}, for at most {MOST_POINTS:,} evaluations instead of {count:.3g}"
         check.require(False, field, gap, allowed)
     count = 0 if every.at is None else len(every.at)
     check.require(count <= MOST_POINTS, "eval_at", f"{count} moments", f"at most {MOST_POINTS:,}")

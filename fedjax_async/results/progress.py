@@ -25,6 +25,12 @@ class Progress(NamedTuple):
     close: Callable[[], None]
 
 
+def require_progress(report: Any) -> None:
+    """``ValueError`` unless ``report`` can be called, or is None."""
+    allowed = "a function such as results.bar(total_updates).report, or None"
+    check.require(report is None or callable(report), "progress", report, allowed)
+
+
 def clock_text(seconds: float) -> str:
     """Virtual seconds as readable text.
 
@@ -49,7 +55,7 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
     ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
-    hidden = None if enabled is None else not enabled
+    hidden = _hidden(enabled)
     stream = sys.stderr if file is None else file
     shown = tqdm(
         total=total_updates, desc=label or None, unit=" updates", file=stream, disable=hidden, dynamic_ncols=True
@@ -68,6 +74,12 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
     return Progress(report, shown.close)
 
 
+def _hidden(enabled: bool | None) -> bool | None:
+    """tqdm's ``disable``."""
+    check.one_of("progress", enabled, (None, True, False))
+    return None if enabled is None else not enabled
+
+
 @contextlib.contextmanager
 def planning_bar(
     runs: int = 1, enabled: bool | None = None, *, file: TextIO | None = None
@@ -79,7 +91,7 @@ def planning_bar(
     """
     stream = sys.stderr if file is None else file
     form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
-    hidden = None if enabled is None else not enabled
+    hidden = _hidden(enabled)
     options: dict[str, Any] = {"disable": hidden, "file": stream, "leave": False, "delay": PATIENCE}
     with tqdm(total=runs, bar_format=form, dynamic_ncols=True, miniters=0, **options) as shown:
 

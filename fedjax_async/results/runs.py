@@ -222,6 +222,10 @@ def compare(
     Returns: method -> its runs, one per seed.
     """
     check.whole("seeds", seeds)
+    check.require(isinstance(settings, Settings), "settings", settings, "Settings, as in Settings(updates=100)")
+    check.optional(check.path, "folder", folder)
+    listed = isinstance(methods, Sequence) and not isinstance(methods, str)
+    check.require(listed, "methods", methods, "a list of methods, such as ['fedavg', 'fedasync']")
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
     for one in given:

@@ -224,6 +224,7 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
+    check.optional(check.path, "folder", folder)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
