@@ -38,6 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("fedjax-async: interrupted", *interrupt.args, sep="", file=sys.stderr)
         return 130
     except (ValueError, OSError, MemoryError) as error:
-        print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
+        print("fedjax-async: error:", *(str(error) or "memory: exhausted").splitlines(), file=sys.stderr)
         return 2
     return 0

@@ -58,6 +58,9 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     drawing_of(arguments)  # before the work
     if arguments.out:
         require_matplotlib()
+    for name in ("overwrite", "again", "width", "title"):
+        value = getattr(arguments, name)
+        check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
         with planning_bar(enabled=False if arguments.quiet else None) as part:
             experiment = prepare(settings, planning=part(0))

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
 from fedjax_async.clock.event_queue import FRUITLESS, fruitless
-from fedjax_async.clock.forecast import DOUBT, EVERY, Forecast
+from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
 from fedjax_async.clock.record import SLACK, Outcome, job_numbers
 from fedjax_async.clock.scenario import Scenario, Until, checked_durations, too_short
@@ -31,6 +31,7 @@ from fedjax_async.types import Schedule
 
 # The most events that one step of the merge adds to the timelines that lag behind.
 _CHUNK = 1 << 18
+_DRAWN = 8  # entries of timelines that need as much memory as one job of a schedule
 
 _CELLS, _SHALLOWEST = 1 << 19, 4  # of a duration table: the most cells, the fewest jobs in a row
 _DEEPEST = 64  # the most jobs in a row
@@ -65,19 +66,22 @@ def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: s
     them the budget takes is known only afterwards: if too few, it is tried again with more.
     """
     most, limit = budget(scenario, size)[0], scenario.conditions.limits.max_staleness or 0
-    forecast, count = Forecast(scenario.until, scenario.progress), 2 * most
+    forecast, count, spent = Forecast(scenario.until, scenario.progress), 2 * most, 0.0
     while True:
         forecast.expect(0.0 if count == math.inf else count, 0.0)
         until = Until(time=scenario.until.time, updates=None if count == math.inf else int(count))
-        quiet = scenario._replace(until=until, progress=scenario.progress if count == math.inf else None)
-        arrivals = _arrivals(quiet, size, concurrency, sampling)
+        halfway = partial(_tell_half, forecast, spent)  # each attempt is shown as half of what is left
+        arrivals = _arrivals(scenario._replace(until=until, progress=halfway), size, concurrency, sampling)
         fresh = _fresh(_seen_before(arrivals)[arrivals.job], size, most, limit)
         applied = int(fresh.sum())
         if applied == most or len(arrivals.job) < count:
             arrivals = arrivals._replace(job=arrivals.job[: len(fresh)])
             return _schedule(scenario, arrivals, size, concurrency, fresh, applied == most)
-        forecast.tell(applied / most)
-        count *= 4
+        count, spent = 4 * count, (1 + spent) / 2
+
+
+def _tell_half(forecast: Forecast, spent: float, share: float) -> None:
+    forecast.tell(spent + (1 - spent) * share / 2)
 
 
 def _fresh(seen_before: np.ndarray, size: int, most: float, limit: int) -> np.ndarray:
@@ -357,7 +361,7 @@ def _timelines(
         if len(lagging):
             done = float(drawn.sum())
             expected = min(float(most), float(np.sum(drawn * (end / reach)))) + concurrency
-            forecast.expect(done, expected, doubt=DOUBT)
+            forecast.expect(done / _DRAWN, expected, doubt=2)
             forecast.tell(done / expected)
         rows *= 2
     client, number, time = (np.concatenate(column) for column in zip(*columns))

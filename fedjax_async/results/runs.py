@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check, disk, registry
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config.experiment import timing_of
+from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import comparisons, files, metrics, store, tables
@@ -221,7 +223,7 @@ def compare(
 
     Returns: method -> its runs, one per seed.
     """
-    check.whole("seeds", seeds)
+    check.whole("seeds", seeds, high=MOST_RUNS)
     check.require(isinstance(settings, Settings), "settings", settings, "Settings, as in Settings(updates=100)")
     check.optional(check.path, "folder", folder)
     listed = isinstance(methods, Sequence) and not isinstance(methods, str)
@@ -233,6 +235,11 @@ def compare(
     by_name = {str(method): method for method in given}
     check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
     names = list(by_name)
+    parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
+    distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
+    check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
+    for method in names:
+        timing_of(replace(settings, method=by_name[method]))  # a wrong name is found before the first is planned
 
     def settings_of(method: str, seed: int) -> Settings:
         return replace(settings, method=by_name[method], seed=seed)
