@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Arrival,
         ClientAlgorithm,
         ClientData,
+        Evaluation,
         Facts,
         FederatedData,
         Info,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Run,
         Schedule,
         ServerAlgorithm,
+        Stop,
     )
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ __all__ = [
     "Arrival",
     "ClientAlgorithm",
     "ClientData",
+    "Evaluation",
     "Facts",
     "FederatedData",
     "Info",
@@ -50,6 +53,7 @@ __all__ = [
     "Schedule",
     "ServerAlgorithm",
     "Settings",
+    "Stop",
     "__version__",
     "compare",
     "fingerprint",
@@ -67,6 +71,7 @@ __getattr__, __dir__ = lazy.attach(
         "Arrival": "types",
         "ClientAlgorithm": "types",
         "ClientData": "types",
+        "Evaluation": "types",
         "Facts": "types",
         "FederatedData": "types",
         "Info": "types",
@@ -80,6 +85,7 @@ __getattr__, __dir__ = lazy.attach(
         "Schedule": "types",
         "ServerAlgorithm": "types",
         "Settings": "config.settings",
+        "Stop": "types",
         "fingerprint": "fingerprints",
         "named": "config.own",
         "register": "config.plugins",

@@ -226,6 +226,43 @@ class Probe(NamedTuple):
     at: Sequence[int] | None = None  # or at the arrivals with these numbers
 
 
+class Evaluation(NamedTuple):
+    """What a callback gets: one row of ``Run.evaluations``, on the host, as soon as it is computed."""
+
+    run: str  # the run's name: of its method, in a comparison with the seed, in a sweep of its point
+    number: int  # the row, from 0: the start of the run
+    time: float  # virtual seconds
+    update: int  # arrivals applied before
+    step: int  # server steps closed before
+    scores: Mapping[str, Any]  # loss, accuracy, ...: NumPy scalars; client_...: [N]
+    settings: Mapping[str, Any]  # as settings.json keeps them
+    last: bool  # whether the run ends here by its budget
+    again: bool  # made by an earlier process or a finished run, and handed over once more
+
+
+class Stop(NamedTuple):
+    """What a callback returns to end its run at the evaluation that it got."""
+
+    why: str
+
+
+class Stopped(NamedTuple):
+    """Why a run ended before its budget: at row ``evaluation`` of its evaluations, the last one."""
+
+    by: str  # stop_at, patience or "callback NAME"
+    why: str
+    evaluation: int
+
+
+class Best(NamedTuple):
+    """The best model of a run: that of row ``evaluation`` of its evaluations."""
+
+    params: Params
+    evaluation: int
+    by: str  # what is compared, such as "validation accuracy"
+    value: float
+
+
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
@@ -237,7 +274,8 @@ class Run(NamedTuple):
     (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late,
     ... (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots, useful_steps,
     executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number, from 0), client,
-    time and the columns of the probe.
+    time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there, and
+    ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
     """
 
     settings: dict[str, Any]
@@ -248,3 +286,5 @@ class Run(NamedTuple):
     counters: dict[str, Any]
     schedule: Schedule
     probes: Mapping[str, dict[str, np.ndarray]] = {}
+    stopped: Stopped | None = None
+    best: Best | None = None

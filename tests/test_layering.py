@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -30,6 +30,7 @@ ALLOWED = {
     "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},
+    "hashing": {"types"},
     "registry": {"check"},
     "geometry": BASE,
     "compress": BASE,
@@ -116,6 +117,7 @@ def test_only_models_knows_flax():
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
     optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "submitit", "plotly"}
+    optional |= {"tensorboard", "wandb"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path

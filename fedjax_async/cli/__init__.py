@@ -1,7 +1,7 @@
 """The command line: ``fedjax-async quickstart | run | resume | compare | sweep | report | plan | list | data``.
 
-Start with :func:`main`; then read ``flags.py`` (all commands, flags and the sweep file), ``runs.py`` (single runs,
-comparisons, plans), ``sweep.py``, ``report.py`` and ``listing.py`` (``list`` and ``data``). Flags are parsed, and
+Start with :func:`main`; then read ``flags.py`` (all commands and flags), ``runs.py`` (single runs, comparisons, plans),
+``sweep_file.py`` and ``sweep.py``, ``report.py``, ``listing.py`` (``list`` and ``data``). Flags are parsed, and
 missing data sets are reported, without NumPy and JAX; the module of a command is imported when the command starts.
 """
 

@@ -1,21 +1,21 @@
-"""All commands and flags, and the file of a sweep; the module of a command is imported when the command starts."""
+"""All commands and their flags; the module of a command is imported when the command starts."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import importlib
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from fedjax_async import __version__, check, home, registry
+from fedjax_async import __version__, home
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser
+from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.settings import EVALUATIONS, Settings
 
 Action = Callable[[argparse.Namespace], None]
+Command = Callable[[str, str, Action], argparse.ArgumentParser]  # adds the command of that name and description
 
 EPILOG = """examples:
   fedjax-async quickstart --out runs/quickstart
@@ -29,48 +29,6 @@ EPILOG = """examples:
 Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:
 METHOD@TIMING. `fedjax-async list --options` shows everything by name.
 """
-
-SWEEP_EXAMPLE = """\
-# mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
-seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
-target = 0.7                   # optional: also measure what it takes to reach this test accuracy
-
-[base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
-method = "fedasync"
-dataset = "fashion_mnist_6k"
-model = "lenet5"
-clients = 10
-lr = 0.05
-updates = 500
-eval_updates = 50
-
-[grid]                         # every combination is a run
-method.mixing = [0.2, 0.4, 0.6, 0.8]
-method.exponent = [0.0, 0.5, 1.0, 2.0]
-
-[[points]]                     # optional: runs beside the grid; a list of values makes a small grid
-method = "fedavg"
-lr = [0.05, 0.1]
-"""
-
-SWEEP_EPILOG = f"""a complete FILE.toml:
-
-{"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
-Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
-a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
-TOML's rules: seeds and target stand above the first [table]; an option in the same table as its name, such as
-method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
-
-  fedjax-async sweep mixing.toml --dry-run
-  fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
-  fedjax-async sweep mixing.toml --submit slurm:partition=gpu,gpus=1,time=120
-  fedjax-async sweep mixing.toml --collect
-
-Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
-every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
-"""
-
-SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")
 
 # The quickstart: small enough for a laptop, with real data and the delays of real devices.
 QUICKSTART = Settings(
@@ -168,33 +126,6 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
     return Settings(**(base | given))
 
 
-def sweep_content(path: str | Path) -> dict[str, Any]:
-    """The tables of a sweep's file; ``ValueError`` naming the file if it is not TOML or has unknown tables."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"sweep file = {str(path)!r}: must be a TOML file (fedjax-async sweep --help shows one)")
-    try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # "Cannot overwrite a value": method = ... and method.mixing = ... in one table
-        hint = '; quote an option beside its name, as in "method.mixing" = [0.4]' if "Cannot" in str(error) else ""
-        raise ValueError(f"sweep file = {str(path)!r}: must be TOML; {error}{hint}") from error
-    for key in found:
-        registry.find(f"key of {path.name}", dict.fromkeys(SWEEP_KEYS), key)
-    for key, kind, example in (("base", dict, "[base]"), ("grid", dict, "[grid]"), ("points", list, "[[points]]")):
-        check.require(isinstance(found.get(key, kind()), kind), key, found.get(key), f"a table, {example}")
-    return found
-
-
-def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
-    """The specs of the data sets that the tables of a sweep name; ``default`` where they name none."""
-    base, grid, points = found.get("base", {}), found.get("grid", {}), found.get("points", [])
-    tables = [*([grid] if grid or not points else []), *points]
-    chosen = [table.get("dataset", base.get("dataset", default)) for table in tables if isinstance(table, dict)]
-    specs = [spec for value in chosen for spec in (value if isinstance(value, list) else [value])]
-    return [spec for spec in specs if isinstance(spec, str)]
-
-
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> None:
     """Add ``--seeds``, ``--baseline`` and ``--target``."""
     usual = baseline or "fedavg, else the first"
@@ -224,8 +155,8 @@ def _add_finals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
 
 
-def _formats(text: str) -> tuple[str, ...]:
-    """The type of ``--format``."""
+def _names(text: str) -> tuple[str, ...]:
+    """The type of ``--format`` and ``--stream``: names joined by commas."""
     return tuple(dict.fromkeys(text.split(",")))
 
 
@@ -234,7 +165,7 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
     group = parser.add_argument_group("pictures")
     if formats:
         text = "png, pdf or svg; several joined by commas [png]"
-        group.add_argument("--format", type=_formats, default=("png",), metavar="FORMAT", help=text)
+        group.add_argument("--format", type=_names, default=("png",), metavar="FORMAT", help=text)
     text = "width of a paper's column (3.5 inches) or page (7.16 inches) [for the screen]"
     group.add_argument("--width", metavar="column|page", help=text)
     group.add_argument("--title", metavar="TEXT", help="title above the pictures [none]")
@@ -249,7 +180,26 @@ def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_watching(group)
     _add_drawing(parser)
+
+
+def _add_watching(parser: Any) -> None:
+    """Add ``--stream`` and ``--keep-best``."""
+    parser.add_argument(
+        "--stream",
+        type=_names,
+        default=(),
+        metavar="NAME",
+        help="write each evaluation as soon as it is computed: csv (into stream.csv), tensorboard or wandb; several "
+        "joined by commas [none]",
+    )
+    parser.add_argument(
+        "--keep-best",
+        action="store_true",
+        help="keep the best model in best.npz beside the last one: by validation accuracy if there is a validation "
+        "part, else by test accuracy",
+    )
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
@@ -277,6 +227,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
     )
     sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_watching(sub)
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
@@ -290,24 +241,8 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     _add_drawing(sub)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
-    top = Parser(
-        prog="fedjax-async",
-        description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"fedjax-async {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=about, description=about)
-        sub.set_defaults(action=action)
-        if name != "data":
-            _add_plugins(sub)
-        return sub
-
+def _add_runs(command: Command) -> None:
+    """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
         "compare seven methods on real data in a few minutes",
@@ -337,14 +272,6 @@ def parser() -> argparse.ArgumentParser:
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
 
-    report = command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
-    report.add_argument(
-        "folders", type=_folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
-    )
-    report.add_argument(
-        "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
-    )
-
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
         "--gantt", type=_file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
@@ -352,13 +279,25 @@ def parser() -> argparse.ArgumentParser:
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
 
-    listing = command(
-        "list", "every method, timing, delay, partition, data set and model by name", _later("listing", "list_names")
-    )
-    listing.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
-    listing.add_argument("--options", action="store_true", help="show the options of each name")
 
-    data = command("data", "list, fetch or verify data sets", _later("listing", "list_data"))
+def _add_report(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``report``."""
+    sub.add_argument(
+        "folders", type=_folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+    )
+    sub.add_argument(
+        "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+    )
+
+
+def _add_list(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``list``."""
+    sub.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
+    sub.add_argument("--options", action="store_true", help="show the options of each name")
+
+
+def _add_data(data: argparse.ArgumentParser) -> None:
+    """Add the actions of ``data``."""
     actions = data.add_subparsers(dest="data_command", required=True, metavar="ACTION")
     for name, about, action in (
         ("list", "list the data sets, their sources and their state here", _later("listing", "list_data")),
@@ -374,4 +313,31 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":
             sub.add_argument("--source", metavar="PATH", help="read this folder or archive instead of the network")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = Parser(
+        prog="fedjax-async",
+        description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"fedjax-async {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, about: str, action: Action) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.set_defaults(action=action)
+        if name != "data":
+            _add_plugins(sub)
+        return sub
+
+    _add_runs(command)
+    _add_report(
+        command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
+    )
+    everything = "every method, timing, delay, partition, data set and model by name"
+    _add_list(command("list", everything, _later("listing", "list_names")))
+    _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))
     return top

@@ -17,6 +17,7 @@ from fedjax_async.clock import delay_statistics, wave_statistics
 from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
+from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
 from fedjax_async.results.metrics import require_final, target_accuracy
@@ -46,15 +47,20 @@ def resume(arguments: argparse.Namespace) -> None:
     arguments.again = False
     load_plugins(Path(arguments.folder))
     with claimed(arguments.out):
-        _run(arguments, unfinished(Path(arguments.folder)))
+        _run(arguments, unfinished(Path(arguments.folder)), resumed(Path(arguments.folder), None))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Simulate one method."""
-    _run(arguments, settings_of(arguments, RUN_BASE))
+    _run(arguments, settings_of(arguments, RUN_BASE), callbacks_of(arguments))
 
 
-def _run(arguments: argparse.Namespace, settings: Settings) -> None:
+def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
+    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for what cannot be had, before the work."""
+    return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
+
+
+def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks) -> None:
     drawing_of(arguments)  # before the work
     if arguments.out:
         require_matplotlib()
@@ -64,10 +70,10 @@ def _run(arguments: argparse.Namespace, settings: Settings) -> None:
     with precision(settings), claimed(arguments.out or None):
         with planning_bar(enabled=False if arguments.quiet else None) as part:
             experiment = prepare(settings, planning=part(0))
-        _run_prepared(arguments, experiment)
+        _run_prepared(arguments, experiment, callbacks)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks) -> None:
     began = time.perf_counter()
     if arguments.out:
         require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
@@ -75,10 +81,14 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
     try:
         if arguments.out:
             options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again}
-            options |= {"progress": meter.report, "drawing": drawing_of(arguments)}
+            options |= {"progress": meter.report, "drawing": drawing_of(arguments), "callbacks": callbacks}
             run = run_into(experiment, Path(arguments.out), **options)
         else:
-            run = execute(experiment, progress=meter.report)
+            watch = watch_of(callbacks, experiment, None)
+            try:
+                run = execute(experiment, progress=meter.report, watch=watch)
+            finally:
+                watch.close()
     except (KeyboardInterrupt, MemoryError) as error:
         kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
@@ -99,6 +109,11 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment) -> None
         f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
+    if run.stopped is not None:
+        print(f"stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: {run.stopped.why}")
+    if run.best is not None:
+        shown = f"{100 * run.best.value:.2f} %" if run.best.by.endswith("accuracy") else f"{run.best.value:.4f}"
+        print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
     if arguments.out:
         print(f"saved in {arguments.out}")
 
@@ -121,6 +136,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     drawing = drawing_of(arguments)
     target_accuracy({method: np.ones(1) for method in arguments.methods}, arguments.target)  # before the work
     require_matplotlib()
+    callbacks_of(arguments)  # before the work
     with precision(settings), claimed(arguments.out):
         try:
             runs = compare_methods(
@@ -131,6 +147,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
                 overwrite=arguments.overwrite,
                 again=arguments.again,
                 progress=False if arguments.quiet else None,
+                stream=arguments.stream,
+                keep_best=arguments.keep_best,
             )
         except KeyboardInterrupt:
             finished = any(Path(arguments.out).glob(f"runs/*/*/{MANIFEST}"))

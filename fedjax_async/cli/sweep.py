@@ -6,11 +6,11 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_async import check
-from fedjax_async.cli.flags import sweep_content
-from fedjax_async.cli.runs import check_finals, drawing_of
+from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
+from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import Point, expand, labels, swept
 from fedjax_async.config.paths import values_of
 from fedjax_async.engine.devices import parse_size
@@ -137,10 +137,12 @@ def sweep(arguments: argparse.Namespace) -> None:
     if arguments.collect:
         _collect(arguments, read(arguments.file))
         return
+    callbacks = callbacks_of(arguments)
     with claimed(None if arguments.dry_run else arguments.out):
         file = read(arguments.file)
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
-        work = plan_sweep(file.points, folder=arguments.out, progress=False if arguments.quiet else None, **limits)
+        options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks}
+        work = plan_sweep(file.points, folder=arguments.out, **options, **limits)
         print(describe(work), flush=True)
         if not arguments.dry_run and arguments.submit is None:
             _train(arguments, work, file.target)

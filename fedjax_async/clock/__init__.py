@@ -9,12 +9,13 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 4. ``availability.py`` and ``faults.py``: what may go wrong.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
-   one by hand, ``trace.py`` writes and reads it.
+   one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.chance import DISTRIBUTIONS
+from fedjax_async.clock.chance import FAMILIES
 from fedjax_async.clock.checking import check_schedule, make_schedule
+from fedjax_async.clock.cutting import cut
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.durations import DelayModel, Delays
@@ -39,7 +40,7 @@ from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_ch
 __all__ = [
     "AVAILABILITY",
     "DELAYS",
-    "DISTRIBUTIONS",
+    "FAMILIES",
     "FAULTS",
     "NETWORKS",
     "SUCCESSORS",
@@ -69,6 +70,7 @@ __all__ = [
     "check_schedule",
     "client_counts",
     "concurrency",
+    "cut",
     "delay_statistics",
     "fault_counts",
     "job_faults",

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
-from fedjax_async.clock.chance import DISTRIBUTIONS, Distribution
+from fedjax_async.clock.chance import FAMILIES, Distribution
 
 Window = Callable[[int, float], tuple[float, float]]
 
@@ -158,7 +158,7 @@ def sessions(
     check.real_positive("off", off)
     check.real_positive("spread", spread)
     check.one_of("leaving", leaving, LEAVING)
-    sample = registry.find("family", DISTRIBUTIONS, family)
+    sample = registry.find("family", FAMILIES, family)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         return alternation("sessions", on, off, sample, spread, seed, part)._replace(leaving=leaving)

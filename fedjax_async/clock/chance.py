@@ -9,7 +9,7 @@ whatever the size of a batch. On another machine they may differ in the last bit
 cosines of arrays depend on the instructions of the processor. Uniform draws are the same everywhere.
 ``save_schedule`` carries a schedule from one machine to another exactly.
 
-The second half of the file holds the *families* of positive random durations, registry ``DISTRIBUTIONS``. A family is
+The second half of the file holds the *families* of positive random durations, registry ``FAMILIES``. A family is
 ``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
 deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
 Every family keeps the mean, except ``normal``: its truncation raises the mean. What a family does with ``std``
@@ -234,7 +234,7 @@ def _pareto(draws: Draws, mean: np.ndarray, index: np.ndarray | float) -> np.nda
     return smallest * np.exp(draws.standard_exponential() / index)
 
 
-DISTRIBUTIONS: dict[str, Distribution] = {
+FAMILIES: dict[str, Distribution] = {
     "constant": constant,
     "normal": normal,
     "lognormal": lognormal,

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
-from fedjax_async.clock.chance import DISTRIBUTIONS, pareto_tail
+from fedjax_async.clock.chance import FAMILIES, pareto_tail
 from fedjax_async.clock.durations import (
     DelayModel,
     Delays,
@@ -61,7 +61,7 @@ def constant(
     scaling: Scaling,
 ) -> DelayModel:
     """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
-    return from_profiles(_same_profiles(mean, 0.0), DISTRIBUTIONS["constant"], scaling, clients)
+    return from_profiles(_same_profiles(mean, 0.0), FAMILIES["constant"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -74,7 +74,7 @@ def normal(
 ) -> DelayModel:
     """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["normal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["normal"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -90,7 +90,7 @@ def lognormal(
     check.real_non_negative("sigma", sigma)
     check.in_range("sigma", sigma, 0, 10)
     profiles = _same_profiles(mean, mean * math.sqrt(math.expm1(sigma**2)))
-    return from_profiles(profiles, DISTRIBUTIONS["lognormal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["lognormal"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -104,7 +104,7 @@ def half_normal(
     """Half-normal job times, shifted to match `mean` and `std` (no shift, std 0.76 mean, unless given)."""
     check.real_positive("mean", mean)
     profiles = _same_profiles(mean, mean if std is None else std)
-    return from_profiles(profiles, DISTRIBUTIONS["half_normal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["half_normal"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -117,7 +117,7 @@ def uniform(
 ) -> DelayModel:
     """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["uniform"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["uniform"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -128,7 +128,7 @@ def exponential(
     scaling: Scaling,
 ) -> DelayModel:
     """Exponential job times of mean `mean`: the memoryless case."""
-    return from_profiles(_same_profiles(mean, mean), DISTRIBUTIONS["exponential"], scaling, clients)
+    return from_profiles(_same_profiles(mean, mean), FAMILIES["exponential"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -141,7 +141,7 @@ def gamma(
 ) -> DelayModel:
     """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, DISTRIBUTIONS["gamma"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["gamma"], scaling, clients)
 
 
 @takes(clients=speeds_of, scaling=scaling_of)
@@ -203,7 +203,7 @@ def rpi_table(profiles: str = "slow") -> Table:
 def _from_table(table: Table, family: str, scaling: Scaling, clients: Speeds, source: str) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
-    sample = registry.find("family", DISTRIBUTIONS, family)
+    sample = registry.find("family", FAMILIES, family)
     # Where a measured compute part exceeds the measured total, there is no communication left.
     share = np.ones(len(table.mean)) if table.compute is None else np.minimum(table.compute / table.mean, 1.0)
 

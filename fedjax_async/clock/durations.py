@@ -25,7 +25,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance
-from fedjax_async.clock.chance import DISTRIBUTIONS, Distribution
+from fedjax_async.clock.chance import FAMILIES, Distribution
 
 # Durations below this share of the client's mean are raised to it: the clock must advance.
 SMALLEST = 1e-6
@@ -112,7 +112,7 @@ def from_profiles(
     check.in_range("heterogeneity", heterogeneity, 0, 10)
     for field, value in scaling._asdict().items():
         check.optional(check.real_positive, field, value)
-    speed_family = registry.find("speeds", DISTRIBUTIONS, clients.family)
+    speed_family = registry.find("speeds", FAMILIES, clients.family)
 
     def model(num_clients: int, seed: int) -> Delays:
         profiles = draw_profiles(num_clients, seed)

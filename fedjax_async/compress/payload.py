@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_async import check
+from fedjax_async import check, hashing
 from fedjax_async.types import Array, Key
 
 Payload = Any  # Dense | Signs | Levels | Sparse, or a tuple of them
@@ -102,18 +102,11 @@ def to_dense(index: Array, values: Array, size: int) -> Array:
 # a million of them take 10 ms from jax.random.uniform on a CPU and 1.5 ms from here.
 
 
-def _mix(x: Array) -> Array:
-    """A bijection of 32-bit words without visible structure (C. Wellons, "Hash function prospector", 2018)."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
-
-
 def words(key: Key, size: int) -> Array:
     """Random words uint32[size]: hashes of the counters 0 .. size-1 under two seeds drawn from the key."""
     first, second = jax.random.bits(key, (2,), jnp.uint32)
     counter = jnp.arange(size, dtype=jnp.uint32)
-    return _mix(_mix(counter + first) + second)
+    return hashing.mix(hashing.mix(counter + first) + second)
 
 
 def uniform(key: Key, size: int) -> Array:

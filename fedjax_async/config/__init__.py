@@ -7,7 +7,8 @@ Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``metho
 and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
 as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
 ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
-(what such parts must return) let a user's own parts stand wherever the package's do.
+(what such parts must return) let a user's own parts stand wherever the package's do. ``watching.py`` is early stopping,
+the best model and callbacks.
 """
 
 from typing import TYPE_CHECKING

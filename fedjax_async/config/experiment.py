@@ -22,7 +22,7 @@ from fedjax_async.config.clients import client_of, compressing, traffic_of, with
 from fedjax_async.config.methods import Method, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict, moments
-from fedjax_async.engine.components import Client, Components, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.components import Client, Components, Hyper, bound, facts_of, row_of, rule_of, shapes_of_server
 from fedjax_async.engine.devices import naming_remedies, require_fits
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
@@ -194,9 +194,8 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
     s, components = run.settings, run.components
     if s.per_client:
         owners(components.data)
-    check_capacity(
-        jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[0], run.shapes), schedule
-    )
+    state, _ = shapes_of_server(components, run.shapes, facts_of(schedule))
+    check_capacity(state, schedule)
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
     params, key = initial(components.model, s.compute)(jax.random.key(s.seed))

@@ -18,7 +18,7 @@ from fedjax_async.clock import joined
 from fedjax_async.config.methods import method_options, preset_of
 from fedjax_async.config.own import JOINED, KINDS, Named, as_setting
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import EXAMPLES, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -144,7 +144,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _unknown(path: str, fields: Fields) -> ValueError:
     """The error for a path that is neither a setting nor an option, naming the nearest that is."""
     first = path.partition(".")[0]
-    if first in OF_SWEEP:
+    if first in SWEEP_KEYS:
         return ValueError(f"{path}: must stand above the first [table] of a sweep's file, or be an argument of sweep")
     if first in FLAGS:
         return ValueError(f"{path}: is no setting of a run but a flag of the command, --{first.replace('_', '-')}")
@@ -167,7 +167,6 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
-OF_SWEEP = ("base", "grid", "points", "seeds", "target")  # the keys of a sweep's file
 FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "final", "interval", "baseline")
 KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 

@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_async import check
 from fedjax_async.config import own
 
+SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")  # of a sweep's file
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
@@ -79,6 +80,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "batching": _known,
     "eval_examples": check.whole,
+    "stop_at": check.positive,
+    "patience": check.whole,
     "max_width": check.whole,
     "lanes": check.whole,
     "devices": check.whole,
@@ -174,6 +177,15 @@ class Settings:
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
     eval_examples: int | None = _field(None, "evaluate on so many test examples, evenly spaced [all]", "budget")
+    stop_at: float | None = _field(
+        None,
+        "stop at the evaluation that reaches this accuracy, such as 0.9 (without class labels: this loss); of the "
+        "validation part if there is one, else of the test set",
+        "budget",
+    )
+    patience: int | None = _field(
+        None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
+    )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
 
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
@@ -225,6 +237,8 @@ class Settings:
 
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
+# Settings that are kept only where they are given.
+OF_SOME = ("client", "stop_at", "patience")
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
@@ -235,14 +249,15 @@ def fields_of(settings: Settings) -> dict[str, Any]:
 def as_dict(settings: Settings) -> dict[str, Any]:
     """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
 
-    ``client`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
+    Those ``OF_SOME`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
     plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
-    if settings.client is None:
-        del plain["client"]
-    elif isinstance(settings.client, own.Named):
+    for name in OF_SOME:
+        if plain[name] is None:
+            del plain[name]
+    if isinstance(settings.client, own.Named):
         plain |= dict.fromkeys(OF_CLIENT)
     return plain | ({"own": parts} if parts else {})
 

@@ -11,6 +11,7 @@ import jax
 from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
 from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress, make_run
@@ -22,16 +23,23 @@ ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
 @naming_remedies()
-def execute(experiment: Experiment, *, progress: Progress | None = None, checkpoints: Path | None = None) -> Run:
+def execute(
+    experiment: Experiment,
+    *,
+    progress: Progress | None = None,
+    checkpoints: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
     """Run a prepared experiment on the engine that its settings name.
 
     ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
-    the newest checkpoint in it.
+    the newest checkpoint in it. ``watch``: who looks at the evaluations, the settings' own rules among them.
     """
     e, s = experiment, experiment.settings
-    options: dict[str, Any] = {}
+    watch = Watch(e) if watch is None else watch
+    options: dict[str, Any] = {"observer": watch.observer}
     if s.engine == "waves":
-        options = {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
         options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
         if s.checkpoint is not None:
             if checkpoints is None:
@@ -53,7 +61,7 @@ def execute(experiment: Experiment, *, progress: Progress | None = None, checkpo
         progress=progress,
         **options,
     )
-    return make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+    return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic), outcome)
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:

@@ -14,8 +14,9 @@ from fedjax_async import check, tree
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
+from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -124,7 +125,7 @@ def _num_bytes(e: Experiment) -> int:
     """Device memory of one run, roughly: slots, rows, tables, what is remembered, and four models to train with."""
     model = tree.num_bytes(e.params)
     schedule, data = e.schedule, e.components.data
-    state, row = jax.eval_shape(lambda p: bound(e.components.server, e.components.hyper).init(p), e.params)
+    state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
     own = jax.eval_shape(lambda p: bound(e.components.client, e.components.hyper).init(p), e.params)
     remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
     slots = layout_of([member_of(e)], max_width=_max_width(e), batching=e.settings.batching).slots.count
@@ -147,17 +148,22 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
+    watch: Callable[[int, Experiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
     ``on_finished(i, run)`` is called in this thread, as soon as the stack of member ``i`` is done.
     ``folder``: where checkpoints of unfinished stacks are kept; the same call goes on from there. ``probes``: of every
-    run, those that the group was planned with.
+    run, those that the group was planned with. ``watch(i, experiment)``: who looks at the evaluations of member ``i``.
+
+    Each run of a stack stops by itself. The device goes on training it with the others until all of its stack are
+    through, and what comes after its stop is left out of its results.
     """
     experiments = {i: prepare(settings[i], probes=probes) for i in group.members}
+    watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in experiments.items()}
     if experiments[group.members[0]].settings.engine == "reference":
         for i in group.members:
-            on_finished(i, execute(experiments[i], progress=progress))
+            on_finished(i, execute(experiments[i], progress=progress, watch=watches[i]))
         return
     first = experiments[group.members[0]].settings
     stacks = [[experiments[i] for i in stack] for stack in group.stacks]
@@ -170,11 +176,13 @@ def execute_group(
         per_client=first.per_client,
         on_bad=first.on_bad,
         progress=progress,
+        observers=[[watches[i].observer for i in stack] for stack in group.stacks],
     )
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(i, make_run(e.described, e.schedule, e.points, outcome, e.traffic))
+            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+            on_finished(i, watches[i].finish(run, outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

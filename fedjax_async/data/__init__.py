@@ -5,7 +5,7 @@ Start with :func:`federate` (``federated.py``): it applies a partitioner (``part
 Before a run all of them pass :func:`check_data` (``checking.py``). Then, as needed:
 
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
-  ``population.py`` (with ``hashing.py``, random numbers by index);
+  ``population.py``;
 - published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
   ``images.py``, ``har.py`` and ``text.py`` read their files, ``arrays.py`` and ``tfds.py`` store them, ``decode.py``
   makes model inputs;

@@ -102,8 +102,8 @@ def generated(
     Args:
       function: ``(parameters, client, position) -> (x, y)``, one example: the ``position``-th of ``client``, both
         int32[]. It must be pure and traceable, and should be a function at module level: compiled programs are found
-        by it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or ``data.hashing`` for
-        speed).
+        by it. Its random numbers may depend only on its arguments (``jax.random.fold_in``, or for speed
+        ``fedjax_async.hashing``).
       sizes: examples of each client, int[N], each at least 1; N times the largest must stay below 2^31.
       parameters: a pytree of arrays or a key, passed to every call; new values need no new compilation.
       test_x, test_y: an ordinary test set of the same shapes; :func:`generate` makes one from further clients.

@@ -6,7 +6,8 @@ Order of reading: ``components.py`` (what is trained), ``layout.py`` and ``batch
 together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``stack.py`` (all of these for some runs),
 ``trainers.py`` and ``run.py`` (the loop that calls the programs).
-``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run. ``unsent.py``, ``storage.py``,
+``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
+runs. ``unsent.py``, ``storage.py``,
 ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each. ``record.py`` makes the tables of a run.
 ``reference.py`` is the oracle: one event at a time.
 

@@ -1,8 +1,8 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
-A checkpoint is taken between two groups of batches. It holds the carry, the evaluations so far and the number of
-groups done. Everything else (schedule, layout, random numbers) follows from the settings, so a resumed run
-continues bit for bit.
+A checkpoint is taken between two groups of batches. It holds the carry, the evaluations so far, the models that
+observers want kept, and the number of groups done. Everything else (schedule, layout, random numbers) follows from the
+settings, so a resumed run continues bit for bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +35,7 @@ class Snapshot(NamedTuple):
     groups: int  # of batches that are done
     leaves: list[np.ndarray]  # of ``Carry``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
+    models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves, of those that observers keep
 
 
 def surroundings() -> dict[str, str | int]:
@@ -124,7 +126,12 @@ class Keeper:
             if name.startswith("score"):
                 _, run, local, column = name.split(" ")
                 scores.setdefault((int(run), int(local)), {})[column] = arrays[name]
-        return Snapshot(about["groups"], leaves, scores)
+        models: dict[tuple[int, int], list[np.ndarray]] = {}
+        for name in sorted(arrays):
+            if name.startswith("model"):
+                _, run, local, _ = name.split(" ")
+                models.setdefault((int(run), int(local)), []).append(arrays[name])
+        return Snapshot(about["groups"], leaves, scores, models)
 
 
 def completed(folder: Path) -> list[int]:
@@ -162,7 +169,12 @@ def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
         for (run, local), columns in snapshot.scores.items()
         for name, value in columns.items()
     }
-    return leaves | scores
+    models = {
+        f"model {run} {local} {i:04}": leaf
+        for (run, local), found in snapshot.models.items()
+        for i, leaf in enumerate(found)
+    }
+    return leaves | scores | models
 
 
 def _digest(array: np.ndarray) -> str:

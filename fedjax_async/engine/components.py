@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async import registry
 from fedjax_async.server import known
-from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Schedule, ServerAlgorithm
+from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
 
 Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program
 ServerFamily = Callable[[Hyper], ServerAlgorithm]
@@ -50,6 +50,13 @@ def facts_of(schedule: Schedule) -> Facts:
     """The facts about a run that its schedule determines."""
     steps = int(schedule.closes.sum())
     return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
+
+
+def shapes_of_server(components: Components, params: Params, facts: Facts) -> tuple[Any, Any]:
+    """Shapes of the server's state and of one client's memory at the start of a run with these facts."""
+    rule = rule_of(components.server, components.hyper, facts)
+    state, memory = jax.eval_shape(rule.init, params)
+    return state, memory
 
 
 def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:

@@ -18,13 +18,14 @@ import numpy as np
 from fedjax_async import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.components import Components, bound, shapes_of_server
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
 from fedjax_async.types import (
     Array,
     ClientAlgorithm,
     ClientData,
+    Facts,
     FederatedData,
     Model,
     Params,
@@ -208,11 +209,11 @@ class Scores:
                 return float(scores["accuracy"])
         return float("nan")
 
-    def columns(self, run: int) -> dict[str, np.ndarray]:
-        """All evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
+    def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
+        """The first ``rows`` evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
-        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position]) for name in names}
+        return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
 
 
 class OwnTests(NamedTuple):
@@ -227,7 +228,7 @@ class OwnTests(NamedTuple):
 
 def differs(components: Components, params: Params) -> bool:
     """Whether clients may have models of their own: the server has memory of them, or their algorithm has ``own``."""
-    memory = jax.eval_shape(lambda p: bound(components.server, components.hyper).init(p)[1], params)
+    _, memory = shapes_of_server(components, params, Facts(len(components.data.size)))
     return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 
 

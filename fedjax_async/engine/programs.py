@@ -98,6 +98,17 @@ def evaluate(
     return jax.jit(evaluate)
 
 
+@lru_cache(maxsize=64)
+def model_of(server: Server, facts: StackFacts) -> Any:
+    """Jitted ``model_of(tables, states, run) -> params``: a copy, which outlives the donation of the states."""
+
+    def model(tables: DeviceTables, states: State, run: Array) -> Params:
+        params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
+        return jax.tree.map(jnp.copy, params)
+
+    return jax.jit(model)
+
+
 def shed() -> None:
     """Forget compiled programs before there are too many for one process.
 
@@ -118,6 +129,7 @@ class Programs(NamedTuple):
     receive: Callable[..., Any]
     evaluate: Callable[..., Any]
     by_ranks: bool  # what the spans of ``receive`` count
+    model: Callable[..., Any] | None = None  # where observers may want the models of evaluations
 
 
 class Shapes(NamedTuple):
@@ -175,6 +187,7 @@ def compile_programs(
     per_client: bool,
     facts: StackFacts,
     mesh: Mesh | None = None,
+    models: bool = False,
 ) -> Programs:
     """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
     shed()
@@ -195,6 +208,7 @@ def compile_programs(
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
+        model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import at_or_before, fault_counts, with_derived_columns
+from fedjax_async.clock import at_or_before, cut, fault_counts, with_derived_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -29,6 +29,8 @@ class EngineOutcome(NamedTuple):
     in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
     in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
     probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # a table each
+    rows: int | None = None  # of the evaluations; fewer than planned in a run that was stopped
+    kept: tuple[int, Params] | None = None  # the row and the model that an observer wanted kept
 
 
 class Traffic(NamedTuple):
@@ -59,9 +61,15 @@ def make_run(
 
     ``accepted`` is false where the rule gave the upload no weight, too. ``step_changed`` says of an arrival whether its
     server step, as far as it came, changed anything: whether one of its uploads was accepted.
+
+    All tables of a run that was stopped end at its last evaluation.
     """
-    sent = np.sort(schedule.dispatch_time)
+    sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, outcome, traffic)
+    if outcome.rows is not None and outcome.rows < len(points.time):
+        points = Points(*(column[: outcome.rows] for column in points))
+        schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
+        records = {name: column[: len(schedule.job)] for name, column in records.items()}
     accepted = records["accepted"] & (records["weight"] != 0)
     counted = np.bincount(schedule.step, weights=accepted) > 0
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
@@ -72,9 +80,9 @@ def make_run(
         "update": points.position,
         "step": closed[points.position],
         **scores,
-        "bytes_up": _uploaded(schedule, points, up),
+        "bytes_up": _uploaded(whole, points, up),
         "bytes_down": at_or_before(sent, points.time) * traffic.down,
-        **({} if values_up is None else {"values_bytes_up": _uploaded(schedule, points, values_up)}),
+        **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),
     }
     job = schedule.job
     updates = {
@@ -96,7 +104,7 @@ def make_run(
         "server_steps": int(closed[-1]),
         "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
-        "trained_in_vain": len(outcome.in_vain),
+        "trained_in_vain": _followed(schedule, outcome.in_vain),
         **{name: faults[name] for name in FAULTS},
         **outcome.counters,
     }
@@ -108,7 +116,7 @@ def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tu
     records = outcome.records
     if traffic.values is None:
         return records, traffic.up, None
-    count, job = len(schedule.client), schedule.job
+    count, job = len(schedule.client), schedule.job[: len(records["bits"])]
     sizes = {"bits": traffic.up, "values_bits": traffic.values}
     jobs = {name: np.full(count, size, np.int64) for name, size in sizes.items()}
     for name, column in jobs.items():
@@ -118,6 +126,14 @@ def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tu
     kept = {name: column for name, column in records.items() if name not in sizes}
     columns = {"upload_bytes": jobs["bits"][job], "upload_values_bytes": jobs["values_bits"][job]}
     return kept | columns, jobs["bits"], jobs["values_bits"]
+
+
+def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
+    """How many of ``jobs`` the same client's next job followed within the schedule."""
+    latest = np.full(schedule.num_clients, -1)
+    latest[schedule.client] = np.arange(len(schedule.client))
+    jobs = jobs[jobs < len(schedule.client)]
+    return int(np.sum(jobs < latest[schedule.client[jobs]]))
 
 
 def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:

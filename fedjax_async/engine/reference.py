@@ -22,6 +22,7 @@ from fedjax_async.engine.components import Client, Components, Server, bound, fa
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
@@ -243,6 +244,48 @@ class _Federation:
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
 
 
+class _Probing:
+    """The probes of a run and the rows that they have seen."""
+
+    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
+        data, self.schedule = components.data, schedule
+        self.probes = resolved_probes(probes, data, len(schedule.job))
+        self.shapes = columns_of(self.probes, components, params)
+        self.chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in self.probes.items()}
+        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
+        self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
+        self.tests = jax.device_put((data.test_x, data.test_y))
+
+    def parts(self, run: _Federation, who: int) -> Parts:
+        """The training, validation and test part of a client."""
+
+        def part(x: Any, y: Any, kind: str) -> ClientData:
+            order, offset, size = self.held_out[kind]
+            return ClientData(x, y, order, offset[who], size[who])
+
+        return Parts(
+            run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
+        )
+
+    def look(self, run: _Federation, position: int, arrival: Arrival) -> None:
+        """Call the probes that are due, before the server receives the arrival."""
+        who = int(arrival.client)
+        for name, probe in self.probes.items():
+            if position in self.chosen[name]:
+                given = (run.state, run.memory[who], arrival, self.parts(run, who))
+                self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
+
+    def tables(self, until: int) -> dict[str, Any]:
+        """The table of each probe, for the first ``until`` arrivals."""
+        found = {}
+        for name, shapes in self.shapes.items():
+            numbers = self.chosen[name][self.chosen[name] < until]
+            seen = self.seen[name][: len(numbers)]
+            columns = {c: np.array([row[c] for row in seen], shape.dtype) for c, shape in shapes.items()}
+            found[name] = probe_table(self.schedule, numbers, numbers, columns)
+        return found
+
+
 def run_reference(
     components: Components,
     schedule: Schedule,
@@ -255,36 +298,40 @@ def run_reference(
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    observer: Observer | None = None,
 ) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
     data, schedule = components.data, check_schedule(schedule)
-    resolved = resolved_probes(probes, data, len(schedule.job))
-    shapes = columns_of(resolved, components, params)
-    chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in resolved.items()}
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in resolved}
-    held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
-    tests = jax.device_put((data.test_x, data.test_y))
+    probing = _Probing(components, schedule, params, probes)
     run = _Federation(components, schedule, params, key, norm_limit, per_client)
     records: list[dict[str, Any]] = []
     scores: list[dict[str, Any]] = []
-
-    def parts_of(who: int) -> Parts:
-        def part(x: Any, y: Any, kind: str) -> ClientData:
-            order, offset, size = held_out[kind]
-            return ClientData(x, y, order, offset[who], size[who])
-
-        return Parts(run.part(who), part(run.pool[0], run.pool[1], "validation"), part(tests[0], tests[1], "test"))
+    kept: list[tuple[int, Params]] = []
+    ended: list[Params] = []  # the model of the evaluation at which the observer stopped the run
 
     def evaluate(position: int) -> None:
         due = np.flatnonzero(points.position == position)
-        if len(due):
+        if len(due) and not ended:
             found = run.evaluate(points.time[due[0]], int(np.count_nonzero(schedule.closes[:position])))
-            scores.extend([found] * len(due))
+            for row in due:
+                scores.append(found)
+                if observer is not None:
+                    observe(observer, int(row), {name: np.array(value) for name, value in found.items()})
+                if ended:
+                    return
+
+    def observe(observer: Observer, row: int, found: dict[str, np.ndarray]) -> None:
+        verdict = observer.observe(row, found, False)
+        model = jax.device_get(run.params()) if verdict.keep or verdict.stop else None
+        kept.extend([(row, model)] if verdict.keep else [])
+        ended.extend([model] if verdict.stop else [])
 
     staleness = schedule.staleness
     run.send(0)
     evaluate(0)
     for e, job in enumerate(schedule.job):
+        if ended and records and "bits" not in records[-1]:  # uploads of unequal size are all trained, to be counted
+            break
         who = schedule.client[job]
         upload, message, norm, accepted, noted = run.train(int(job))
         arrival = Arrival(
@@ -298,34 +345,26 @@ def run_reference(
             local_steps=schedule.local_steps[job],
             extra=message.extra,
         )
-        for name, probe in resolved.items():
-            if e in chosen[name]:
-                given = (run.state, run.memory[who], arrival, parts_of(who))
-                seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
+        probing.look(run, e, arrival)
         info = run.receive(arrival)
         records.append(
             {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
         )
-        refuse(int(not accepted), on_bad)
+        refuse(int(not accepted and not ended), on_bad)
         run.send(e + 1)
         evaluate(e + 1)
         if progress is not None:
             now = {"time": float(schedule.time[e]), "staleness": float(staleness[e])}
             progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
+    until = int(points.position[len(scores) - 1])
     return EngineOutcome(
-        params=jax.device_get(run.params()),
+        params=ended[0] if ended else jax.device_get(run.params()),
         scores=_table(scores),
         records=_table(records),
         in_vain=np.array(list(run.noted_in_vain), np.int64),
         in_vain_records=_table(list(run.noted_in_vain.values())),
-        counters={"waves": len(records), "mean_width": 1.0},
-        probes={
-            name: probe_table(
-                schedule,
-                chosen[name],
-                chosen[name],
-                {c: np.array([row[c] for row in seen[name]], shape.dtype) for c, shape in shapes[name].items()},
-            )
-            for name in resolved
-        },
+        counters={"waves": until, "mean_width": 1.0},
+        probes=probing.tables(until),
+        rows=len(scores),
+        kept=kept[-1] if kept else None,
     )

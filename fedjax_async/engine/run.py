@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from fedjax_async import check
+from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
-from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.components import Components, facts_of, rule_of
 from fedjax_async.engine.devices import make_mesh, to_devices
 from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
@@ -33,6 +34,7 @@ from fedjax_async.engine.stack import (
 )
 from fedjax_async.engine.tables import Shape
 from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
 # How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
@@ -44,24 +46,37 @@ OTHER_PROGRAMS = 4
 
 
 def run_stack(
-    stack: Stack, *, on_bad: str = "reject", progress: Progress | None = None, keeper: Keeper | None = None
+    stack: Stack,
+    *,
+    on_bad: str = "reject",
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+    observers: Sequence[Observer | None] | None = None,
 ) -> list[EngineOutcome]:
     """Train every job of the stack; one outcome a member.
 
-    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches in front
-    of it, and to take the checkpoints of ``keeper``, from whose newest it goes on. Traces nothing, so it
-    may run in any thread.
+    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed
+    evaluations, in front of it, and to take the checkpoints of ``keeper``, from whose newest it goes on. Traces
+    nothing, so it may run in any thread.
+
+    ``observers``: one a member. A member that its observer stops goes on being trained as long as others of the stack
+    do; its results end at the evaluation that stopped it.
     """
     layout, tables, programs = stack.layout, stack.tables, stack.programs
     carry = programs.start(tables, stack.params)
     ranks = layout.ranks if programs.by_ranks else None
     scores = Scores([m.points for m in stack.members], layout.positions, ranks)
+    watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
 
     def evaluate(run: int, local: int) -> dict[str, Any]:
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
         with jax.enable_x64(real == np.float64):  # a setting of each thread
-            return programs.evaluate(tables, seen, np.int32(run), now, *tests)
+            found = programs.evaluate(tables, seen, np.int32(run), now, *tests)
+            copying = programs.model if watcher.wants_model(run) else None
+            model = None if copying is None else copying(tables, carry.server, np.int32(run))
+        watcher.add((run, local), found, model)
+        return found
 
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(layout))
@@ -72,8 +87,10 @@ def run_stack(
     else:
         carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), stack.sharding)
         scores.at = dict(snapshot.scores)
+        trees = {place: jax.tree.unflatten(jax.tree.structure(stack.params), m) for place, m in snapshot.models.items()}
+        watcher.restore(scores.at, trees)
     done = 0 if snapshot is None else snapshot.groups
-    tokens: deque[Any] = deque()
+    high, tokens = 0, deque[Any]()
     status = _status_of(layout)
     stretches, lane_of = layout.stretches.tolist(), layout.lane.tolist()
     edge = np.searchsorted(layout.stretches, layout.bounds).tolist()
@@ -88,15 +105,18 @@ def run_stack(
                 scores.evaluate(high, evaluate)
             if g % LOOK == 0:
                 tokens.append(rejected)
-            if len(tokens) > AHEAD // LOOK:
-                refuse(int(tokens.popleft()), on_bad)
             low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
+            if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
+                refuse(_rejected(stack, carry, watcher, high), on_bad)
             if keeper is not None and keeper.due(high) and high < len(layout.run):
-                keeper.save(high, Snapshot(g + 1, *jax.device_get((jax.tree.leaves(carry), scores.at))))
+                keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
             if progress is not None:
                 progress(high, len(layout.run), **status(low, high), accuracy=scores.latest())
-    refuse(int(carry.rejected), on_bad)
-    return [_outcome(stack, carry, scores, run) for run in range(len(stack.members))]
+            watcher.hand_over()
+            if watcher.all_ended and high >= _enough(stack, carry, watcher):
+                break
+    refuse(_rejected(stack, carry, watcher, high), on_bad)
+    return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
 def run_waves(
@@ -117,6 +137,7 @@ def run_waves(
     memory_limit: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
+    observer: Observer | None = None,
 ) -> EngineOutcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
     members = [make_member(components, schedule, params, key, points, norm_limit, probes)]
@@ -135,9 +156,9 @@ def run_waves(
             fill=memory_limit is None,
         )
         try:
-            stack = make_stack(
-                members, layout, shape_of(layout), per_client=per_client, mesh=mesh, memory_limit=memory_limit
-            )
+            options: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit}
+            options["models"] = observer is not None and observer.models
+            stack = make_stack(members, layout, shape_of(layout), per_client=per_client, **options)
             break
         except TooLarge as error:  # fewer jobs at a time: first shorter batches, then fewer of them
             needed, before = error.needed, layout.capacity if width is None else width
@@ -146,7 +167,7 @@ def run_waves(
         )
         lanes = lanes if before > shared else 1
         width = max(shared, before // 2)
-    return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper)[0]
+    return run_stack(stack, on_bad=on_bad, progress=progress, keeper=keeper, observers=[observer])[0]
 
 
 def _status_of(layout: Layout) -> Callable[[int, int], dict[str, float]]:
@@ -165,29 +186,75 @@ def _status_of(layout: Layout) -> Callable[[int, int], dict[str, float]]:
     return status
 
 
-def _outcome(stack: Stack, carry: Carry, scores: Scores, run: int) -> EngineOutcome:
+def _until(stack: Stack, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
+    """Arrivals of a run until it was stopped, and until all its results are there.
+
+    Where uploads differ in size, the results need each upload that reached the server before the stop, as its size is
+    known once it is trained.
+    """
+    member = stack.members[run]
+    if run not in watcher.ends:
+        return (len(member.schedule.job),) * 2
+    row = watcher.ends[run][0]
+    arrivals = int(member.points.position[row])
+    if "bits" not in carry.records:
+        return arrivals, arrivals
+    came = np.flatnonzero(member.schedule.upload_time[member.schedule.job] <= member.points.time[row] * SLACK)
+    return arrivals, max(arrivals, int(came.max(initial=-1)) + 1)
+
+
+def _enough(stack: Stack, carry: Carry, watcher: Watcher) -> int:
+    """The position from which on all stopped runs have their results."""
+    until = {run: _until(stack, carry, watcher, run)[1] for run in watcher.ends}
+    return max((int(stack.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
+
+
+def _snapshot(groups: int, carry: Carry, scores: Scores, watcher: Watcher) -> Snapshot:
+    watcher.hand_over(wait=True)
+    models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
+    leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
+    return Snapshot(groups, leaves, seen, models)
+
+
+def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:
+    """Rejected uploads among the first ``received`` positions, without those after a run's stop; waits for them."""
+    watcher.hand_over(wait=True)
+    if not watcher.ends:
+        return int(carry.rejected)
+    accepted, total = np.asarray(jax.device_get(carry.records["accepted"])), 0
+    for run, member in enumerate(stack.members):
+        arrivals = _until(stack, carry, watcher, run)[0]
+        position = stack.layout.positions[run][:arrivals][member.applied[:arrivals]]
+        total += int(np.sum(~accepted[position[position < received]]))
+    return total
+
+
+def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineOutcome:
     member, layout = stack.members[run], stack.layout
     state = (
         carry.server if stack.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(carry.server))
     )
-    rule = bound(member.components.server, member.components.hyper)
-    position = layout.positions[run]
-    own = np.unique(np.searchsorted(layout.waves, position, side="right"))
+    rule = rule_of(member.components.server, member.components.hyper, facts_of(member.schedule))
+    until, known = _until(stack, carry, watcher, run)
+    rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
+    position, sent = layout.positions[run][:known], member.applied[:known]
+    own = np.unique(np.searchsorted(layout.waves, position[:until], side="right"))
     columns = {name: np.asarray(column)[position] for name, column in jax.device_get(carry.records).items()}
     applied, seen = np.flatnonzero(member.applied), {}
     for name, probe in member.probes.items():
         numbers = numbers_of(probe, len(applied))
-        rows = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
-        seen[name] = probe_table(member.schedule, applied[numbers], numbers, rows)
+        numbers = numbers[applied[numbers] < until]
+        values = {c: np.asarray(v)[position][applied[numbers]] for c, v in jax.device_get(carry.probes[name]).items()}
+        seen[name] = probe_table(member.schedule, applied[numbers], numbers, values)
     return EngineOutcome(
-        params=jax.device_get(rule.params(state)),
-        scores=scores.columns(run),
-        records={name: column[member.applied] for name, column in columns.items()},
-        in_vain=member.schedule.job[~member.applied],
-        in_vain_records={name: column[~member.applied] for name, column in columns.items()},
+        params=watcher.ends[run][1] if run in watcher.ends else jax.device_get(rule.params(state)),
+        scores=scores.columns(run, rows),
+        records={name: column[sent] for name, column in columns.items()},
+        in_vain=member.schedule.job[:known][~sent],
+        in_vain_records={name: column[~sent] for name, column in columns.items()},
         counters={
             "waves": len(own),
-            "mean_width": len(position) / len(own) if len(own) else 0.0,
+            "mean_width": until / len(own) if len(own) else 0.0,
             "batches": sum(map(len, layout.groups)),
             "widths": list(layout.widths),
             "slots": layout.slots.count,
@@ -196,6 +263,8 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, run: int) -> EngineOutc
             "programs": len(layout.widths) + OTHER_PROGRAMS,
         },
         probes=seen,
+        rows=rows,
+        kept=watcher.kept.get(run),
     )
 
 
@@ -208,14 +277,18 @@ def run_stacks(
     per_client: bool = False,
     on_bad: str = "reject",
     progress: Progress | None = None,
+    observers: Sequence[Sequence[Observer | None]] | None = None,
 ) -> Iterator[tuple[int, list[EngineOutcome]]]:
     """Run ``stacks``, which share compiled programs; yields ``(k, outcomes of stack k)`` as they are done."""
     shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
     report = _Total(progress, sum(len(layout.run) for layout in layouts))
 
     def prepared(k: int) -> Callable[[], list[EngineOutcome]]:
-        made = make_stack(stacks[k], layouts[k], shape, per_client=per_client)
-        return lambda: run_stack(made, on_bad=on_bad, progress=report.part(k), keeper=keepers[k])
+        watching = [None] * len(stacks[k]) if observers is None else observers[k]
+        models = any(observer is not None and observer.models for observer in watching)
+        made = make_stack(stacks[k], layouts[k], shape, per_client=per_client, models=models)
+        options: dict[str, Any] = {"progress": report.part(k), "keeper": keepers[k], "observers": watching}
+        return lambda: run_stack(made, on_bad=on_bad, **options)
 
     yield from _at_a_time(prepared, len(stacks), at_a_time)
 

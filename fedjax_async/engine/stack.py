@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import ladder
-from fedjax_async.engine.components import Components, bound
+from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import Points, differs, own_tests, owners
 from fedjax_async.engine.layout import Layout, make_layout
@@ -133,7 +133,7 @@ def layout_of(
     top = devices * default_width(first.params) if max_width is None else max_width
     check.whole("max_width", top)
     check.whole("lanes", lanes)
-    memory = jax.eval_shape(lambda p: bound(first.components.server, first.components.hyper).init(p)[1], first.params)
+    _, memory = shapes_of_server(first.components, first.params, facts_of(first.schedule))
     return make_layout(
         [m.schedule for m in members],
         max_width=top,
@@ -174,8 +174,9 @@ def make_stack(
     per_client: bool = False,
     mesh: Mesh | None = None,
     memory_limit: int | None = None,
+    models: bool = False,
 ) -> Stack:
-    """Move a stack to the device and compile what it needs.
+    """Move a stack to the device and compile what it needs; ``models``: also the program that copies a model.
 
     Raises ``TooLarge`` where it needs more than ``memory_limit`` bytes. What is known without compiling is checked
     before anything is compiled.
@@ -224,6 +225,7 @@ def make_stack(
         per_client=per_client,
         facts=facts,
         mesh=mesh,
+        models=models,
     )
     needed += layout.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:

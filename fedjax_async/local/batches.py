@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.data.hashing import GOLDEN, mix
+from fedjax_async.hashing import GOLDEN, mix
 from fedjax_async.types import Array, ClientData, Model, Params
 
 PASSES = 24

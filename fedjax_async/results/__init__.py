@@ -6,6 +6,8 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    (its folder);
 2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
+   ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
+   evaluations of a run while it goes on;
 4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``heat_map.py``, ``sweep_report.py``,
    ``cluster.py``.
 5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.

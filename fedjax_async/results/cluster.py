@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 from fedjax_async import check, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
+from fedjax_async.results import callbacks as looking
 from fedjax_async.results import sweep_folder
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.runs import load_plugins
-from fedjax_async.results.sweeps import Work, plan_sweep, train_into
+from fedjax_async.results.sweeps import Work, begin_streams, plan_sweep, train_into
 
 SCHEDULERS = ("slurm", "local")
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
@@ -113,6 +114,7 @@ def submit(
     folder = Path(folder).resolve()
     executor = _executor(scheduler, options, folder)
     with claimed(folder):  # released before the first job starts
+        begin_streams(folder, work)
         sweep_folder.begin(folder, work.points)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
@@ -121,7 +123,9 @@ def submit(
     limits = [_text(memory_limit), _text(lanes)]
     members = [",".join(map(str, stack)) for stack in stacks]
     count = len(stacks)
-    columns = ([str(folder)] * count, members, *([limit] * count for limit in limits))
+    check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out: see points")
+    watching = [",".join(work.callbacks.streams), "best" if work.callbacks.keep_best else ""]
+    columns = ([str(folder)] * count, members, *([text] * count for text in (*limits, *watching)))
     with _refusals(target):
         handles = executor.map_array(train_members, *columns)
     left = ([member for member in stack if member not in work.finished] for stack in stacks)
@@ -145,10 +149,13 @@ def _text(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> str:
+def train_members(
+    folder: str, members: str, memory_limit: str, lanes: str, stream: str = "", keep_best: str = ""
+) -> str:
     """The work of one job: train the runs with the indices ``members`` ("0,3,5") of the sweep in ``folder``.
 
-    Arguments and result are plain texts, because submitit pickles them. An empty limit means the machine's default.
+    ``stream``: names joined by commas; ``keep_best``: "best" or nothing. Arguments and result are plain texts, because
+    submitit pickles them. An empty limit means the machine's default.
     """
     root = Path(folder)
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
@@ -157,6 +164,8 @@ def train_members(folder: str, members: str, memory_limit: str, lanes: str) -> s
         points = sweep_folder.read_definition(root)
         chosen = [points[int(index)] for index in members.split(",")]
         with claimed(sweep_folder.run_folder(root, chosen[0])):
-            work = plan_sweep(chosen, folder=root, memory_limit=limits["memory_limit"], lanes=limits["lanes"])
+            callbacks = looking.chosen(None, stream or None, bool(keep_best), root)
+            sizes: dict[str, Any] = {"memory_limit": limits["memory_limit"], "lanes": limits["lanes"]}
+            work = plan_sweep(chosen, folder=root, callbacks=callbacks, **sizes)
             train_into(root, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"

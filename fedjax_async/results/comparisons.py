@@ -38,6 +38,11 @@ def seed_values(runs: Sequence[Run]) -> Values:
     return lambda column, final: [metrics.percent(column) * metrics.final_value(run, column, final) for run in runs]
 
 
+def stopped_early(runs: Sequence[Run]) -> str:
+    """How many runs ended before their budget: ``2 of 3``."""
+    return f"{sum(run.stopped is not None for run in runs)} of {len(runs)}"
+
+
 def comparison(
     runs: Mapping[str, Sequence[Run]],
     baseline: str | None = None,
@@ -69,6 +74,8 @@ def comparison(
             f"relative to {baseline}": spread_or_count(relative.ratio[name]),
         }
 
+    early = any(run.stopped is not None for seeds in runs.values() for run in seeds)
+
     def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
         others = further_finals(seed_values(seeds), column, final, interval)
         return others | ({"target (%)": spread(100 * relative.target)} if labelled else {})
@@ -80,6 +87,7 @@ def comparison(
             **(times(name) if labelled else {}),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
+            **({"stopped early": stopped_early(seeds)} if early else {}),
             **(further_cells(seeds) if further else {}),
         }
         for name, seeds in runs.items()

@@ -58,6 +58,8 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     figures += html_figures.clients(run)
     notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
     counters = {key: json.dumps(files.plain(value)) for key, value in run.counters.items()}
+    if run.stopped is not None:
+        counters[f"stopped by {run.stopped.by}"] = run.stopped.why
     return {"name": name, "figures": [each._asdict() for each in figures], "notes": notes, "counters": counters}
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ from fedjax_async.config import Experiment, Settings, execute, own, plugins, pre
 from fedjax_async.config.experiment import timing_of
 from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.settings import as_dict, from_dict, require_named
+from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
-from fedjax_async.results import comparisons, files, metrics, store, tables
+from fedjax_async.results import callbacks as looking
+from fedjax_async.results import comparisons, files, metrics, store, streams, tables
+from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
@@ -125,12 +128,16 @@ def run_into(
     again: bool = False,
     progress: Progress | None = None,
     drawing: Drawing = SCREEN,
+    callbacks: Callbacks = NO_CALLBACKS,
+    name: str | None = None,
 ) -> Run:
     """Run an experiment and save it in ``folder``; if it was killed before, continue from its last checkpoint.
 
     Checkpoints (``settings.checkpoint``) are kept in ``folder/checkpoints`` until the results are complete. The
     folder is locked meanwhile. A finished run of the same settings is read, and one printed line says so; it is
-    trained once more with ``again``, and where there are probes.
+    trained once more with ``again``, and where there are probes. ``callbacks`` look at the evaluations of the run
+    ``name``; a finished run that they would have stopped elsewhere, or without the best model that they keep, is
+    trained once more too.
 
     Raises: ``ValueError`` as in :func:`claimed` and :func:`require_room`, before anything is compiled, for objects
     without a name, and for checkpoints of other settings.
@@ -140,22 +147,32 @@ def run_into(
     with claimed(folder):
         folder = require_room(folder, settings, overwrite=overwrite)
         checkpoints = folder / CHECKPOINTS
-        if not again and not experiment.probes and is_finished(folder, settings):
+        shown = str(experiment.settings.method) if name is None else name
+        readable = not again and not experiment.probes and is_finished(folder, settings)
+        if readable and looking.is_covered(run := load(folder), callbacks, shown):
             advice = "--again, in Python again=True, trains it once more"
             print(f"{folder}: this run is finished already and was read ({advice})")
-            run = load(folder)
+            looking.stream_again(run, callbacks, folder, shown)
             if plots and not _is_drawn(run, folder, drawing):  # killed before the pictures were whole, or saved without
                 _draw_run(run, folder, drawing)
             disk.sweep_up(folder)
             shutil.rmtree(checkpoints, ignore_errors=True)
             return run
-        if overwrite and not _holds(checkpoints / "settings.json", settings):
+        known = [_holds(path / "settings.json", settings) for path in (checkpoints, folder)]
+        if overwrite and not known[0]:
             shutil.rmtree(checkpoints, ignore_errors=True)
-        if experiment.settings.checkpoint is not None:
+        if not known[0] and (again or readable or not known[1]):
+            streams.clear(folder)
+        if experiment.settings.checkpoint is not None or callbacks.streams:
             checkpoints.mkdir(parents=True, exist_ok=True)
             disk.write(checkpoints / "settings.json", files.json_bytes(settings))
             save_plugins(checkpoints)
-        run = execute(experiment, progress=progress, checkpoints=checkpoints)
+            looking.save(callbacks, checkpoints)
+        watch = looking.watch_of(callbacks, experiment, folder, shown)
+        try:
+            run = execute(experiment, progress=progress, checkpoints=checkpoints, watch=watch)
+        finally:
+            watch.close()
         write_run(run, folder, plots=plots, overwrite=overwrite, drawing=drawing)
         shutil.rmtree(checkpoints, ignore_errors=True)
     return run
@@ -206,6 +223,9 @@ def compare(
     overwrite: bool = False,
     again: bool = False,
     progress: bool | None = None,
+    callbacks: Iterable[Callback] | None = None,
+    stream: str | Iterable[str] | None = None,
+    keep_best: bool = False,
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
@@ -220,6 +240,7 @@ def compare(
         of the same settings are read.
       again: train finished runs once more.
       progress: show a bar for each run (default: on a terminal).
+      callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` names it.
 
     Returns: method -> its runs, one per seed.
     """
@@ -228,6 +249,7 @@ def compare(
     check.optional(check.path, "folder", folder)
     listed = isinstance(methods, Sequence) and not isinstance(methods, str)
     check.require(listed, "methods", methods, "a list of methods, such as ['fedavg', 'fedasync']")
+    looking_on = looking.chosen(callbacks, stream, keep_best, folder)
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
     for one in given:
@@ -257,15 +279,19 @@ def compare(
     def train(method: str, seed: int) -> Run:
         with planning_bar(1, progress) as part:
             experiment = prepare(settings_of(method, seed), planning=part(0))
-        meter = bar(len(experiment.schedule.job), progress, label=f"{method} seed {seed}")
+        name = f"{method} seed {seed}"
+        meter = bar(len(experiment.schedule.job), progress, label=name)
+        watch = looking.watch_of(looking_on, experiment, None, name) if folder is None else None
         try:
-            if folder is None:
-                return execute(experiment, progress=meter.report)
+            if watch is not None:
+                return execute(experiment, progress=meter.report, watch=watch)
             target = folder_of(method, seed)
             options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": meter.report}
-            return run_into(experiment, target, plots=False, **options)
+            return run_into(experiment, target, plots=False, callbacks=looking_on, name=name, **options)
         finally:
             meter.close()
+            if watch is not None:
+                watch.close()
 
     all_seeds = range(settings.seed, settings.seed + seeds)
     with claimed(folder):

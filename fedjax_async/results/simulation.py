@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import jax
 from fedjax_async import check
 from fedjax_async.config import Settings, execute, prepare
 from fedjax_async.config.simulation import settings_from
+from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
+from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.progress import require_progress
@@ -29,6 +31,9 @@ def simulate(
     again: bool = False,
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    callbacks: Iterable[Callback] | None = None,
+    stream: str | Iterable[str] | None = None,
+    keep_best: bool = False,
     **changes: Any,
 ) -> Run:
     """Simulate one asynchronous (or synchronous) federated run.
@@ -44,6 +49,13 @@ def simulate(
       plots: draw the pictures too (needs matplotlib).
       overwrite: replace results of other settings in ``out``.
       again: train a finished run once more.
+      callbacks: functions ``f(evaluation)``, called at each evaluation as soon as it is computed (``Evaluation``). One
+        that returns ``Stop("why")`` ends the run there. They change no number. Of a run that is resumed, or finished
+        and read, they get the earlier evaluations once more, with ``evaluation.again``; one that counts begins anew at
+        ``evaluation.number == 0``.
+      stream: ``"csv"``, ``"tensorboard"`` or ``"wandb"``, or several: writes each evaluation as soon as it is computed.
+      keep_best: keep the best model in ``Run.best`` and ``best.npz``, by validation accuracy where there is a
+        validation part, else by test accuracy (by the loss where there are no class labels).
 
     >>> run = simulate(method="fedbuff", dataset="fashion_mnist_6k", model="logistic", clients=4, updates=6)
     >>> run.counters["updates"]
@@ -51,18 +63,25 @@ def simulate(
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
     """
-    chosen = settings_from(settings, changes)
+    settings = settings_from(settings, changes)
     require_progress(progress)
     if out is None:
         for name, value in (("overwrite", overwrite), ("again", again)):
             check.require(not value, name, value, "left out without a folder (out)")
-        return execute(prepare(chosen, probes=probes), progress=progress)
+        watching = chosen(callbacks, stream, keep_best, None)
+        experiment = prepare(settings, probes=probes)
+        watch = watch_of(watching, experiment, None)
+        try:
+            return execute(experiment, progress=progress, watch=watch)
+        finally:
+            watch.close()
     check.path("out", out)
     if plots:
         require_matplotlib()
     with claimed(out):
         options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
-        return run_into(prepare(chosen, probes=probes), Path(out), **options)
+        options["callbacks"] = chosen(callbacks, stream, keep_best, out)
+        return run_into(prepare(settings, probes=probes), Path(out), **options)
 
 
 def resume(
@@ -71,12 +90,14 @@ def resume(
     plots: bool = True,
     probes: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    callbacks: Iterable[Callback] | None = None,
     **objects: Any,
 ) -> Run:
     """Continue the run in ``folder`` that was begun with ``checkpoint=N`` and cut off; it ends with the same files.
 
     ``objects``: the run's own objects by setting, ``method=Method(rule)``, ``data=...``: a folder keeps no code. Names
-    that a plugin registers come back by themselves. ``probes`` as the run was begun with.
+    that a plugin registers come back by themselves. ``probes`` and ``callbacks`` as the run was begun with; its streams
+    and ``keep_best`` come back by themselves.
 
     Raises: ``ValueError`` if there is nothing to continue, and naming the object or plugin whose code differs from the
     code that the run began with.
@@ -92,8 +113,9 @@ def resume(
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)
+        options: dict[str, Any] = {"plots": plots, "progress": progress, "callbacks": resumed(folder, callbacks)}
         with precision(settings):
-            return run_into(prepare(settings, probes=probes), folder, plots=plots, progress=progress)
+            return run_into(prepare(settings, probes=probes), folder, **options)
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_async import check, disk
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
-from fedjax_async.types import Params, Run
+from fedjax_async.types import Best, Params, Run, Stopped
 
 FORMAT = "fedjax_async run 1"
 MANIFEST = "manifest.json"
@@ -28,6 +28,10 @@ FILES = (
     "params.npz",
 )
 PROBES = "probes.npz"  # only in the folder of a run with probes: arrays named probe/column
+STOPPED = "stopped.json"  # only of a run that ended before its budget: by what, why, at which evaluation
+BEST = "best.npz"  # only with keep_best: the parameters of the best model, as params.npz holds the last ones
+BEST_ABOUT = "best.json"  # its evaluation, what is compared, and its value
+OPTIONAL = (PROBES, STOPPED, BEST, BEST_ABOUT)
 SCHEDULE = "schedule.npz"  # written by the clock, in its own format
 CHECKPOINTS = "checkpoints"  # only while the run is not finished
 BARE = "."  # the name of a parameter tree that is a single array
@@ -77,7 +81,13 @@ def _contents(run: Run) -> dict[str, bytes]:
         disk.npz_bytes(flatten(run.params)),
     )
     tables = {f"{name}/{column}": v for name, table in run.probes.items() for column, v in table.items()}
-    return dict(zip(FILES, contents, strict=True)) | ({PROBES: disk.npz_bytes(tables)} if tables else {})
+    found = dict(zip(FILES, contents, strict=True)) | ({PROBES: disk.npz_bytes(tables)} if tables else {})
+    if run.stopped is not None:
+        found[STOPPED] = files.json_bytes(run.stopped)
+    if run.best is not None:
+        about = {name: value for name, value in run.best._asdict().items() if name != "params"}
+        found |= {BEST: disk.npz_bytes(flatten(run.best.params)), BEST_ABOUT: files.json_bytes(about)}
+    return found
 
 
 def _types(columns: Mapping[str, np.ndarray]) -> dict[str, str]:
@@ -124,6 +134,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     - ``evaluations.csv`` and ``updates.csv``, floats with every digit;
     - ``params.npz`` (arrays named by their path, such as ``conv/kernel``), ``per_client.npz``, ``schedule.npz`` and,
       for a run with probes, ``probes.npz`` (arrays named ``probe/column``), all readable by ``numpy.load``;
+    - ``stopped.json`` of a run that ended before its budget; ``best.npz`` and ``best.json`` with ``keep_best``;
     - ``manifest.json`` with column types and check sums, written last.
 
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
@@ -134,6 +145,8 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
     folder.mkdir(parents=True, exist_ok=True)
+    for name in set(OPTIONAL) - set(contents):  # of an earlier run
+        (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         disk.write(folder / name, content)
     save_schedule(folder / SCHEDULE, run.schedule)
@@ -152,7 +165,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of the run saved in ``folder``; ``ValueError`` if there is none."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        if manifest["format"] == FORMAT and set(manifest["sha256"]) - {PROBES} == {*FILES, SCHEDULE}:
+        if manifest["format"] == FORMAT and set(manifest["sha256"]) - set(OPTIONAL) == {*FILES, SCHEDULE}:
             return manifest
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
@@ -196,6 +209,10 @@ def load(folder: str | Path) -> Run:
     manifest = read_manifest(folder)
     content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}
     probes = disk.read_npz(io.BytesIO(content[PROBES])) if PROBES in content else {}
+    stopped = Stopped(**json.loads(content[STOPPED])) if STOPPED in content else None
+    best = None
+    if BEST in content:
+        best = Best(unflatten(disk.read_npz(io.BytesIO(content[BEST]))), **json.loads(content[BEST_ABOUT]))
     return Run(
         settings=json.loads(content["settings.json"]),
         params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
@@ -205,4 +222,6 @@ def load(folder: str | Path) -> Run:
         counters=json.loads(content["counters.json"]),
         schedule=load_schedule(folder / SCHEDULE),
         probes=unflatten(probes),
+        stopped=stopped,
+        best=best,
     )

@@ -33,6 +33,12 @@ def definition(points: Sequence[Point], probes: Mapping[str, Any] | None = None)
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
 
 
+def is_defined(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> bool:
+    """Whether the folder holds the definition of this sweep."""
+    saved = folder / DEFINITION
+    return saved.is_file() and saved.read_bytes() == definition(points, probes)
+
+
 def read_definition(folder: str | Path) -> list[Point]:
     """The points of the sweep in ``folder``; ``ValueError`` if it holds none."""
     path = Path(folder) / DEFINITION
@@ -62,9 +68,8 @@ def require_room(
     if overwrite or not folder.exists():
         return folder
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
-    saved = folder / DEFINITION
-    if left and (not saved.is_file() or saved.read_bytes() != definition(points, probes)):
-        found = "another sweep" if saved.is_file() else "other files"
+    if left and not is_defined(folder, points, probes):
+        found = "another sweep" if (folder / DEFINITION).is_file() else "other files"
         raise ValueError(
             f"folder = {str(folder)!r}: must be empty or hold the same sweep, but it holds {found} "
             "(choose another folder, or overwrite: finished runs with the same settings are kept)"

@@ -60,8 +60,9 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
         "bytes_down": last["bytes_down"],
         **{name: last[name] for name in ("values_bytes_up",) if name in last},
         **{name: count for name, count in run.counters.items() if name not in EXECUTION and np.ndim(count) == 0},
+        **({} if run.stopped is None else {"stopped_by": run.stopped.by}),
     }
-    return Record(point, numbers, run._replace(params=(), updates={}, per_client={}))
+    return Record(point, numbers, run._replace(params=(), updates={}, per_client={}, best=None))
 
 
 def records(sweep: Sweep, target: float | None = None) -> list[Record]:
@@ -183,6 +184,8 @@ def setting_rows(
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
             row[title] = spread([factor * each.numbers[name] for each in group])
+        if any(each.run.stopped is not None for each in found):
+            row["stopped early"] = comparisons.stopped_early([each.run for each in group])
         if further:
             for column in shown:
                 row |= comparisons.further_finals(_values(group), column, final, interval)

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_async import check
-from fedjax_async.config import sweeping
+from fedjax_async.config import Experiment, sweeping
 from fedjax_async.config.experiment import resolved as resolved_settings
 from fedjax_async.config.grid import Point, expand
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
-from fedjax_async.results import sweep_folder
+from fedjax_async.config.watching import Callback, Watch
+from fedjax_async.results import callbacks as looking
+from fedjax_async.results import store, streams, sweep_folder
+from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import is_finished
@@ -60,6 +63,7 @@ class Work(NamedTuple):
     finished: frozenset[int]
     groups: tuple[Group, ...]  # the stacks in which a run is left to train
     probes: Mapping[str, Any] | None = None  # evaluated in every run
+    callbacks: Callbacks = NO_CALLBACKS  # look at the evaluations of every run
 
     @property
     def updates(self) -> int:
@@ -87,6 +91,7 @@ def plan_sweep(
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
     progress: bool | None = None,
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> Work:
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
@@ -104,19 +109,22 @@ def plan_sweep(
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
         groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
-        return Work(tuple(points), frozenset(), tuple(groups), probes)
-    finished = _finished(points, Path(folder))
+        return Work(tuple(points), frozenset(), tuple(groups), probes, callbacks)
+    finished = _finished(points, Path(folder), callbacks)
     left = (_left(group, finished, points, Path(folder)) for group in groups)
-    return Work(tuple(points), finished, tuple(group for group in left if group.stacks), probes)
+    return Work(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
 
-def _finished(points: Sequence[Point], folder: Path) -> frozenset[int]:
-    """The indices of the points with a whole run in ``folder``."""
-    return frozenset(
-        index
-        for index, point in enumerate(points)
-        if is_finished(sweep_folder.run_folder(folder, point), as_dict(point.settings))
-    )
+def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None = None) -> frozenset[int]:
+    """The indices of the points with a whole run in ``folder``: one that ``callbacks`` leave as it is, if given."""
+
+    def whole(point: Point) -> bool:
+        place = sweep_folder.run_folder(folder, point)
+        if not is_finished(place, as_dict(point.settings)):
+            return False
+        return callbacks is None or looking.is_covered_in(place, callbacks, point.name)
+
+    return frozenset(index for index, point in enumerate(points) if whole(point))
 
 
 def _left(group: Group, finished: frozenset[int], points: Sequence[Point], folder: Path) -> Group:
@@ -150,14 +158,27 @@ def train(
 
     settings = [point.settings for point in work.points]
     checkpoints = None if folder is None else folder / CHECKPOINTS
+    watches: list[Watch] = []
+
+    def watch(member: int, experiment: Experiment) -> Watch:
+        point = work.points[member]
+        place = None if folder is None else sweep_folder.run_folder(folder, point)
+        callbacks = NO_CALLBACKS if member in work.finished else work.callbacks
+        watches.append(looking.watch_of(callbacks, experiment, place, point.name))
+        return watches[-1]
+
+    options: dict[str, Any] = {"progress": report, "folder": checkpoints, "probes": work.probes}
+    if work.callbacks != NO_CALLBACKS:
+        options["watch"] = watch
     try:
         with precision(work.points):
             for group in work.groups:
-                options: dict[str, Any] = {"progress": report, "folder": checkpoints, "probes": work.probes}
                 sweeping.execute_group(settings, group, on_finished=finish, **options)
                 before += group.updates
     finally:
         meter.close()
+        for each in watches:
+            each.close()
 
 
 def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
@@ -171,10 +192,26 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
         return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))))
     folder = Path(folder)
     with claimed(folder):
+        begin_streams(folder, work)
         sweep_folder.begin(folder, work.points, work.probes)
         train_into(folder, work, progress=progress)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return Sweep(work.points, folder)
+
+
+def begin_streams(folder: Path, work: Work) -> None:
+    """Remove what other runs streamed into the folders of this sweep's; stream the finished runs that were not.
+
+    Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
+    """
+    known = sweep_folder.is_defined(folder, work.points, work.probes)
+    for index, point in enumerate(work.points):
+        place = sweep_folder.run_folder(folder, point)
+        if index in work.finished:
+            if work.callbacks.streams:
+                looking.stream_again(store.load(place), work.callbacks, place, point.name)
+        elif not known or (place / store.MANIFEST).is_file():  # of other settings, or with other callbacks
+            streams.clear(place)
 
 
 def train_into(folder: Path, work: Work, *, progress: bool | None = None) -> None:
@@ -198,6 +235,9 @@ def sweep(
     progress: bool | None = None,
     overwrite: bool = False,
     probes: Mapping[str, Any] | None = None,
+    callbacks: Iterable[Callback] | None = None,
+    stream: str | Iterable[str] | None = None,
+    keep_best: bool = False,
 ) -> Sweep:
     """Run every combination of a grid; runs that differ only in numbers are trained side by side.
 
@@ -215,6 +255,8 @@ def sweep(
       overwrite: replace another sweep in ``folder``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
+      callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` is its name.
+        Runs that are trained side by side stop one by one, and what the device trains of them after that is left out.
 
     Returns: the finished runs; if there is a folder, they are read from it when they are asked for.
 
@@ -225,13 +267,14 @@ def sweep(
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
     check.optional(check.path, "folder", folder)
+    looking_on = looking.chosen(callbacks, stream, keep_best, folder)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
         if folder is not None:
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
-        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes}
-        work = plan_sweep(expanded, folder=folder, progress=progress, **options)
+        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
+        work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **options)
         return run_work(work, folder=folder, progress=progress)
 
 

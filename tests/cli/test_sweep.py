@@ -14,7 +14,7 @@ import tomllib
 import pytest
 
 from fedjax_async import cli
-from fedjax_async.cli import flags, sweep
+from fedjax_async.cli import sweep, sweep_file
 from fedjax_async.config import prepare
 from fedjax_async.results import cluster, load, sweep_report
 from fedjax_async.results.sweeps import collect, plan_sweep, run_work
@@ -175,17 +175,17 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
         cli.main(["sweep", "--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    lines = [line.strip() for line in flags.SWEEP_EXAMPLE.splitlines()]
+    lines = [line.strip() for line in sweep_file.SWEEP_EXAMPLE.splitlines()]
     assert all(line in shown for line in lines)
-    (tmp_path / "mixing.toml").write_text(flags.SWEEP_EXAMPLE)
+    (tmp_path / "mixing.toml").write_text(sweep_file.SWEEP_EXAMPLE)
     file = sweep.read(tmp_path / "mixing.toml")
     assert len(file.points) == 72 and file.target == 0.7
-    assert set(tomllib.loads(flags.SWEEP_EXAMPLE)) == set(flags.SWEEP_KEYS)
+    assert set(tomllib.loads(sweep_file.SWEEP_EXAMPLE)) == set(sweep_file.SWEEP_KEYS)
     prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5))
 
 
 def test_the_commands_of_the_help_parse():
-    commands = re.findall(r"^ +(fedjax-async .+)$", flags.SWEEP_EPILOG, re.MULTILINE)
+    commands = re.findall(r"^ +(fedjax-async .+)$", sweep_file.SWEEP_EPILOG, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
         assert callable(cli.parser().parse_args(shlex.split(command)[1:]).action)

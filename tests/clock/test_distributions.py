@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock.chance import DISTRIBUTIONS, Draws, half_normal, pareto_tail, uniform
+from fedjax_async.clock.chance import FAMILIES, Draws, half_normal, pareto_tail, uniform
 
 MEAN, STD, DRAWS = 60.0, 15.0, 200_000
 
@@ -13,9 +13,9 @@ def draw(family, mean=MEAN, std=STD, size=(DRAWS,), seed=0):
     return family(Draws(seed, "noise", places), np.asarray(mean), np.asarray(std))
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_moments_match_what_the_family_promises(name):
-    x = draw(DISTRIBUTIONS[name])
+    x = draw(FAMILIES[name])
     std = {"constant": 0.0, "exponential": MEAN}.get(name, STD)
     assert x.dtype == np.float64
     assert (x > 0).all()
@@ -23,10 +23,10 @@ def test_moments_match_what_the_family_promises(name):
     assert abs(x.std() - std) < (0.05 if name == "pareto" else 0.02) * MEAN  # the tail index of pareto is 5.1
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_means_and_deviations_are_arrays_one_a_client(name):
     mean, std = np.array([1.0, 10.0, 1000.0]), np.array([0.0, 1.0, 400.0])
-    x = draw(DISTRIBUTIONS[name], mean, std, (20_000, 3))
+    x = draw(FAMILIES[name], mean, std, (20_000, 3))
     assert x.shape == (20_000, 3)
     assert np.isfinite(x).all()
     np.testing.assert_allclose(x.mean(0), mean, rtol=0.05)
@@ -35,14 +35,14 @@ def test_means_and_deviations_are_arrays_one_a_client(name):
 
 
 def test_lognormal_has_the_logarithm_of_the_specification():
-    logs = np.log(draw(DISTRIBUTIONS["lognormal"]))
+    logs = np.log(draw(FAMILIES["lognormal"]))
     s = np.sqrt(np.log(STD**2 / MEAN**2 + 1))
     assert abs(logs.std() - s) < 0.005
     assert abs(logs.mean() - (np.log(MEAN) - s**2 / 2)) < 0.005
 
 
 def test_normal_is_the_gaussian_conditioned_on_being_positive():
-    x = draw(DISTRIBUTIONS["normal"], 96.2, 135.6)
+    x = draw(FAMILIES["normal"], 96.2, 135.6)
     plain = np.random.default_rng(1).normal(96.2, 135.6, DRAWS)
     kept = plain[plain > 0]
     assert (x > 0).all()
@@ -53,8 +53,8 @@ def test_normal_is_the_gaussian_conditioned_on_being_positive():
 
 def test_redraws_leave_the_other_places_alone():
     mean = np.full(64, 1.0)
-    calm = draw(DISTRIBUTIONS["normal"], mean, np.full(64, 0.01), (16, 64))
-    wild = draw(DISTRIBUTIONS["normal"], mean, np.r_[np.full(32, 0.01), np.full(32, 5.0)], (16, 64))
+    calm = draw(FAMILIES["normal"], mean, np.full(64, 0.01), (16, 64))
+    wild = draw(FAMILIES["normal"], mean, np.r_[np.full(32, 0.01), np.full(32, 5.0)], (16, 64))
     np.testing.assert_array_equal(calm[:, :32], wild[:, :32])
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import registry
-from fedjax_async.data import Federation, ceiling, client_rows, federate, hashing, load, population
+from fedjax_async import hashing, registry
+from fedjax_async.data import Federation, ceiling, client_rows, federate, load, population
 from fedjax_async.models import MODELS
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.data import Generated, Identity, client_rows, generate, generated, hashing
+from fedjax_async import hashing
+from fedjax_async.data import Generated, Identity, client_rows, generate, generated
 from fedjax_async.local import local_training, run_job
 from fedjax_async.models import linear
 from fedjax_async.types import ClientData, Message

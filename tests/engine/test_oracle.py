@@ -5,12 +5,15 @@ from __future__ import annotations
 from itertools import product
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_async import Method, simulate
 from fedjax_async.clock import AVAILABILITY, FAULTS, NETWORKS, TIMINGS, Limits
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.server import SERVERS
+from fedjax_async.types import Info, Message, ServerAlgorithm
 from tests.engine.problem import case, close
 
 # one or two specs a policy; the length of windows and rounds fits delays of mean 1
@@ -57,6 +60,37 @@ def test_engine_equals_oracle(rule, timing, delay):
     before, after = (np.asarray(p["output"]["kernel"]) for p in (given.params, want.params))
     moved = np.abs(after - before).max()
     assert moved > 1e-4, "the run must have trained, or the comparison shows nothing"
+
+
+def scaled(count: int) -> ServerAlgorithm:
+    """A rule all of whose functions depend on the number of clients: its state is as many times the model."""
+
+    def given(facts):
+        return scaled(facts.num_clients)
+
+    def init(params):
+        return (jax.tree.map(lambda leaf: count * leaf, params), jnp.zeros(count)), ()
+
+    def receive(state, memory, arrival):
+        model = jax.tree.map(lambda w, u: w + count * u, state[0], arrival.upload)
+        return (model, state[1].at[arrival.client].add(1)), memory, Info(arrival.weight)
+
+    def params(state):
+        return jax.tree.map(lambda leaf: leaf / count, state[0])
+
+    return ServerAlgorithm(
+        init, receive, lambda state, memory, _: (Message(params(state)), memory), params, given=given
+    )
+
+
+def test_a_rule_is_given_the_facts_of_the_run_wherever_it_is_used():
+    with jax.enable_x64(True):
+        problem = case(scaled(1))
+        waves, oracle = run_waves(*problem), run_reference(*problem)
+    close(waves.params, oracle.params, 1e-12)
+    settings = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
+    found, usual = simulate(method=Method(scaled(1)), **settings), simulate(method="asgd", **settings)
+    close(found.params, usual.params, 1e-5)
 
 
 def test_proximal_client_equals_oracle():

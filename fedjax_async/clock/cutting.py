@@ -1,0 +1,38 @@
+"""A schedule that ends early: what is known of it at a moment in its middle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedjax_async.clock.record import SLACK, Outcome, with_derived_columns
+from fedjax_async.types import Schedule
+
+_JOBS = ("client", "number", "local_steps", "dispatch_time", "upload_time", "dispatched_after", "version")
+_FATES = ("outcome", "freed_time", "corrupt", "copies")
+
+
+def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
+    """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
+
+    ``time`` is not before the last of these arrivals. Of a job that is not through by then, the outcome is UNDER_WAY,
+    or GIVEN_UP if its timeout has passed; DROPPED_LATE as soon as its upload has come. Its ``upload_time`` stays.
+
+    Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
+    """
+    schedule = with_derived_columns(schedule)
+    sent = np.searchsorted(schedule.dispatched_after, arrivals, side="right")
+    jobs = min(int(sent), int(np.searchsorted(schedule.dispatch_time, time * SLACK, side="right")))
+    columns = {name: getattr(schedule, name)[:jobs] for name in (*_JOBS, *_FATES)}
+    freed = columns["freed_time"] <= time * SLACK
+    applied = np.zeros(len(schedule.client), np.bool_)
+    applied[schedule.job[:arrivals]] = True
+    late = np.isin(columns["outcome"], (Outcome.LATE, Outcome.DROPPED_LATE))
+    came = columns["upload_time"] <= time * SLACK
+    dropped = np.isin(columns["outcome"], (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE))
+    was_applied = np.isin(columns["outcome"], (Outcome.APPLIED, Outcome.LATE))
+    through = np.where(was_applied, applied[:jobs], np.where(dropped, came, freed))
+    pending = np.where(late & freed, Outcome.GIVEN_UP, Outcome.UNDER_WAY)
+    columns["outcome"] = np.where(through, columns["outcome"], pending).astype(np.int8)
+    columns["copies"] = np.where(through, columns["copies"], 0).astype(np.int8)
+    of_arrivals = {name: getattr(schedule, name)[:arrivals] for name in ("job", "time", "closes", "step")}
+    return schedule._replace(**columns, **of_arrivals)

@@ -1,0 +1,176 @@
+"""Who looks at the evaluations of a run: its stopping rules, the best model, callbacks.
+
+One :class:`Watch` a run, whatever runs it: ``execute`` and ``execute_group`` give its observer to the engine. It hands
+each evaluation to everyone in order, and adds to the finished run why it stopped and what its best model is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.config.experiment import Experiment
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.record import EngineOutcome
+from fedjax_async.engine.watching import Observer, Verdict
+from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
+
+Callback = Callable[[Evaluation], Stop | None]
+
+_one_at_a_time = threading.RLock()  # stacks run in threads of their own; a callback is never called twice at a time
+
+
+def name_of(callback: Any) -> str:
+    """What messages call a callback."""
+    return str(getattr(callback, "__qualname__", type(callback).__qualname__))
+
+
+def asked(callback: Callback, evaluation: Evaluation) -> Stop | None:
+    """What a callback says of an evaluation; ``ValueError`` naming it where it fails or returns anything else."""
+    try:
+        with _one_at_a_time:
+            found = callback(evaluation)
+    except Exception as error:
+        raise ValueError(
+            f"callback {name_of(callback)}, evaluation {evaluation.number} of {evaluation.run}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    allowed = 'None, or Stop("why") to end the run'
+    check.require(found is None or isinstance(found, Stop), f"return of callback {name_of(callback)}", found, allowed)
+    return found
+
+
+class Judge:
+    """What counts as better: the validation accuracy if clients hold out a validation part, else the test accuracy.
+
+    The loss takes the place of the accuracy where targets are not class labels.
+    """
+
+    def __init__(self, data: FederatedData) -> None:
+        self.labelled = bool(np.issubdtype(np.asarray(data.test_y).dtype, np.integer))
+        self._metric = "accuracy" if self.labelled else "loss"
+
+    def column(self, scores: Mapping[str, Any]) -> str:
+        """The score that is compared."""
+        held_out = f"validation_{self._metric}"
+        return held_out if held_out in scores else self._metric
+
+    def name(self, scores: Mapping[str, Any]) -> str:
+        """The score that is compared, to be read: ``test accuracy``."""
+        part = "validation" if self.column(scores).startswith("validation_") else "test"
+        return f"{part} {self._metric}"
+
+    def is_better(self, value: Any, than: Any) -> bool:
+        """Whether a value is better than another; NaN never is, and any number is better than None."""
+        if math.isnan(value):
+            return False
+        return than is None or bool(value > than if self.labelled else value < than)
+
+    def reaches(self, value: Any, target: float) -> bool:
+        """Whether a value is the target or better."""
+        return bool(value >= target if self.labelled else value <= target)
+
+
+class _Improvement:
+    """The best value so far, and how many evaluations ago it was."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.best: Any = None
+        self.since = 0
+
+    def __call__(self, value: Any) -> bool:
+        better = self._judge.is_better(value, self.best)
+        self.best, self.since = (value, 0) if better else (self.best, self.since + 1)
+        return better
+
+
+class Watch:
+    """Looks at the evaluations of one run; ``name``: what they and messages call it.
+
+    ``callbacks``: called at each evaluation. Any of them may stop the run, unless it is among ``streams``, which have a
+    ``close(complete)`` too. ``keep_best``: keep the best model.
+    """
+
+    def __init__(
+        self,
+        e: Experiment,
+        *,
+        name: str | None = None,
+        callbacks: Sequence[Callback] = (),
+        streams: Sequence[Any] = (),
+        keep_best: bool = False,
+    ) -> None:
+        self._e, self._name = e, str(e.settings.method) if name is None else name
+        self._callbacks, self._streams, self._keep_best = tuple(callbacks), tuple(streams), keep_best
+        self._judge = Judge(e.components.data)
+        self._improved = _Improvement(self._judge)
+        self._closed = np.concatenate([[0], np.cumsum(e.schedule.closes)])
+        self._stopped: Stopped | None = None
+        self._judged_by = ""
+        require_target(e.settings, self._judge.labelled)
+
+    @property
+    def observer(self) -> Observer | None:
+        """What the engine is given; None if nobody looks."""
+        s = self._e.settings
+        models = bool(self._callbacks) or self._keep_best or s.stop_at is not None or s.patience is not None
+        return Observer(self._observe, models) if models or self._streams else None
+
+    def _observe(self, row: int, scores: dict[str, np.ndarray], again: bool) -> Verdict:
+        points, last = self._e.points, row == len(self._e.points.time) - 1
+        update = int(points.position[row])
+        values = {name: value[()] for name, value in scores.items()}
+        evaluation = Evaluation(
+            self._name, row, float(points.time[row]), update, int(self._closed[update]), values, self._e.described,
+            last, again,
+        )  # fmt: skip
+        for stream in self._streams:
+            asked(stream, evaluation)
+        self._judged_by = self._judge.name(values)
+        better = self._improved(values[self._judge.column(values)])
+        found = self._rules(values)
+        for callback in self._callbacks:
+            said = asked(callback, evaluation)
+            found = found or (None if said is None else (f"callback {name_of(callback)}", said.why))
+        if found is not None and not last:
+            self._stopped = Stopped(*found, row)
+        return Verdict(keep=self._keep_best and better, stop=found is not None and not last)
+
+    def _rules(self, scores: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Which of the settings' rules stops the run, and why."""
+        s, value = self._e.settings, scores[self._judge.column(scores)]
+        if s.stop_at is not None and self._judge.reaches(value, s.stop_at):
+            return "stop_at", f"{self._judge.name(scores)} {value:.4f} reached {s.stop_at:g}"
+        if s.patience is not None and self._improved.since >= s.patience:
+            best = math.nan if self._improved.best is None else self._improved.best
+            return "patience", f"{self._judge.name(scores)} not above {best:.4f} for {s.patience} evaluations".replace(
+                "above", "above" if self._judge.labelled else "below"
+            )
+        return None
+
+    def finish(self, run: Run, outcome: EngineOutcome) -> Run:
+        """The run with why it stopped and its best model; streams are complete and closed."""
+        self.close(complete=True)
+        if outcome.kept is not None:
+            row, params = outcome.kept
+            best = Best(params, row, self._judged_by, float(self._improved.best))
+            run = run._replace(best=best)
+        return run._replace(stopped=self._stopped)
+
+    def close(self, complete: bool = False) -> None:
+        """Close the streams, once."""
+        streams, self._streams = self._streams, ()
+        for stream in streams:
+            stream.close(complete)
+
+
+def require_target(s: Settings, labelled: bool) -> None:
+    """``ValueError`` for a target that no run can reach: an accuracy above 1."""
+    reachable = s.stop_at is None or not labelled or s.stop_at <= 1
+    check.require(reachable, "stop_at", s.stop_at, "an accuracy in (0, 1]")

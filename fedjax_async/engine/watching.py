@@ -1,0 +1,117 @@
+"""Observers of evaluations: what the engine hands over while it runs, and the models that they want kept.
+
+An evaluation is handed over once it is computed. The host waits for one only where more than ``AHEAD`` are under way.
+Whoever observes sees each run's evaluations in order, so what follows from them does not depend on timing: a run that
+is stopped may have been trained further meanwhile, but its results end at the evaluation that stopped it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_async.engine.evaluation import Points
+from fedjax_async.types import Params
+
+AHEAD = 4  # evaluations, each with its model, that may be under way on the device
+
+Scored = Mapping[str, Any]  # an evaluation: its scores by name
+Place = tuple[int, int]  # a run of the stack, and how many of its arrivals came before
+
+
+class Verdict(NamedTuple):
+    """What an observer says of an evaluation."""
+
+    keep: bool = False  # keep its model, in the place of the one kept before
+    stop: bool = False  # the run ends here
+
+
+class Observer(NamedTuple):
+    """``observe(row, scores, again) -> Verdict`` for each row of a run's evaluations, in order.
+
+    ``scores``: arrays on the host, copies. ``again``: the evaluation is that of a checkpoint.
+    """
+
+    observe: Callable[[int, dict[str, np.ndarray], bool], Verdict]
+    models: bool  # whether it may keep a model or stop the run
+
+
+class Watcher:
+    """Hands the evaluations of a stack to the observers of its runs."""
+
+    def __init__(self, points: Sequence[Points], observers: Sequence[Observer | None]) -> None:
+        self._points, self._observers = points, observers
+        self._waiting: deque[tuple[Place, Scored, Params | None]] = deque()
+        self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
+        self.ends: dict[int, tuple[int, Params]] = {}  # the same of the evaluation that stopped the run
+
+    def wants_model(self, run: int) -> bool:
+        """Whether the model of a run's next evaluation may be needed."""
+        observer = self._observers[run]
+        return observer is not None and observer.models and run not in self.ends
+
+    def add(self, place: Place, scores: Scored, model: Params | None) -> None:
+        """An evaluation that the device has begun."""
+        if self._observers[place[0]] is not None:
+            self._waiting.append((place, scores, model))
+            self.hand_over()
+
+    def hand_over(self, wait: bool = False) -> None:
+        """Hand over what is computed, the oldest first; with ``wait`` all of it."""
+        while self._waiting:
+            place, scores, model = self._waiting[0]
+            if not (wait or len(self._waiting) > AHEAD or all(map(_is_ready, scores.values()))):
+                return
+            self._waiting.popleft()
+            self._observe(place, scores, model, False)
+
+    def restore(self, scores: Mapping[Place, Scored], models: Mapping[Place, Params]) -> None:
+        """Hand over the evaluations of a checkpoint once more; ``models``: those that it holds.
+
+        ``ValueError`` if an observer wants a model that the checkpoint does not hold.
+        """
+        for place in sorted(scores):
+            if self._observers[place[0]] is not None:
+                self._observe(place, scores[place], models.get(place), True)
+        for row, model in (*self.kept.values(), *self.ends.values()):
+            if model is None:
+                raise ValueError(
+                    f"checkpoint: must hold the model of evaluation {row}, which keep_best or a callback asks for; "
+                    "continue with the callbacks that the run began with, or train it from the start (again)"
+                )
+
+    @property
+    def models(self) -> dict[Place, Params]:
+        """The models that a checkpoint must hold."""
+        found = [*self.kept.items(), *self.ends.items()]
+        return {(run, int(self._points[run].position[row])): model for run, (row, model) in found}
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether every run was stopped."""
+        return len(self.ends) == len(self._points)
+
+    def _observe(self, place: Place, scores: Scored, model: Params | None, again: bool) -> None:
+        (run, arrivals), observer = place, self._observers[place[0]]
+        if run in self.ends or observer is None:
+            return
+        position = self._points[run].position
+        rows = np.searchsorted(position, arrivals, side="left"), np.searchsorted(position, arrivals, side="right")
+        fetched = jax.device_get(dict(scores))
+        for row in range(*map(int, rows)):
+            verdict = observer.observe(row, {name: np.array(value) for name, value in fetched.items()}, again)
+            if verdict.keep or verdict.stop:
+                model = jax.device_get(model)
+            if verdict.keep:
+                self.kept[run] = row, model
+            if verdict.stop:
+                self.ends[run] = row, model
+                return
+
+
+def _is_ready(value: Any) -> bool:
+    return bool(getattr(value, "is_ready", lambda: True)())

@@ -1,0 +1,227 @@
+"""Streams: each evaluation written as soon as it is computed, for other programs to follow a run.
+
+A stream is called at every evaluation, and closed at the end. Started again after a kill, it finds what it wrote
+before and writes nothing twice. ``STREAMS`` has all of them by name.
+
+- ``csv``: one line an evaluation in ``stream.csv``.
+- ``tensorboard``: event files in the folder ``tensorboard``, with the number of updates as the step and virtual seconds
+  as the wall time (extra ``tensorboard``).
+- ``wandb``: a run of Weights & Biases (extra ``wandb``) in the project ``WANDB_PROJECT``, by default ``fedjax-async``.
+  Its own environment variables choose the rest: with ``WANDB_MODE=offline`` nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedjax_async import check, disk, registry
+from fedjax_async.results import files
+from fedjax_async.types import Evaluation
+
+CSV = "stream.csv"
+EVENTS = "tensorboard"
+LEDGER = "wandb.json"  # the id of the run at Weights & Biases, and how many evaluations it was given
+
+
+class Stream(Protocol):
+    """Called with each evaluation in order; ``close(complete)``: the run is finished, or was broken off."""
+
+    def __call__(self, evaluation: Evaluation) -> None: ...
+
+    def close(self, complete: bool) -> None: ...
+
+
+def scalars(evaluation: Evaluation) -> dict[str, Any]:
+    """The scores that are single numbers."""
+    return {
+        name: evaluation.scores[name] for name in sorted(evaluation.scores) if np.ndim(evaluation.scores[name]) == 0
+    }
+
+
+# --- CSV ----------------------------------------------------------------------------------------------
+
+
+class CsvStream:
+    """Lines ``evaluation,time,update,step`` and the scores, appended to a file by one call of the system each.
+
+    Lines that stand there already are kept if they are equal; the first one that differs, and half a line that a killed
+    process left, end what is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = _whole_lines(path)  # with the header
+        self._count = 0  # of them that belong to this run
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        columns = {"evaluation": evaluation.number, "time": evaluation.time, "update": evaluation.update}
+        columns |= {"step": evaluation.step, **scalars(evaluation)}
+        header, line = files.csv_bytes({name: np.array([v]) for name, v in columns.items()}).splitlines(keepends=True)
+        for each in (header, line)[0 if evaluation.number == 0 else 1 :]:
+            self._put(each)
+
+    def _put(self, line: bytes) -> None:
+        if self._lines[self._count : self._count + 1] != [line]:
+            self._end_here()
+            opened = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.write(opened, line)
+            finally:
+                os.close(opened)
+            self._lines.append(line)
+        self._count += 1
+
+    def _end_here(self) -> None:
+        """Leave nothing in the file but the lines of this run."""
+        del self._lines[self._count :]
+        if self._path.exists():
+            os.truncate(self._path, sum(map(len, self._lines)))
+
+    def close(self, complete: bool) -> None:
+        """Remove lines of an earlier run after the last one."""
+        if complete:
+            self._end_here()
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    found = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    return [line for line in found if line.endswith(b"\n")]
+
+
+def _csv(folder: Path | None, run: str) -> Stream:
+    require_place("csv", folder)
+    return CsvStream(Path(folder or "") / CSV)
+
+
+# --- TensorBoard --------------------------------------------------------------------------------------
+
+
+class TensorBoardStream:
+    """A scalar for each score of an evaluation; the event files of earlier processes are read, and not repeated."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        self._written: set[tuple[int, float]] = set()
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        if self._writer is None:
+            self._written = written_events(self._folder)
+            self._writer = package("tensorboard", "tensorboard.summary").Writer(str(self._folder))
+        if (evaluation.update, evaluation.time) in self._written:
+            return
+        for name, value in scalars(evaluation).items():
+            self._writer.add_scalar(name, float(value), evaluation.update, wall_time=evaluation.time)
+        self._writer.flush()
+
+    def close(self, complete: bool) -> None:
+        """Close the event file."""
+        del complete
+        if self._writer is not None:
+            self._writer.close()
+
+
+def written_events(folder: Path) -> set[tuple[int, float]]:
+    """Steps and wall times of the scalars in a folder's event files."""
+    if not folder.is_dir():
+        return set()
+    loader = package("tensorboard", "tensorboard.backend.event_processing.event_file_loader").EventFileLoader
+    events = [event for path in sorted(folder.glob("*tfevents*")) for event in loader(str(path)).Load()]
+    return {(int(event.step), float(event.wall_time)) for event in events if event.HasField("summary")}
+
+
+def _tensorboard(folder: Path | None, run: str) -> Stream:
+    require_place("tensorboard", folder)
+    return TensorBoardStream(Path(folder or "") / EVENTS)
+
+
+# --- Weights & Biases ---------------------------------------------------------------------------------
+
+
+class WandbStream:
+    """Logs each evaluation under its number as the step; with a folder, a continued run goes on under the same id."""
+
+    def __init__(self, folder: Path | None, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._run: Any = None
+        self._ledger: dict[str, Any] = {"id": None, "evaluations": 0}
+        if folder is not None and (folder / LEDGER).is_file():
+            self._ledger = json.loads((folder / LEDGER).read_bytes())
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        if evaluation.number < self._ledger["evaluations"]:
+            return
+        if self._run is None:
+            self._run = self._begun(dict(evaluation.settings))
+        places = {"time": evaluation.time, "update": evaluation.update, "server_step": evaluation.step}
+        self._run.log(places | {n: float(v) for n, v in scalars(evaluation).items()}, step=evaluation.number)
+        self._ledger["evaluations"] = evaluation.number + 1
+        if self._folder is not None:
+            disk.write(self._folder / LEDGER, files.json_bytes(self._ledger))
+
+    def _begun(self, settings: dict[str, Any]) -> Any:
+        wandb = package("wandb", "wandb")
+        begun = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedjax-async"),
+            name=self._name,
+            id=self._ledger["id"],
+            resume=None if self._ledger["id"] is None else "allow",
+            dir=None if self._folder is None else str(self._folder),
+            config=files.plain(settings),
+            reinit="create_new",  # the runs of a sweep are open side by side
+        )
+        self._ledger["id"] = begun.id
+        return begun
+
+    def close(self, complete: bool) -> None:
+        """Tell Weights & Biases whether the run was completed."""
+        if self._run is not None:
+            self._run.finish(exit_code=0 if complete else 1)
+
+
+def _wandb(folder: Path | None, run: str) -> Stream:
+    return WandbStream(folder, run)
+
+
+# --- by name ------------------------------------------------------------------------------------------
+
+STREAMS: dict[str, Callable[[Path | None, str], Stream]] = {"csv": _csv, "tensorboard": _tensorboard, "wandb": _wandb}
+PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}  # stream -> the module that it needs
+OF_FOLDERS = ("csv", "tensorboard")
+
+
+def package(extra: str, module: str) -> Any:
+    """A module of an optional package; ``ValueError`` naming the extra if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"stream = {extra!r}: needs a package: pip install 'fedjax-async[{extra}]'") from error
+
+
+def require_place(name: str, folder: Any) -> None:
+    """``ValueError`` for a stream that writes files where there is no folder for them."""
+    check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
+
+
+def require_streams(names: Sequence[str], folder: Any) -> None:
+    """``ValueError`` for an unknown stream, a missing package, or no folder; called before anything is compiled."""
+    for name in names:
+        registry.find("stream", STREAMS, name)
+        require_place(name, folder)
+        if name in PACKAGES:
+            package(name, PACKAGES[name])
+
+
+def clear(folder: Path) -> None:
+    """Remove what the streams of another run wrote into ``folder``."""
+    for name in (CSV, LEDGER):
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / EVENTS, ignore_errors=True)

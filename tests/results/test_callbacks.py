@@ -1,0 +1,354 @@
+"""Callbacks at evaluations: they change no number, end a run where they say, and survive a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async import Settings, Stop, compare, resume, simulate, sweep
+from fedjax_async.cli import main
+from fedjax_async.config import prepare
+from fedjax_async.config.watching import Watch
+from fedjax_async.data.decode import FASHION_MNIST_MEAN, FASHION_MNIST_STD
+from fedjax_async.data.embedded import fashion_mnist_6k
+from fedjax_async.results import load, write_comparison, write_sweep
+
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 24, "eval_updates": 2, "lr": 0.05}
+# uploads of unequal size, of which the server drops some: their bytes are known once they are trained
+UNEVEN = {
+    "compress": "topk:ratio=0.1",
+    "timeout": 200.0,
+    "late": "drop",
+    "timing": "buffer:size=2",
+    "method": "fedbuff",
+}
+
+
+class Killed(Exception):
+    pass
+
+
+def killer(done, total, **status):
+    if done >= 14:
+        raise Killed
+
+
+@functools.cache
+def whole(**changes):
+    return simulate(**SMALL | changes)
+
+
+def same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def is_start_of(short, full):
+    """Bit for bit; ``step_changed`` of the last step speaks of as much of it as there is."""
+    for table in ("evaluations", "updates", "per_client"):
+        have, want = getattr(short, table), getattr(full, table)
+        assert list(have) == list(want)
+        for name in set(have) - {"step_changed"}:
+            np.testing.assert_array_equal(have[name], want[name][: len(have[name])], err_msg=name)
+    assert len(short.updates["client"]) == short.counters["updates"] == short.evaluations["update"][-1]
+    assert len(short.schedule.job) == short.counters["updates"]
+
+
+def accuracy(params):
+    """Of logistic regression on the test set, in float64 and by hand."""
+    x, y = fashion_mnist_6k().test_x, fashion_mnist_6k().test_y
+    kernel, bias = (np.asarray(leaf, np.float64) for leaf in sorted(jax.tree.leaves(params), key=np.ndim)[::-1])
+    pixels = (x.reshape(len(x), -1) / 255.0 - FASHION_MNIST_MEAN) / FASHION_MNIST_STD
+    return np.mean(np.argmax(pixels @ kernel + bias, -1) == y)
+
+
+# --- numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["waves", "reference"])
+def test_callbacks_change_no_number(tmp_path, engine):
+    want, seen = whole(engine=engine), []
+
+    def look(evaluation):
+        seen.append(evaluation)
+        for value in evaluation.scores.values():
+            if np.ndim(value):
+                value[...] = 0
+
+    have = simulate(
+        **SMALL, engine=engine, out=tmp_path, plots=False, callbacks=[look], stream="csv", keep_best=True
+    )  # fmt: skip
+    same((have.params, have.evaluations, have.updates), (want.params, want.evaluations, want.updates))
+    assert have.settings == want.settings and have.stopped is None
+    assert [e.number for e in seen] == list(range(13)) and [e.last for e in seen] == [False] * 12 + [True]
+    for name, field in (("time", "time"), ("update", "update"), ("step", "step")):
+        assert [getattr(e, field) for e in seen] == want.evaluations[name].tolist()
+    assert [e.scores["loss"] for e in seen] == want.evaluations["loss"].tolist()
+    best = int(np.argmax(want.evaluations["accuracy"]))
+    assert have.best.evaluation == best and have.best.by == "test accuracy"
+    assert accuracy(have.best.params) == pytest.approx(want.evaluations["accuracy"][best], abs=2e-3)
+    same(load(tmp_path).best.params, have.best.params)
+    stored = np.load(tmp_path / "best.npz")
+    assert set(stored) == set(np.load(tmp_path / "params.npz"))
+    lines = (tmp_path / "stream.csv").read_text().splitlines()
+    assert lines[0] == "evaluation,time,update,step,accuracy,loss" and len(lines) == 14
+
+
+@pytest.mark.parametrize("changes", [{}, {"engine": "reference"}, UNEVEN, UNEVEN | {"engine": "reference"}],
+                         ids=["waves", "reference", "uneven", "uneven reference"])  # fmt: skip
+def test_a_stopped_run_is_the_start_of_the_whole_one(changes):
+    full = whole(**changes)
+    reached = full.evaluations["accuracy"]
+    target = float(np.sort(reached)[-4])
+    for rule, by in (({"stop_at": target}, "stop_at"), ({"patience": 2}, "patience")):
+        run = simulate(**SMALL | changes | rule)
+        is_start_of(run, full)
+        row = len(run.evaluations["time"]) - 1
+        assert (run.stopped.by, run.stopped.evaluation) == (by, row)
+        assert accuracy(run.params) == pytest.approx(reached[row], abs=2e-3)
+        if by == "stop_at":
+            assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
+        assert run.settings == {**full.settings, **rule}
+
+
+def test_both_engines_count_the_same_until_the_stop():
+    target = float(np.sort(whole(**UNEVEN).evaluations["accuracy"])[-4])
+    first, second = (simulate(**SMALL | UNEVEN, engine=engine, stop_at=target) for engine in ("waves", "reference"))
+    assert first.counters["trained_in_vain"] > 0 and first.counters["dropped_late"] > 0
+    for name in set(first.counters) & set(second.counters) - {"waves", "mean_width"}:
+        assert first.counters[name] == second.counters[name], name
+    same(first.schedule, second.schedule)
+
+
+def test_each_run_of_a_stack_stops_by_itself():
+    grid = {"lr": [0.02, 0.05, 0.2]}
+    full = sweep(SMALL, grid, progress=False, lanes=1)
+    found = sweep({**SMALL, "patience": 1}, grid, progress=False, lanes=1, keep_best=True)
+    lengths = [len(run.evaluations["time"]) for run in found.runs]
+    assert len(set(lengths)) > 1, "the runs must not all stop together"
+    for run, want in zip(found.runs, full.runs):
+        is_start_of(run, want)
+        assert accuracy(run.params) == pytest.approx(run.evaluations["accuracy"][-1], abs=2e-3)
+        assert run.best.value == run.evaluations["accuracy"].max()
+
+
+def test_what_comes_after_the_stop_ends_no_run():
+    """Without the stop, a corrupt upload ends this run."""
+    given = {**SMALL, "faults": "corrupt:probability=0.1", "on_bad": "raise", "seed": 3}
+    schedule = prepare(Settings(**given)).schedule
+    first = int(np.flatnonzero(schedule.corrupt[schedule.job])[0])
+    assert 2 <= first < 20, "choose another seed"
+    with pytest.raises(ValueError, match="uploads rejected"):
+        simulate(**given)
+    run = simulate(**given, callbacks=[lambda e: Stop("enough") if e.update >= first - 1 else None])
+    assert run.counters["updates"] <= first and run.counters["rejected"] == 0
+
+
+# --- rules ----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def experiment(**changes):
+    return prepare(Settings(**SMALL | changes))
+
+
+SCORES = st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9, math.nan]), min_size=13, max_size=13)
+
+
+@settings(max_examples=60)
+@given(SCORES, st.integers(1, 5), st.sampled_from([0.25, 0.5, 0.9]), st.booleans())
+def test_the_rules_are_those_of_their_definition(values, patience, target, validated):
+    """Each row by the whole column up to it, also where a validation part is what counts."""
+    watch = Watch(experiment(patience=patience, stop_at=target), keep_best=True)
+    column = {"validation_accuracy" if validated else "accuracy": values}
+    table = {"accuracy": [0.95] * 13, "loss": [1.0] * 13} | column
+    stop, kept = None, None
+    for row in range(13):
+        verdict = watch.observer.observe(row, {n: np.float32(v[row]) for n, v in table.items()}, False)
+        kept = row if verdict.keep else kept
+        if verdict.stop:
+            stop = row
+            break
+    seen = np.array(values, np.float32)
+    expected = None
+    for row in range(12):  # the last one ends the run anyway
+        so_far = np.where(np.isnan(seen[: row + 1]), -np.inf, seen[: row + 1])
+        best = int(np.argmax(so_far)) if np.isfinite(so_far).any() else -1
+        if seen[row] >= target or row - best >= patience:
+            expected = row
+            break
+    assert stop == expected
+    end = seen[: 13 if stop is None else stop + 1]
+    assert kept == (None if np.isnan(end).all() else int(np.nanargmax(end)))
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"stop_at": 90.0}, r"stop_at = 90.0: must be an accuracy in \(0, 1\]"),
+    ({"stop_at": 0}, "stop_at = 0: must be a finite number > 0"),
+    ({"patience": 0}, "patience = 0: must be a whole number >= 1"),
+    ({"callbacks": print}, "callbacks = .*must be a list of functions"),
+    ({"callbacks": [3]}, "callbacks = 3: must be functions"),
+    ({"stream": "cvs"}, "stream = 'cvs': unknown; did you mean 'csv'"),
+    ({"stream": "csv"}, r"stream = 'csv': must be left out without a folder \(out\)"),
+    ({"keep_best": 1}, "keep_best = 1: must be True or False"),
+])  # fmt: skip
+def test_bad_callbacks_are_refused(monkeypatch, options, message):
+    monkeypatch.setattr("fedjax_async.results.simulation.execute", None)
+    monkeypatch.setattr("fedjax_async.config.simulation.ENGINES", None)
+    with pytest.raises(ValueError, match=message):
+        simulate(**SMALL | options)
+
+
+def test_errors_in_a_callback_name_it():
+    def careless(evaluation):
+        return 1 / 0
+
+    def talkative(evaluation):
+        return "stop"
+
+    with pytest.raises(ValueError, match=r"callback .*careless, evaluation 0 of fedasync: ZeroDivisionError"):
+        simulate(**SMALL, callbacks=[careless])
+    with pytest.raises(ValueError, match=r"return of callback .*talkative = 'stop': must be None, or Stop"):
+        simulate(**SMALL, callbacks=[talkative])
+
+
+def test_without_class_labels_the_loss_counts():
+    given = {**SMALL, "dataset": "quadratic", "model": "linear"}
+    full = simulate(**given)
+    target = float(full.evaluations["loss"][5])
+    run = simulate(**given, stop_at=target, keep_best=True)
+    assert run.stopped.evaluation == np.flatnonzero(full.evaluations["loss"] <= target)[0]
+    assert run.best.by == "test loss" and run.best.value == run.evaluations["loss"].min()
+
+
+# --- folders --------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("engine_options", [{"checkpoint": 4}, {}], ids=["checkpoint", "none"])
+def test_a_killed_run_ends_with_the_same_files(tmp_path, engine_options):
+    given = {**SMALL, **engine_options, "plots": False}
+    watching = {"stream": "csv", "keep_best": True}
+    simulate(**given, **watching, out=tmp_path / "whole")
+    with pytest.raises(Killed):
+        simulate(**given, **watching, out=tmp_path / "cut", progress=killer)
+    file = tmp_path / "cut" / "stream.csv"
+    begun = file.read_bytes()
+    assert begun and (tmp_path / "whole" / "stream.csv").read_bytes().startswith(begun)
+    file.write_bytes(begun[:-5])  # half a line, as after a loss of power
+    resume(tmp_path / "cut", plots=False)  # streams and best model come back by themselves
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_functions_are_given_again_and_see_earlier_evaluations_again(tmp_path):
+    seen = []
+
+    def stop_at_ten(evaluation):
+        seen.append((evaluation.number, evaluation.again))
+        return Stop("ten") if evaluation.number == 10 else None
+
+    given = {**SMALL, "checkpoint": 4, "plots": False, "out": tmp_path}
+    with pytest.raises(Killed):
+        simulate(**given, callbacks=[stop_at_ten], progress=killer)
+    with pytest.raises(
+        ValueError, match=r"callbacks = \[\]: must be the functions that the run began with, .*stop_at_t"
+    ):
+        resume(tmp_path, plots=False)
+    seen.clear()
+    run = resume(tmp_path, plots=False, callbacks=[stop_at_ten])
+    assert [number for number, _ in seen] == list(range(11)) and seen[0][1] and not seen[-1][1]
+    assert run.stopped.why == "ten" and run.stopped.by.endswith("stop_at_ten")
+    is_start_of(run, whole(checkpoint=None))
+
+
+def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeypatch, capsys):
+    def quiet(evaluation):
+        return None
+
+    def early(evaluation):
+        return Stop("early") if evaluation.number >= 3 else None
+
+    given = {**SMALL, "out": tmp_path, "plots": False}
+    simulate(**given, keep_best=True)
+
+    def is_read(**watching):
+        with monkeypatch.context() as patch:
+            patch.setattr("fedjax_async.results.runs.execute", lambda *args, **options: 1 / 0)
+            try:
+                return simulate(**given, **watching)
+            except ZeroDivisionError:
+                return None
+
+    assert is_read() and is_read(keep_best=True) and is_read(callbacks=[quiet]) and is_read(stream="csv")
+    assert len((tmp_path / "stream.csv").read_text().splitlines()) == 14, "a finished run is streamed too"
+    assert is_read(callbacks=[early]) is None
+    stopped = simulate(**given, callbacks=[early], stream="csv")
+    assert stopped.stopped.evaluation == 3 and len((tmp_path / "stream.csv").read_text().splitlines()) == 5
+    assert json.loads((tmp_path / "stopped.json").read_text())["why"] == "early"
+    assert not (tmp_path / "best.npz").exists(), "the best model was that of another run"
+    assert (
+        is_read() is None and is_read(callbacks=[quiet]) is None and is_read(callbacks=[early], keep_best=True) is None
+    )
+    assert is_read(callbacks=[early]).stopped == stopped.stopped
+    again = simulate(**given)
+    assert again.stopped is None and not (tmp_path / "stopped.json").exists()
+    with pytest.raises(ValueError, match="same settings"):
+        simulate(**given, patience=3)
+
+
+def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
+    seen = []
+    runs = compare(
+        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, folder=tmp_path / "c", stream="csv", progress=False,
+        callbacks=[lambda e: seen.append(e.run)],
+    )  # fmt: skip
+    assert set(seen) == {"fedasync seed 0", "fedasync seed 1"}
+    stopped = sum(run.stopped is not None for run in runs["fedasync"])
+    assert stopped and f"{stopped} of 2" in write_comparison(runs, tmp_path / "c", plots=False)
+    for seed, run in enumerate(runs["fedasync"]):
+        lines = (tmp_path / "c" / "runs" / "fedasync" / f"seed_{seed}" / "stream.csv").read_text().splitlines()
+        assert len(lines) == 1 + len(run.evaluations["time"])
+
+    given = {**SMALL, "patience": 1}, {"lr": [0.02, 0.05]}
+    found = sweep(*given, folder=tmp_path / "s", progress=False, stream="csv")
+    write_sweep(found, plots=False)
+    table = (tmp_path / "s" / "runs.csv").read_text()
+    assert "stopped_by" in table and "patience" in table
+    assert "stopped early" in (tmp_path / "s" / "settings.csv").read_text()
+    before = {path: path.read_bytes() for path in (tmp_path / "s").glob("runs/*/stream.csv")}
+    assert len(before) == 2
+    for path in before:
+        path.unlink()
+    again = sweep(*given, folder=tmp_path / "s", progress=False, stream="csv", keep_best=True)
+    assert {path: path.read_bytes() for path in before} == before
+    assert all(run.best is not None for run in again.runs), "finished runs without their best model are trained again"
+    for path in before:  # killed before it was saved, then replaced by another sweep with the same names
+        (path.parent / "manifest.json").unlink()
+        (path.parent / "wandb.json").touch()
+    other = sweep({**SMALL, "stop_at": 0.15}, given[1], folder=tmp_path / "s", progress=False, overwrite=True)
+    assert other.run(0).stopped.by == "stop_at"
+    assert not any(path.exists() or (path.parent / "wandb.json").exists() for path in before)
+
+
+def test_the_command_line(tmp_path, capsys):
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    command = ["run", *flags, "--quiet", "--patience=1", "--stream=csv", "--keep-best", "--out", str(tmp_path)]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "stopped by patience at evaluation" in said and "best model: test accuracy" in said
+    assert {"stream.csv", "best.npz", "stopped.json"} <= set(contents(tmp_path))
+    assert load(tmp_path).settings["patience"] == 1 and "stop_at" not in load(tmp_path).settings
+    assert dataclasses.asdict(Settings(**SMALL))["patience"] is None
+    assert main(["run", *flags, "--stream=csv,tensorbord", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'tensorboard'" in capsys.readouterr().err

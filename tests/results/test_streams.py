@@ -1,0 +1,158 @@
+"""Streams to TensorBoard and Weights & Biases, with small stand-ins for both packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fedjax_async.results.streams import STREAMS, require_streams
+from fedjax_async.types import Evaluation
+
+
+def evaluation(number, again=False):
+    scores = {"accuracy": np.float32(number / 10), "loss": np.float32(1), "client_accuracy": np.zeros(3)}
+    return Evaluation(
+        "mine", number, 10.0 * number, 2 * number, number, scores, {"lr": 0.1, "limit": np.inf}, False, again
+    )
+
+
+@pytest.fixture
+def tensorboard(monkeypatch):
+    """A writer that keeps its events in memory, by folder, and a loader that reads them back."""
+    events: dict[str, list[tuple[str, float, int, float]]] = {}
+
+    class Writer:
+        def __init__(self, folder):
+            self.events = events.setdefault(folder, [])
+            path(folder).mkdir(parents=True, exist_ok=True)
+            (path(folder) / "one.tfevents").touch()
+
+        def add_scalar(self, tag, data, step, *, wall_time):
+            self.events.append((tag, data, step, wall_time))
+
+        def flush(self):
+            pass
+
+        close = flush
+
+    class EventFileLoader:
+        def __init__(self, file):
+            self.events = events[str(path(file).parent)]
+
+        def Load(self):
+            made = [SimpleNamespace(step=s, wall_time=w, HasField=lambda name: True) for _, _, s, w in self.events]
+            return [SimpleNamespace(step=0, wall_time=1.7e9, HasField=lambda name: False), *made]
+
+    from pathlib import Path as path
+
+    for name, content in (
+        ("tensorboard", {}),
+        ("tensorboard.summary", {"Writer": Writer}),
+        ("tensorboard.backend", {}),
+        ("tensorboard.backend.event_processing", {}),
+        ("tensorboard.backend.event_processing.event_file_loader", {"EventFileLoader": EventFileLoader}),
+    ):
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return events
+
+
+def test_tensorboard_gets_each_evaluation_once(tmp_path, tensorboard):
+    for begin, end in ((0, 3), (0, 2), (1, 5)):  # begun, killed, and gone on with from two checkpoints
+        stream = STREAMS["tensorboard"](tmp_path, "mine")
+        for number in range(begin, end):
+            stream(evaluation(number))
+        stream.close(True)
+    want = [
+        (tag, value, 2 * n, 10.0 * n)
+        for n in range(5)
+        for tag, value in (("accuracy", np.float32(n / 10)), ("loss", 1))
+    ]
+    assert tensorboard[str(tmp_path / "tensorboard")] == want
+
+
+class Offline:
+    """Weights & Biases as far as the stream needs it; ``runs``: what each ``init`` was given and what was logged."""
+
+    def __init__(self):
+        self.runs = []
+
+    def init(self, **given):
+        run = SimpleNamespace(id=given["id"] or f"id{len(self.runs)}", given=given, rows={}, code=None)
+        run.log = lambda row, step: run.rows.__setitem__(step, row)
+        run.finish = lambda exit_code: setattr(run, "code", exit_code)
+        self.runs.append(run)
+        return run
+
+
+def test_weights_and_biases_gets_each_evaluation_once(tmp_path, monkeypatch):
+    offline = Offline()
+    monkeypatch.setitem(sys.modules, "wandb", offline)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    killed = STREAMS["wandb"](tmp_path, "mine")
+    for number in range(3):
+        killed(evaluation(number))
+    killed.close(False)
+    resumed = STREAMS["wandb"](tmp_path, "mine")
+    for number in range(5):
+        resumed(evaluation(number, again=number < 2))
+    resumed.close(True)
+    read_again = STREAMS["wandb"](tmp_path, "mine")
+    for number in range(5):
+        read_again(evaluation(number, again=True))
+    read_again.close(True)
+    first, second = offline.runs
+    assert list(first.rows) == [0, 1, 2] and list(second.rows) == [3, 4] and (first.code, second.code) == (1, 0)
+    assert first.given["id"] is None and second.given["id"] == first.id and second.given["resume"] == "allow"
+    assert first.given["project"] == "fedjax-async" and first.given["name"] == "mine"
+    assert first.given["config"] == {"lr": 0.1, "limit": None} and first.given["reinit"] == "create_new"
+    row = second.rows[4]
+    assert row == {"time": 40.0, "update": 8, "server_step": 4, "accuracy": pytest.approx(0.4), "loss": 1.0}
+    assert json.loads((tmp_path / "wandb.json").read_text()) == {"id": "id0", "evaluations": 5}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_missing_package_gives_one_clear_line(tmp_path, monkeypatch, name):
+    for module in ("tensorboard", "tensorboard.summary", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"stream = '{name}': needs a package: pip install 'fedjax-async\[{name}\]'$"):
+        require_streams([name], tmp_path)
+
+
+def test_the_real_packages_where_they_are_installed(tmp_path):
+    """TensorBoard's own writer and loader; nothing to see where the extra is not installed."""
+    try:
+        require_streams(["tensorboard"], tmp_path)
+    except ValueError as error:
+        assert "pip install" in str(error)
+        return
+    from fedjax_async.results.streams import written_events
+
+    for end in (2, 4):
+        stream = STREAMS["tensorboard"](tmp_path, "mine")
+        for number in range(end):
+            stream(evaluation(number))
+        stream.close(True)
+    assert written_events(tmp_path / "tensorboard") == {(2 * n, 10.0 * n) for n in range(4)}
+
+
+def test_lines_of_another_run_are_replaced(tmp_path):
+    """What differs goes, and so do surplus lines of a run that was longer."""
+
+    def written(count, shift=0):
+        stream = STREAMS["csv"](tmp_path, "mine")
+        for number in range(count):
+            stream(evaluation(number)._replace(time=10.0 * number + shift * (number > 1)))
+        stream.close(True)
+        return (tmp_path / "stream.csv").read_text().splitlines()
+
+    long = written(5)
+    assert long[:3] == ["evaluation,time,update,step,accuracy,loss", "0,0.0,0,0,0.0,1.0", "1,10.0,2,1,0.1,1.0"]
+    other = written(4, shift=1)
+    assert other[:3] == long[:3] and other[3].startswith("2,21.0,") and len(other) == 5
+    assert written(5) == long
