@@ -161,7 +161,8 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     path = Path(path)
     check.one_of("file ending", path.suffix, (".html",))
     for folder in folders:
-        check.require(Path(folder).is_dir(), "folder", str(folder), "a folder with a finished run, comparison or sweep")
+        if not Path(folder).is_dir():
+            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)
     plotly = html_figures.require_plotly().offline.get_plotlyjs()
     head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)

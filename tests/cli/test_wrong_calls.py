@@ -128,7 +128,7 @@ def test_folders_and_comparisons_that_cannot_be_used(capsys, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("no folder")
     for arguments, says in (
-        (("report", "file"), "folder = 'file': must be a folder with a finished run"),
+        (("report", "file"), "folder = 'file': must hold a finished run"),
         (("data", "list", "--data-dir", "file"), "data_dir = 'file': must be a folder"),
         (("run", "--overwrite", *SMALL), "overwrite = True: must be left out without a folder (--out)"),
         (("run", "--title", "One", *SMALL), "title = 'One': must be left out without a folder (--out)"),
