@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
     from fedjax_async.fingerprints import fingerprint
+    from fedjax_async.models.metrics import Metric
     from fedjax_async.results.runs import compare
     from fedjax_async.results.simulation import resume, simulate
     from fedjax_async.results.sweeps import sweep
@@ -45,6 +46,7 @@ __all__ = [
     "Info",
     "Message",
     "Method",
+    "Metric",
     "Model",
     "Parts",
     "Probe",
@@ -77,6 +79,7 @@ __getattr__, __dir__ = lazy.attach(
         "Info": "types",
         "Message": "types",
         "Method": "config.methods",
+        "Metric": "models.metrics",
         "Model": "types",
         "Parts": "types",
         "Probe": "types",

@@ -103,6 +103,15 @@ def joined(spec: str) -> list[str]:
     return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
+def listed(spec: str) -> list[str]:
+    """The parts of a list of specs, joined by commas: a comma before ``key=value`` belongs to the options.
+
+    >>> listed("top:k=3,macro_f1,f:beta=2,weighted=true")
+    ['top:k=3', 'macro_f1', 'f:beta=2,weighted=true']
+    """
+    return re.split(r",(?=[^,:=]*(?::|,|$))", spec)
+
+
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a factory, which a spec may set; with types as annotations, not text."""
     types = typing.get_type_hints(getattr(factory, "func", factory), include_extras=True)

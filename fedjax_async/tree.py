@@ -96,9 +96,14 @@ def stack_zeros(tree: Any, rows: int) -> Any:
 
 
 def optimize(
-    optimizer: optax.GradientTransformation, gradient: Params, state: Any, params: Params, factor: Any = None
+    optimizer: optax.GradientTransformation,
+    gradient: Params,
+    state: Any,
+    params: Params,
+    factor: Any = None,
+    **given: Any,
 ) -> tuple[Params, Any]:
-    """One optax step: ``(params + factor * updates, state)``.
+    """One optax step: ``(params + factor * updates, state)``; ``given``: further arguments of the optimiser's update.
 
     optax mixes integer step counts with floats, which strict promotion forbids; this is the only place of the package
     that allows it. The state keeps its dtypes, as a loop requires, even if a traced float32 hyperparameter is combined
@@ -109,7 +114,7 @@ def optimize(
         return new if new.dtype == old.dtype else new.astype(old.dtype)
 
     with jax.numpy_dtype_promotion("standard"):
-        updates, after = optimizer.update(gradient, state, params)
+        updates, after = optimizer.update(gradient, state, params, **given)
         if factor is not None:
             updates = jax.tree.map(lambda u: u * jnp.asarray(factor, u.dtype), updates)
         return optax.apply_updates(params, updates), jax.tree.map(kept, after, state)

@@ -122,6 +122,7 @@ class Facts(NamedTuple):
     every_closes: bool = False  # whether every arrival completes its server step
     updates: Any = 0  # int32[], arrivals in total
     server_steps: Any = 0  # int32[], server steps in total
+    longest_step: int | None = None  # the most arrivals of one server step; known before the run, when it is checked
 
 
 class Request(NamedTuple):
@@ -140,6 +141,7 @@ class Message(NamedTuple):
     params: Params
     extra: State = ()  # any pytree: control variates, moments ...
     version: Any = 0  # int32[], server steps closed when it was sent; the engine fills it in
+    local_steps: Any = ()  # int32[], K of the job that it starts, in ``begin`` and ``step`` only; never sent
 
 
 class Arrival(NamedTuple):
@@ -266,16 +268,20 @@ class Best(NamedTuple):
 class Run(NamedTuple):
     """What a simulation returns. Tables are dicts of equally long NumPy columns.
 
-    ``evaluations``, a row an evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down. ``updates``, a row
-    an arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight,
-    upload_norm, accepted, closes, step_changed. With compressed uploads evaluations also have values_bytes_up, and
-    updates have upload_bytes and upload_values_bytes. ``per_client``: accuracy and loss [rows, N], and own_accuracy
-    and own_loss if clients have models of their own; or empty. ``counters``: updates, server_steps, unchanged_steps
-    (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late,
-    ... (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots, useful_steps,
-    executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number, from 0), client,
-    time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there, and
-    ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
+    ``evaluations``, a row an evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down; where clients hold
+    validation parts out, also validation_loss and validation_accuracy on all of them together. ``updates``, a row an
+    arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight,
+    upload_norm, accepted, closes, step_changed, used. With compressed uploads evaluations also have values_bytes_up,
+    and updates have upload_bytes and upload_values_bytes. ``per_client``: accuracy and loss [rows, N], and own_accuracy
+    and own_loss if clients have models of their own; or empty. ``counters``: updates, unused, server_steps,
+    unchanged_steps (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain,
+    lost, late, ... (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots,
+    useful_steps, executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number,
+    from 0), client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end
+    there, and ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
+
+    A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
+    ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.
     """
 
     settings: dict[str, Any]

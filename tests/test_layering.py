@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -25,6 +25,7 @@ ALLOWED = {
     "types": {"registry"},
     "fingerprints": set(),
     "check": set(),
+    "notices": set(),
     "home": {"registry"},
     "lazy": set(),
     "disk": set(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -34,6 +35,8 @@ def test_the_main_commands_are_there():
     assert "pip install '.[plot]' && fedjax-async quickstart\n" in TEXT
     assert "pip install '.[data,dev]' && python -m pytest\n" in TEXT
     assert len(ALL) > 8
+    screen = "\n".join(TEXT.splitlines()[:50])
+    assert "fedjax-async run" in screen and "```python" in screen and "accuracy.png" in screen, "on the first screen"
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -67,6 +70,40 @@ def test_names_exist():
 
 def test_the_table_is_the_recorded_one():
     assert (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8") in TEXT
+
+
+def rows_of(text: str, header: str) -> list[dict[str, str]]:
+    """The rows of the Markdown table that begins with ``header``: column -> cell."""
+    lines = text[text.index(f"| {header} |") :].split("\n\n", 1)[0].splitlines()
+    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_the_speeds_are_those_of_the_benchmarks():
+    page = (ROOT / "experiments" / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    measured = [row | {"engine / torch": row["/ torch"]} for row in rows_of(page, "model | clients | delays")]
+    shown = rows_of(TEXT, "model | clients | delays")
+    assert len(shown) > 8
+    for row in shown:
+        assert any(row.items() <= found.items() for found in measured if found["method"] == "fedasync"), row
+
+
+def test_no_folder_is_named_for_two_runs():
+    """A reader who types everything in order is never told that a folder holds another run."""
+    notebooks = "\n".join(
+        "".join(cell["source"])
+        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    )
+    named: dict[str, set[str]] = {}
+    for text in (TEXT, flags.EPILOG, notebooks):
+        for command in commands(text):
+            words = shlex.split(command, comments=True)
+            if "--out" in words and words[1] in ("run", "compare"):
+                named.setdefault(words[words.index("--out") + 1], set()).add(command)
+        for line in re.findall(r".*(?:out=|save\(run, )\"[^\"]+\".*", text):
+            named.setdefault(line.split('"')[1], set()).add(line)
+    assert {folder: found for folder, found in named.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize("number", range(TEXT.count("```python")))

@@ -7,12 +7,17 @@ missing data sets are reported, without NumPy and JAX; the module of a command i
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
+from typing import Any
 
 from fedjax_async.cli.flags import parser
+from fedjax_async.notices import AllRejected, RunWarning
 
 __all__ = ["main", "parser"]
 
@@ -25,9 +30,40 @@ def _load_plugins(given: list[str] | None) -> None:
         plugins.load(given)
 
 
+@contextmanager
+def _said() -> Iterator[set[type[Warning]]]:
+    """Print warnings about runs as one line each, the same line once; yields the kinds that came."""
+    kinds: set[type[Warning]] = set()
+    lines: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RunWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+            line = f"fedjax-async: warning: {message}"
+            if not issubclass(category, RunWarning):
+                usual(message, category, *where, **options)
+            elif line not in lines:
+                print(line, file=sys.stderr, flush=True)
+            kinds.add(category)
+            lines.add(line)
+
+        warnings.showwarning = show
+        yield kinds
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or after one line on standard error 2 (unusable, or too large) or 130 (interrupted)."""
+    """Run a command; returns 0, or after one line on standard error another number.
+
+    2: unusable input, or too large. 3: results are written, but every upload of a run was rejected. 130: interrupted.
+    """
     arguments = parser().parse_args(argv)
+    with _said() as kinds:
+        code = _act(arguments)
+    return code or (3 if AllRejected in kinds else 0)
+
+
+def _act(arguments: argparse.Namespace) -> int:
     try:
         _load_plugins(getattr(arguments, "plugin", None))
         arguments.action(arguments)

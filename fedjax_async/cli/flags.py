@@ -30,7 +30,7 @@ Names take options after a colon: NAME:key=value,key=value. A method may carry a
 METHOD@TIMING. `fedjax-async list --options` shows everything by name.
 """
 
-# The quickstart: small enough for a laptop, with real data and the delays of real devices.
+# The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
@@ -38,11 +38,12 @@ QUICKSTART = Settings(
     model="lenet5",
     delay="rpi",
     lr=0.05,
-    epochs=2,
-    time=12_000.0,
+    epochs=1,
+    time=7500.0,
     eval_time=300.0,
 )
-QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl")
+QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl_released")
+QUICKSTART_SEEDS = 3
 RUN_BASE: dict[str, Any] = {"updates": 200}
 
 
@@ -126,10 +127,10 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
     return Settings(**(base | given))
 
 
-def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> None:
+def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
     """Add ``--seeds``, ``--baseline`` and ``--target``."""
     usual = baseline or "fedavg, else the first"
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="number of seeds [1]")
+    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
         "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
     )
@@ -143,16 +144,21 @@ def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None) -> No
     _add_finals(parser)
 
 
-def _add_finals(parser: argparse.ArgumentParser) -> None:
-    """Add ``--final`` and ``--interval``."""
+def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
+    """Add ``--final`` and ``--interval``; ``usual``: where their defaults come from, if they are not fixed."""
     parser.add_argument(
         "--final",
-        default="tail",
+        default=None if usual else "tail",
         metavar="WAY",
         help="final accuracy of tables and pictures: last, best, tail (mean of the last tenth of the evaluations) or "
-        "tail:K (of the last K) [tail]",
+        f"tail:K (of the last K) [{usual or 'tail'}]",
     )
-    parser.add_argument("--interval", default="t", metavar="KIND", help="95%% interval over seeds: t or bootstrap [t]")
+    parser.add_argument(
+        "--interval",
+        default=None if usual else "t",
+        metavar="KIND",
+        help=f"95%% interval over seeds: t or bootstrap [{usual or 't'}]",
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -237,7 +243,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
-    _add_finals(sub)
+    text = "measure what it takes to reach this test accuracy [FILE's]"
+    sub.add_argument("--target", type=float, metavar="ACCURACY", help=text)
+    _add_finals(sub, "FILE's, else tail and t")
     _add_drawing(sub)
 
 
@@ -245,11 +253,11 @@ def _add_runs(command: Command) -> None:
     """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare seven methods on real data in a few minutes",
+        "compare eight methods over three seeds on real data within three minutes",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
-    _add_comparison(quick, "fedavg")
+    _add_comparison(quick, "fedavg", QUICKSTART_SEEDS)
     _add_settings(quick, base=dataclasses.asdict(QUICKSTART), without=("method",))
     _add_outputs(quick, "runs/quickstart")
 
@@ -288,6 +296,12 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
+    sub.add_argument(
+        "--target",
+        metavar="ACCURACY",
+        help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
+    )
+    _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "optimizers": ("local", "OPTIMIZERS"),
     "decays": ("local", "DECAYS"),
     "compressors": ("compress", "COMPRESSORS"),
+    "metrics": ("models", "METRICS"),
     "staleness": ("server", "STALENESS"),
     "sampling": ("clock", "SUCCESSORS"),
 }
@@ -32,7 +33,8 @@ def entries(kind: str) -> dict[str, Any]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
-    singular = kind if kind in ("availability", "faults", "staleness", "sampling") else kind.removesuffix("s")
+    same = ("availability", "faults", "staleness", "sampling", "metrics")
+    singular = kind if kind in same else kind.removesuffix("s")
     return registry.entries("compress" if kind == "compressors" else singular, builtin)
 
 

@@ -12,5 +12,6 @@ def report(arguments: argparse.Namespace) -> None:
     """Write the page and print its path and size."""
     folders = arguments.folders
     beside = Path(folders[0]) if len(folders) == 1 else Path()
-    path = write_report(folders, arguments.out or beside / "report.html")
+    options = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
+    path = write_report(folders, arguments.out or beside / "report.html", **options)
     print(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB), open it in any browser")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 import time
 from pathlib import Path
@@ -11,22 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
-from fedjax_async.clock import delay_statistics, wave_statistics
+from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
 from fedjax_async.config import Experiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
+from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, save_figure, write_comparison
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
-from fedjax_async.results.metrics import require_final, target_accuracy
+from fedjax_async.results.metrics import (
+    FINAL,
+    FINALS,
+    final_value,
+    has_accuracy,
+    percent,
+    require_final,
+    target_accuracy,
+    window,
+)
 from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, require_room
+from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
@@ -36,8 +46,8 @@ def drawing_of(arguments: argparse.Namespace) -> Drawing:
 
 def check_finals(arguments: argparse.Namespace) -> None:
     """``ValueError`` for a ``--final`` or ``--interval`` that does not exist; called before the work."""
-    require_final(arguments.final)
-    check.one_of("interval", arguments.interval, INTERVALS)
+    check.optional(lambda field, value: require_final(value), "final", arguments.final)
+    check.optional(check.one_of, "interval", arguments.interval, allowed=INTERVALS)
 
 
 def resume(arguments: argparse.Namespace) -> None:
@@ -97,13 +107,13 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
         raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
-    last = {name: column[-1] for name, column in run.evaluations.items()}
-    counters = run.counters
-    accuracy = "" if math.isnan(last["accuracy"]) else f"accuracy {100 * last['accuracy']:.2f} %, "
+    counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
     print(
-        f"{experiment.settings.method}: {accuracy}loss {last['loss']:.4f} after "
-        f"{counters['updates']} updates, {counters['server_steps']} server steps, {last['time']:.0f} virtual seconds"
+        f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
+        f"{counters['server_steps']} server steps, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
+    if window(FINAL, rows) > 1:
+        print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
     print(
         f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
@@ -116,10 +126,24 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
         print(f"best model: {run.best.by} {shown}, evaluation {run.best.evaluation}")
     if arguments.out:
         print(f"saved in {arguments.out}")
+    notices.warn_about({"": counters})
+
+
+def _unused(count: int) -> str:
+    return f"; {count} upload{'s' if count > 1 else ''} unused" if count else ""
+
+
+def scores_text(run: Run, final: str = FINAL) -> str:
+    """The final scores of a run on the test set and, if there is one, the validation part, as in tables."""
+    names = ["accuracy", "loss"] if has_accuracy([run]) else ["loss"]
+    names += [f"validation_{name}" for name in names if f"validation_{name}" in run.evaluations]
+    values = {name: percent(name) * final_value(run, name, final) for name in names}
+    texts = (f"{v:.2f} %" if name.endswith("accuracy") else f"{v:.4f}" for name, v in values.items())
+    return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(names, texts))
 
 
 def quickstart(arguments: argparse.Namespace) -> None:
-    """Compare seven methods, with the settings of the quickstart."""
+    """Compare eight methods over three seeds, with the settings of the quickstart."""
     _compare(arguments, settings_of(arguments, as_dict(QUICKSTART)))
 
 
@@ -177,8 +201,12 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
     with precision(settings), planning_bar() as part:
-        schedule = prepare(settings, planning=part(0)).schedule
-    print(f"{len(schedule.client)} jobs, {len(schedule.job)} updates, {int(schedule.closes.sum())} server steps")
+        experiment = prepare(settings, planning=part(0))
+    schedule = experiment.schedule
+    came = len(schedule.job)
+    used = used_arrivals(schedule) if waits_for_close(experiment.components) else came
+    steps = int(schedule.closes.sum())
+    print(f"{len(schedule.client)} jobs, {used} updates, {steps} server steps{_unused(came - used)}")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
         for name, value in statistics._asdict().items():
             print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")

@@ -5,50 +5,88 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import Point, expand, labels, swept
-from fedjax_async.config.paths import values_of
+from fedjax_async.config.paths import flat, values_of
+from fedjax_async.config.roles import ROLES, roles_of
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.metrics import FINAL, require_final
+from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, Work, collect, plan_sweep, resolved, run_work
 from fedjax_async.results.tables import table
 
+NO_VALIDATION = (
+    "WARNING: there is no validation part, so the test set will choose the tuned settings; "
+    "set validation_fraction = 0.1 under [base]"
+)
+
 
 class File(NamedTuple):
-    """The sweep that a file describes."""
+    """The sweep that a file describes, and how its tables are made."""
 
     points: list[Point]
-    target: float | None
+    target: float | None = None
+    final: str = FINAL
+    interval: str = "t"
+    roles: Mapping[str, str] = {}
 
 
 def read(path: str | Path) -> File:
     """Read a sweep's file; ``ValueError`` for anything that cannot be used."""
     content = sweep_content(path)
-    target = content.get("target")
-    if target is not None:
-        check.positive("target", target)
-        check.in_range("target", target, 0, 1)
     points = expand(
         content.get("base", {}), content.get("grid"), points=content.get("points"), seeds=content.get("seeds")
     )
-    return File(resolved(points), target)
+    roles = flat(content.get("roles", {}))
+    roles_of(swept(points), roles)  # refuses roles that do not exist
+    target, final, interval = content.get("target"), content.get("final", FINAL), content.get("interval", "t")
+    return _checked(File(resolved(points), target, final, interval, roles))
 
 
-def _axes(points: list[Point]) -> str:
+def _checked(file: File) -> File:
+    """The file; ``ValueError`` for a target, a final value or an interval that does not exist."""
+    if file.target is not None:
+        check.positive("target", file.target)
+        check.in_range("target", file.target, 0, 1)
+    require_final(file.final)
+    check.one_of("interval", file.interval, INTERVALS)
+    return file
+
+
+def _with_flags(file: File, arguments: argparse.Namespace) -> File:
+    """The file with the flags in the place of its options."""
+    given = {name: getattr(arguments, name) for name in ("target", "final", "interval")}
+    return _checked(file._replace(**{name: value for name, value in given.items() if value is not None}))
+
+
+def _axes(points: Sequence[Point]) -> str:
     """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
     paths = swept(points)
     short = labels(paths)
     values = [values_of(point.settings, paths) for point in points]
     counts = {path: len({str(each[path]) for each in values}) for path in paths}
     return ", ".join(f"{short[path]} ({count})" for path, count in counts.items())
+
+
+def _roles(points: Sequence[Point], given: Mapping[str, str]) -> list[str]:
+    """The settings of each role, and a warning where the test set would choose those that are tuned."""
+    roles = roles_of(swept(points), given)
+    short = labels(roles)
+    names = {role: [short[path] for path, its in roles.items() if its == role] for role in ROLES}
+    lines = ["; ".join(f"{role}: {', '.join(named)}" for role, named in names.items() if named)]
+    if names["tuned"] and any(point.settings.validation_fraction is None for point in points):
+        lines.append(NO_VALIDATION)
+    return lines
 
 
 def size_text(size: float) -> str:
@@ -62,9 +100,10 @@ def size_text(size: float) -> str:
 
 def describe(work: Work) -> str:
     """The plan as text: groups, runs, stacks, memory, updates."""
-    lines = [f"{len(work.points)} runs: {_axes(list(work.points))}"]
+    lines = [f"{len(work.points)} runs: {_axes(work.points)}"]
     left = len(work.points) - len(work.finished)
     lines.append(f"{len(work.finished)} finished, {left} to train: {work.updates:,} updates")
+    lines += _roles(work.points, work.roles)
     if not work.groups:
         return "\n".join(lines) + "\n"
     rows = [
@@ -84,10 +123,11 @@ def describe(work: Work) -> str:
     return "\n".join(lines) + "\n" + table(rows)
 
 
-def _report(found: Sweep, target: float | None, arguments: argparse.Namespace) -> None:
+def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
-    text = write_sweep(found, out, target=target, final=arguments.final, interval=arguments.interval, drawing=drawing)
+    text = write_sweep(found, out, target=file.target, final=file.final, interval=file.interval, drawing=drawing)
     print(text, end="")
+    notices.warn_about(found.counters)
     print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md, pictures and runs/")
 
 
@@ -98,7 +138,8 @@ def _collect(arguments: argparse.Namespace, file: File) -> None:
     if missing:
         shown = ", ".join(point.name for point in missing[:3]) + (", ..." if len(missing) > 3 else "")
         print(f"{len(found.points)} of {len(file.points)} runs are finished; missing: {shown}\n")
-    _report(found, file.target, arguments)
+    sweep_folder.save_roles(Path(arguments.out), file.roles)
+    _report(found._replace(roles=file.roles), file, arguments)
 
 
 def _submit(arguments: argparse.Namespace, work: Work, limits: dict[str, int | None]) -> None:
@@ -110,14 +151,14 @@ def _submit(arguments: argparse.Namespace, work: Work, limits: dict[str, int | N
     print(f"when they are done: fedjax-async sweep {arguments.file} --out {arguments.out} --collect")
 
 
-def _train(arguments: argparse.Namespace, work: Work, target: float | None) -> None:
+def _train(arguments: argparse.Namespace, work: Work, file: File) -> None:
     try:
         progress = False if arguments.quiet else None
         found = run_work(work, folder=arguments.out, progress=progress)
     except KeyboardInterrupt:
         print(f"\ninterrupted: finished runs are kept in {arguments.out}; the same command goes on", file=sys.stderr)
         sys.exit(130)
-    _report(found, target, arguments)
+    _report(found, file, arguments)
 
 
 def sweep(arguments: argparse.Namespace) -> None:
@@ -135,17 +176,18 @@ def sweep(arguments: argparse.Namespace) -> None:
     elif not arguments.dry_run:
         require_matplotlib()
     if arguments.collect:
-        _collect(arguments, read(arguments.file))
+        _collect(arguments, _with_flags(read(arguments.file), arguments))
         return
     callbacks = callbacks_of(arguments)
     with claimed(None if arguments.dry_run else arguments.out):
-        file = read(arguments.file)
+        file = _with_flags(read(arguments.file), arguments)
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
         options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks}
         work = plan_sweep(file.points, folder=arguments.out, **options, **limits)
+        work = work._replace(roles=file.roles)
         print(describe(work), flush=True)
         if not arguments.dry_run and arguments.submit is None:
-            _train(arguments, work, file.target)
+            _train(arguments, work, file)
             print(f"{time.perf_counter() - began:.0f} s")
     if not arguments.dry_run and arguments.submit is not None:  # jobs need the folder unlocked
         _submit(arguments, work, limits)

@@ -13,12 +13,15 @@ SWEEP_EXAMPLE = """\
 # mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
 seeds = 4                      # 0, 1, 2, 3; or a list: seeds = [0, 7]
 target = 0.7                   # optional: also measure what it takes to reach this test accuracy
+final = "tail"                 # optional, as --final: last, best, tail or tail:K
+interval = "t"                 # optional, as --interval: t or bootstrap
 
 [base]                         # settings of all runs: any flag of `fedjax-async run`, with _ for -
 method = "fedasync"
 dataset = "fashion_mnist_6k"
 model = "lenet5"
 clients = 10
+validation_fraction = 0.1      # held out of training, to choose the best settings; else the test set chooses them
 lr = 0.05
 updates = 500
 eval_updates = 50
@@ -30,6 +33,9 @@ method.exponent = [0.0, 0.5, 1.0, 2.0]
 [[points]]                     # optional: runs beside the grid; a list of values makes a small grid
 method = "fedavg"
 lr = [0.05, 0.1]
+
+[roles]                        # optional: tuned, compared or world, where the usual role is not meant
+method.exponent = "tuned"      # the usual one of an option of the method
 """
 
 SWEEP_EPILOG = f"""a complete FILE.toml:
@@ -37,8 +43,14 @@ SWEEP_EPILOG = f"""a complete FILE.toml:
 {"".join(f"  {line}".rstrip() + chr(10) for line in SWEEP_EXAMPLE.splitlines())}
 Swept settings have the same names as under [base]: lr, batch_size, delay, partition, model... An option inside
 a name follows after a dot: method.mixing, timing.size, delay.sigma, partition.alpha, optimizer.momentum.
-TOML's rules: seeds and target stand above the first [table]; an option in the same table as its name, such as
-method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
+TOML's rules: seeds, target, final and interval stand above the first [table]; an option in the same table as its
+name, such as method = ..., must be quoted: "method.mixing" = [0.2, 0.4].
+
+Every swept setting has a role. Tuned: the best value is chosen, by the mean over seeds of the final accuracy on the
+validation part (usual for lr, batch_size, epochs, ... and options of the method). Compared: a row for each value
+(method, timing, compress, ...). World: nothing is chosen across its values (dataset, partition, clients, delay, model,
+budgets, ...). best.md has the chosen setting of each compared value in each world, with the number of trials, and its
+scores on the test set.
 
   fedjax-async sweep mixing.toml --dry-run
   fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
@@ -63,7 +75,12 @@ def sweep_content(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"sweep file = {str(path)!r}: must be TOML; {error}{hint}") from error
     for key in found:
         registry.find(f"key of {path.name}", dict.fromkeys(SWEEP_KEYS), key)
-    for key, kind, example in (("base", dict, "[base]"), ("grid", dict, "[grid]"), ("points", list, "[[points]]")):
+    for key, kind, example in (
+        ("base", dict, "[base]"),
+        ("grid", dict, "[grid]"),
+        ("roles", dict, "[roles]"),
+        ("points", list, "[[points]]"),
+    ):
         check.require(isinstance(found.get(key, kind()), kind), key, found.get(key), f"a table, {example}")
     return found
 

@@ -22,8 +22,15 @@ from fedjax_async.clock.durations import DelayModel, Delays
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
-from fedjax_async.clock.planning import plan
-from fedjax_async.clock.record import Outcome, at_or_before, fault_counts, trained_in_vain, with_derived_columns
+from fedjax_async.clock.planning import NothingArrives, plan
+from fedjax_async.clock.record import (
+    Outcome,
+    at_or_before,
+    fault_counts,
+    trained_in_vain,
+    used_arrivals,
+    with_derived_columns,
+)
 from fedjax_async.clock.scenario import Conditions, Limits, Scenario, Until, joined
 from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.clock.statistics import (
@@ -57,6 +64,7 @@ __all__ = [
     "Limits",
     "Network",
     "NetworkModel",
+    "NothingArrives",
     "Outcome",
     "Scenario",
     "Slots",
@@ -84,6 +92,7 @@ __all__ = [
     "save_schedule_csv",
     "staleness_histogram",
     "trained_in_vain",
+    "used_arrivals",
     "wave_statistics",
     "waves",
     "with_derived_columns",

@@ -18,6 +18,10 @@ from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.types import Schedule
 
 
+class NothingArrives(ValueError):
+    """Not a single upload is applied within the budget."""
+
+
 def plan(
     timing: Timing | str,
     delays: DelayModel | str,
@@ -44,8 +48,8 @@ def plan(
     then with the share of the budget that is planned. The same arguments give the same schedule, and a longer budget
     continues a shorter one. A schedule also ends when no client will ever be online again.
 
-    Raises ``ValueError`` for impossible settings, if not a single upload fits into the budget, and for a schedule that
-    does not fit the machine's memory.
+    Raises ``ValueError`` for impossible settings and for a schedule that does not fit the machine's memory, and
+    ``NothingArrives`` if not a single upload fits into the budget.
 
     >>> schedule = plan("every", "constant:mean=10", num_clients=3, local_steps=5, until=Until(updates=6))
     >>> schedule.client[schedule.job].tolist(), schedule.time.tolist()
@@ -75,7 +79,7 @@ def plan(
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"
-        raise ValueError(f"until = {until}: nothing arrives in time; {reason}")
+        raise NothingArrives(f"until = {until}: nothing arrives in time; {reason}")
     return schedule
 
 

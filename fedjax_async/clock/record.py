@@ -208,6 +208,15 @@ def with_derived_columns(schedule: Schedule) -> Schedule:
     return schedule._replace(**{name: derived[name] for name in empty})
 
 
+def used_arrivals(schedule: Schedule) -> int:
+    """How many arrivals belong to completed server steps: all up to the last one that closes its step.
+
+    The uploads after it wait for a step that the budget does not let the server complete.
+    """
+    closing = np.flatnonzero(schedule.closes)
+    return int(closing[-1]) + 1 if len(closing) else 0
+
+
 def trained_in_vain(schedule: Schedule) -> np.ndarray:
     """Which jobs the client trains to the end although the server never applies them; bool[J].
 

@@ -3,9 +3,10 @@
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and model)
-and ``clients.py`` (local training and compression) turn names into objects. ``paths.py`` (one setting by its path, such
-as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share programs) serve sweeps.
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and
+model), ``clients.py`` (local training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one
+setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share
+programs) serve sweeps.
 ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
 (what such parts must return) let a user's own parts stand wherever the package's do. ``watching.py`` is early stopping,
 the best model and callbacks.

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import own
-from fedjax_async.config.methods import Method, with_client
+from fedjax_async.config.methods import Method, local_options, with_client
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
@@ -36,24 +36,47 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
     if given is not None:
         allowed = "a ClientAlgorithm, or a name registered for a factory of one"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
+        _check_ignored(s, chosen, takes=())
+        check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
         return cast(ClientAlgorithm, own.lasting(given)), {}
-    return training_of(model, s, batch_size, chosen if s.client is None else with_client(chosen, s.client))
+    used = chosen if s.client is None else with_client(chosen, s.client)
+    _check_ignored(s, used, takes=registry.options_of(used.client))
+    return training_of(model, s, batch_size, used)
+
+
+_BRINGS = "the client algorithm (client) does not take it"
+# Settings of local training -> options of a factory through which it takes them.
+_THROUGH = {"optimizer": ("optimizer",), "lr": ("optimizer", "lr"), "decay": ("scale",)}
+
+
+def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
+    """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
+    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
+    for name, through in _THROUGH.items():
+        ignored = getattr(s, name) not in (None, usual[name]) and not {*through} & {*takes}
+        check.require(not ignored, name, getattr(s, name), f"left out: {_BRINGS}")
+    proximal = "proximal" in takes or not chosen.proximal
+    check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")
+    if s.client is not None and (options := local_options(s.method)):
+        raise ValueError(f"method = {str(s.method)!r}: must leave out the option {options[0]}: {_BRINGS}")
 
 
 def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
-    registry.bind("optimizer", OPTIMIZERS, s.optimizer)(s.lr)  # checks names and ranges
-    name, options = registry.parse_spec("optimizer", s.optimizer)
+    filled = with_optimizer(s, chosen)
+    spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
+    registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
-        plain or not chosen.plain_sgd, "optimizer", s.optimizer, "sgd without options: the method is made for plain SGD"
+        plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     fixed = (chosen.client_options, static)
     family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
     proximal = float(chosen.proximal)
-    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": float(s.lr)}
+    hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
@@ -96,13 +119,28 @@ def _training(
 
 
 class Usual(Protocol):
-    """A method's default treatment of uploads: a ``Preset`` or a ``Method``."""
+    """A method's defaults of settings: a ``Preset`` or a ``Method``."""
 
     @property
     def compress(self) -> str | None: ...
 
     @property
     def feedback(self) -> str | None: ...
+
+    @property
+    def optimizer(self) -> str: ...
+
+    @property
+    def lr(self) -> float: ...
+
+
+def with_optimizer(settings: Settings, usual: Usual) -> Settings:
+    """The settings with the method's own optimiser and learning rate filled in where they leave them open."""
+    return dataclasses.replace(
+        settings,
+        optimizer=usual.optimizer if settings.optimizer is None else settings.optimizer,
+        lr=usual.lr if settings.lr is None else settings.lr,
+    )
 
 
 def with_uploads(settings: Settings, usual: Usual) -> Settings:

@@ -19,6 +19,7 @@ from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
@@ -41,6 +42,12 @@ ROWS = 3  # examples of the batch that a model is tried on; no usual size, so th
 def is_own(s: Settings, *fields: str) -> bool:
     """Whether one of these settings is an object, or a name that the user registered."""
     return bool(own.own_parts({field: getattr(s, field) for field in fields}))
+
+
+def has_own_timing(s: Settings) -> bool:
+    """Whether the timing policy is an object, or one that the user registered."""
+    of_method = own.own_parts({"method": s.method}).get("method", {})
+    return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
 
 
 def returned(part: str, contract: str, function: Callable[..., Any], *given: Any) -> Any:
@@ -152,7 +159,7 @@ def check_learning(
         message, after = found
         _fits(isinstance(message, Message), "method.dispatch", message, kind)
         _alike("method.dispatch's memory", after, memory, "memory")
-        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0)))
+        message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0), local_steps=jnp.int32(1)))
         upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
         _tried_rule(rule, state, memory, message, upload, params)
 
@@ -205,6 +212,37 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
         _alike("method.close's state", found[0], state, "state")
         _alike("method.close's memory", found[1], memory, "memory")
     _alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
+
+
+def check_metric(name: str, metric: Metric, model: Model, params: Params, data: FederatedData) -> None:
+    """A metric on the model's outputs for a few test rows; ``params``: their shapes."""
+    part, finish = f"metrics[{name!r}]", metric.finish
+
+    def tried(params: Params, x: Any, y: Any) -> None:
+        kind = "(outputs, y) -> [B], a number an example"
+        values = returned(part, kind, metric.values, model.apply(params, x), y)
+        many = f"arrays of a row an example, [{ROWS}, ...] for {ROWS} of them"
+        good = bool(jax.tree.leaves(values)) and all(
+            _is_array(leaf) and leaf.ndim > 0 and leaf.shape[0] == ROWS and _is_number(leaf)
+            for leaf in jax.tree.leaves(values)
+        )
+        if finish is None:
+            one = f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean (or a Metric with finish)"
+            _fits(good and _is_array(values) and values.ndim == 1, part, values, one)
+            return
+        _fits(good, f"{part}.values", values, many)
+        real = jnp.result_type(float)
+        means = jax.tree.map(lambda leaf: jnp.mean(leaf.astype(real), axis=0), values)
+        found = returned(f"{part}.finish", "(means of the values) -> number", finish, means)
+        _fits(
+            _is_array(found) and found.shape == () and _is_number(found), f"{part}.finish", found, "a number, float[]"
+        )
+
+    jax.eval_shape(tried, params, _rows(data.test_x), _rows(data.test_y))
+
+
+def _is_number(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jnp.number) or leaf.dtype == jnp.bool_)
 
 
 # --- the clock and the data -------------------------------------------------------------------------

@@ -18,13 +18,26 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
-from fedjax_async.config.clients import client_of, compressing, traffic_of, with_uploads
-from fedjax_async.config.methods import Method, method_of, preset_of
+from fedjax_async.config.budget import plan_within
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_optimizer, with_uploads
+from fedjax_async.config.measures import measures_of
+from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict, moments
-from fedjax_async.engine.components import Client, Components, Hyper, bound, facts_of, row_of, rule_of, shapes_of_server
+from fedjax_async.engine.components import (
+    Client,
+    Components,
+    Hyper,
+    bound,
+    facts_of,
+    row_of,
+    rule_of,
+    shapes_of_server,
+    waits_for_close,
+)
 from fedjax_async.engine.devices import naming_remedies, require_fits
 from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
+from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
@@ -56,6 +69,7 @@ class Experiment(NamedTuple):
     traffic: Traffic
     norm_limit: float = math.inf
     probes: Probes = NO_PROBES
+    measures: Measures = NOTHING
 
 
 class Resolved(NamedTuple):
@@ -69,6 +83,7 @@ class Resolved(NamedTuple):
     delay: DelayModel
     local_steps: np.ndarray  # int64[N], of a job of each client
     traffic: Traffic
+    measures: Measures = NOTHING
 
 
 @naming_remedies()
@@ -126,8 +141,8 @@ def resolve(settings: Settings) -> Resolved:
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
-    # no client has more examples than this, so a longer batch would only be padded
-    trainer, hyper = client_of(model, s, min(s.batch_size, int(data.size.max())), chosen)
+    batch_size = min(s.batch_size, int(data.size.max()))  # a longer batch would only be padded
+    trainer, hyper = client_of(model, s, batch_size, chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
     contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
@@ -135,25 +150,27 @@ def resolve(settings: Settings) -> Resolved:
     trainer, numbers = compressing(trainer, s, model.private, upload)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+    measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
-    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s))
+    return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 
 def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set, the compression from the method."""
-    return with_uploads(with_owners(settings), preset_of(settings.method))
+    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method."""
+    usual = preset_of(settings.method)
+    return with_optimizer(with_uploads(with_owners(settings), usual), usual)
 
 
 def timing_of(s: Settings) -> Timing:
-    """The timing policy: a method's own ``@timing``, else the setting, else the method's default."""
+    """The timing policy: the setting or a method's own ``@timing``, at most one of them; else the method's default."""
     given = own.thing_of("timing", s.timing)
-    usual = method_of(s.method).timing  # with its name's @timing, if there is one
-    named = own.thing_of("method", s.method) is None and "@" in s.method
-    spec = usual if named else s.timing or usual
-    if given is not None and not named:
+    allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
+    check.require(s.timing is None or not brings_timing(s.method), "timing", str(s.timing), allowed)
+    if given is not None:
         check.require(callable(given), "timing", own.shown(given), f"a name or {own.KINDS['timing']}")
         return contracts.checked_timing(given)
-    timing: Timing = registry.bind("timing", TIMINGS, spec)()
+    usual = method_of(s.method).timing  # with its name's @timing, if there is one
+    timing: Timing = registry.bind("timing", TIMINGS, s.timing or usual)()
     return timing
 
 
@@ -166,16 +183,25 @@ def delay_of(s: Settings) -> DelayModel:
 
 def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`."""
-    s, data = run.settings, run.components.data
+    s = run.settings
     every = Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))
     if sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1:  # the length is known
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
-    schedule = plan(
+    # a timing policy of the user's own may know no other budget than the one that it is given
+    known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
+    schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
+    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
+
+
+def _plan(run: Resolved, until: Until, planning: Callable[[float], None] | None) -> Schedule:
+    s = run.settings
+    return plan(
         run.timing,
         run.delay,
-        num_clients=len(data.size),
+        num_clients=len(run.components.data.size),
         local_steps=run.local_steps,
-        until=Until(time=s.time, updates=s.updates, steps=s.server_steps),
+        until=until,
         seed=s.seed,
         bytes_down=run.traffic.down,
         bytes_up=run.traffic.up,
@@ -185,13 +211,14 @@ def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> t
         limits=Limits(s.max_staleness, s.timeout, s.late),
         progress=planning,
     )
-    spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
-    return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
+    longest = int(np.max(np.bincount(schedule.step), initial=0))
+    facts = facts_of(schedule)._replace(longest_step=longest)
+    rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of so few uploads
     if s.per_client:
         owners(components.data)
     state, _ = shapes_of_server(components, run.shapes, facts_of(schedule))
@@ -205,7 +232,9 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
         components = components._replace(server=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}
     limit = math.inf if s.norm_limit is None else s.norm_limit
-    return Experiment(s, run.described, components, schedule, params, key, points, run.traffic, limit, watched)
+    return Experiment(
+        s, run.described, components, schedule, params, key, points, run.traffic, limit, watched, run.measures
+    )
 
 
 def _sent(

@@ -85,7 +85,7 @@ def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
     """Path -> its values, checked; a single value counts as a list of one."""
     axes: dict[str, list[Any]] = {}
     for path, given in flat(grid).items():
-        single = isinstance(given, str) or hasattr(given, "_fields") or not isinstance(given, Iterable)
+        single = isinstance(given, (str, Mapping)) or hasattr(given, "_fields") or not isinstance(given, Iterable)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
         check.require(len(values) > 0, path, values, "at least one value")
         twice = any(value in values[:i] for i, value in enumerate(values))

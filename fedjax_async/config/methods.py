@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from numbers import Real
 from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
+from fedjax_async.clock import TIMINGS
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, ServerFamily, split_options
-from fedjax_async.local import local_training
+from fedjax_async.local import FEEDBACKS, local_training
 from fedjax_async.server import METHODS, Preset
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
@@ -23,7 +26,8 @@ class Method(NamedTuple):
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
     ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
-    name and value; ``plain_sgd`` says that it only makes sense with plain SGD.
+    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. ``optimizer`` and ``lr`` are the
+    defaults of the settings of those names.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -35,6 +39,8 @@ class Method(NamedTuple):
     client: Callable[..., ClientAlgorithm] = local_training
     client_options: tuple[tuple[str, Any], ...] = ()
     plain_sgd: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.01
 
 
 # Options of local training that the settings of a run give.
@@ -52,6 +58,11 @@ def method_options(name: str) -> dict[str, Any]:
 def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.Parameter]:
     """The options of local training that belong to the method; the run's settings give the others."""
     return {key: parameter for key, parameter in registry.options_of(client).items() if key not in LOCAL}
+
+
+def brings_timing(spec: str) -> bool:
+    """Whether a method's spec has a timing of its own: ``fedbuff@buffer:size=5``."""
+    return own.thing_of("method", spec) is None and "@" in spec
 
 
 def preset_of(spec: str) -> Preset | Method:
@@ -85,7 +96,54 @@ def checked_method(given: Any) -> Method:
         raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
     check.require(isinstance(given, Method), "method", own.shown(given), "a name or a Method")
     found: Method = given
+    _check_fields(found)
     return found
+
+
+def _check_fields(given: Method) -> None:
+    """``ValueError`` for a field of a ``Method`` that is out of range, naming it as ``method.FIELD``."""
+    rule = isinstance(given.server, ServerAlgorithm) or callable(given.server)
+    check.require(rule, "method.server", own.shown(given.server), "a ServerAlgorithm, or a function of hyper")
+    check.require(isinstance(given.timing, str), "method.timing", given.timing, "a text such as 'every'")
+    registry.bind("timing", TIMINGS, given.timing)()
+    check.require(_is_finite(given.proximal), "method.proximal", given.proximal, "a finite number >= 0")
+    check.require(float(given.proximal) >= 0, "method.proximal", given.proximal, "a finite number >= 0")
+    numbers = isinstance(given.hyper, Mapping)
+    numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
+    check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
+    check.require(isinstance(given.optimizer, str), "method.optimizer", given.optimizer, "a text such as 'sgd'")
+    check.require(_is_finite(given.lr), "method.lr", given.lr, "a finite number > 0")
+    check.require(float(given.lr) > 0, "method.lr", given.lr, "a finite number > 0")
+    compress = given.compress is None or isinstance(given.compress, str)
+    check.require(compress, "method.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
+    check.optional(check.one_of, "method.feedback", given.feedback, allowed=FEEDBACKS)
+    check.require(isinstance(given.plain_sgd, bool), "method.plain_sgd", given.plain_sgd, "True or False")
+    check.require(callable(given.client), "method.client", own.shown(given.client), "a factory of a ClientAlgorithm")
+    pairs = isinstance(given.client_options, tuple) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in given.client_options
+    )
+    check.require(pairs, "method.client_options", given.client_options, "a tuple of pairs, (name, value)")
+    for name, _ in given.client_options:
+        check.require(name not in LOCAL, "method.client_options", name, "left out: settings of the run give it")
+        registry.find("option of method.client", client_options(given.client), name)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a finite number, or an array of one."""
+    if isinstance(value, bool) or (not isinstance(value, Real) and getattr(value, "shape", None) != ()):
+        return False
+    return math.isfinite(float(value))
+
+
+def local_options(spec: str) -> list[str]:
+    """The options of local training that a method gives by itself: another client algorithm would ignore them."""
+    if (given := own.thing_of("method", spec)) is not None:
+        chosen = checked_method(given)
+        traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
+        return [*(name for name, _ in chosen.client_options), *traced]
+    _, options = registry.parse_spec("method", spec.partition("@")[0])
+    preset: Any = preset_of(spec)
+    return [name for name in options if name != "proximal" and name not in registry.options_of(preset.server)]
 
 
 @lru_cache(maxsize=64)
@@ -144,6 +202,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         preset.client,
         local,
         preset.plain_sgd,
+        preset.optimizer,
+        preset.lr,
     )
 
 

@@ -29,6 +29,7 @@ KINDS = {
     "model": "a Model, or a flax module",
     "client": "a ClientAlgorithm",
     "compress": "a Compressor",
+    "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }
 JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
 ABSENT = object()  # in the place of an object that a file names
@@ -102,6 +103,8 @@ def as_setting(field: str, value: Any) -> Named:
     """An object as a setting holds it: under the name that it carries (data sets do), else as ``(object: ...)``."""
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
+    if field == "metrics" and isinstance(value, Mapping):
+        return _metrics(value)
     fits = field in KINDS and not isinstance(value, PLAIN)
     check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
     own_name = getattr(value, "name", None) if field == "dataset" else None
@@ -112,6 +115,20 @@ def as_setting(field: str, value: Any) -> Named:
     except ValueError:
         return Named("(object)", value, None, given=False)
     return Named(f"(object: {found[:SHOWN]})", value, found, given=False)
+
+
+def _metrics(given: Mapping[str, Any]) -> Named:
+    """A dict of metrics as a setting holds it: its names joined by commas, each with a fingerprint of its own."""
+    from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
+
+    check.require(len(given) > 0, "metrics", dict(given), "at least one name and metric")
+    for name in given:
+        fits = isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
+        check.require(fits, "name of a metric", name, "letters, digits and '_', the first no digit")
+    things = dict(given)
+    return Named(
+        ",".join(given), things, fingerprint(things), parts={name: fingerprint(m) for name, m in given.items()}
+    )
 
 
 def thing_of(field: str, value: Any) -> Any:
@@ -132,12 +149,19 @@ def object_or_spec(field: str, value: Any) -> Any:
     return value if thing is None else thing
 
 
+def parts_of(field: str, spec: str) -> list[str]:
+    """The specs in the text of a setting: several where it joins models by ``+``, or lists metrics."""
+    if field == "metrics":
+        return registry.listed(spec)
+    return registry.joined(spec) if field in JOINED else [spec]
+
+
 def names_in(field: str, spec: str) -> list[str]:
     """The names that a spec mentions; a method's own timing with its ``@``."""
     if field == "method":
         rule, at, timing = spec.partition("@")
         return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
-    parts = registry.joined(spec) if field in JOINED else [spec]
+    parts = parts_of(field, spec)
     return [part.partition(":")[0] for part in parts]
 
 
@@ -183,8 +207,8 @@ def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str
         for name, want in parts.items():
             have = _registered(field, name) or want
             if field in objects:
-                fields[field] = _under(name, field, objects[field])
-                have = fields[field].fingerprint
+                fields[field] = _under(content[field] if field == "metrics" else name, field, objects[field])
+                have = fields[field].parts.get(name)
             check.require(have == want, field, name, "the code that the run began with, but it has changed")
         if field not in objects and any(_registered(field, name) is None for name in parts):
             fields[field] = Named(fields[field], ABSENT, next(iter(parts.values())), parts=parts)
@@ -195,10 +219,10 @@ def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str
 
 def _under(name: str, field: str, thing: Any) -> Named:
     """An object under the name that a file has for it; one that was named otherwise is refused."""
-    other = isinstance(thing, Named) and str(thing) != name
-    check.require(not other, field, str(thing), f"named {name!r}, as when the run began")
     held = thing if isinstance(thing, Named) else as_setting(field, thing)
-    return Named(name, held.thing, held.fingerprint)
+    other = (isinstance(thing, Named) or field == "metrics") and str(held) != name
+    check.require(not other, field, str(held), f"named {name!r}, as when the run began")
+    return held if field == "metrics" else Named(name, held.thing, held.fingerprint)
 
 
 # --- compiled programs ------------------------------------------------------------------------------

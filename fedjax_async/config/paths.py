@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.clock import joined
 from fedjax_async.config.methods import method_options, preset_of
-from fedjax_async.config.own import JOINED, KINDS, Named, as_setting
+from fedjax_async.config.own import KINDS, Named, as_setting, parts_of
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
 
@@ -81,6 +80,7 @@ def _spec(fields: Fields, field: str) -> str | None:
         "method": lambda: rule,
         "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
         "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
+        "optimizer": lambda: fields["optimizer"] or preset_of(fields["method"]).optimizer,
     }
     return found[field]() if field in found else fields[field] or USUAL.get(field)
 
@@ -101,7 +101,7 @@ def _models(fields: Fields, field: str) -> dict[str, str]:
         return {}
     if isinstance(spec, Named):
         return {str(spec): spec}
-    specs = joined(spec) if field in JOINED else [spec]
+    specs = parts_of(field, spec)
     models = {one.partition(":")[0]: one for one in specs}
     check.require(len(models) == len(specs), field, spec, "of models that are different, to set an option of one")
     return models
@@ -134,7 +134,8 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         path = f"{prefix}{key}"
-        inner = flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value}
+        nested = isinstance(value, Mapping) and path != "metrics"  # which may be a dict of functions
+        inner = flat(value, f"{path}.") if nested else {path: value}
         for name in inner:
             check.require(name not in found, "setting", name, "given once")
         found |= inner
@@ -167,7 +168,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
-FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "final", "interval", "baseline")
+FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "baseline")
 KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
@@ -215,16 +216,21 @@ def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
             takes = ", ".join(known) or "none"
             raise ValueError(f"setting = {path!r}: {name} has no option {where.option!r}{hint} (options: {takes})")
         models[name] = with_option(models[name], where.option, value)
-        new = _with_spec(new, where.field, "+".join(models.values()))
+        new = _with_spec(new, where.field, _joint(where.field).join(models.values()))
     return new
+
+
+def _joint(field: str) -> str:
+    """What joins the specs of a setting."""
+    return "," if field == "metrics" else "+"
 
 
 def value_of(settings: Settings, path: str) -> Any:
     """What a run has for a path: the setting, or the option where its spec states it, else None.
 
-    >>> run = Settings(updates=9, method="fedbuff@buffer:size=5")
+    >>> run = Settings(updates=9, lr=0.1, method="fedbuff@buffer:size=5")
     >>> value_of(run, "lr"), value_of(run, "timing.size"), value_of(run, "delay.mean")
-    (0.01, 5, None)
+    (0.1, 5, None)
     """
     where = address(path)
     if not where.option:
@@ -245,8 +251,7 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     named = {path for path, value in found.items() if isinstance(value, Named)}
     for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
-        parts = joined(rule) if field in JOINED else [rule]
-        text = "+".join(_without(part, field, addresses) for part in parts)
+        text = _joint(field).join(_without(part, field, addresses) for part in parts_of(field, rule))
         found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
     return found
 

@@ -23,7 +23,7 @@ from fedjax_async.config.own import JOINED
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
-from fedjax_async.models import MODELS
+from fedjax_async.models import METRICS, MODELS
 from fedjax_async.server import METHODS, Preset
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -45,6 +45,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "optimizer": OPTIMIZERS,
     "decay": DECAYS,
     "compress": COMPRESSORS,
+    "metrics": METRICS,
 }
 GIVEN = {"optimizer": "lr", "client": "model"}  # kinds whose factories take a positional argument
 
@@ -58,7 +59,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     Args:
       kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
-        ``delay``, ``timing``, ``availability``, ``faults``, ``network``, ``partition``, ``compress`` or ``decay``.
+        ``delay``, ``timing``, ``availability``, ``faults``, ``network``, ``partition``, ``compress``, ``decay`` or
+        ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
       preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client`` and

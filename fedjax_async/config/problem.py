@@ -15,12 +15,13 @@ from fedjax_async.config import own
 from fedjax_async.config.contracts import checked_partition
 from fedjax_async.config.settings import USUAL_PARTITION, Settings
 from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
+from fedjax_async.data.federated import with_validation
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 # Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
-OF_NAMED_DATA = ("eval_examples", "test_fraction", "validation_fraction")
+OF_NAMED_DATA = ("eval_examples", "test_fraction")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -56,7 +57,8 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
 def _data(dataset: str, tests: int | None, partition: str | None, *options: Any) -> FederatedData:
     whole = _with_fewer_tests(dataset, tests)
     if isinstance(whole, FederatedData):
-        return whole
+        _, seed, _, validation_fraction = options
+        return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
     given = own.thing_of("partition", partition)
     try:
         return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
@@ -72,7 +74,7 @@ def data_of(s: Settings) -> FederatedData:
     """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
     Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` where data
-    are dealt already and the settings say how to cut a data set.
+    are dealt already and the settings say how to cut a data set, validation parts aside.
     """
     if isinstance(_dataset(s.dataset), FederatedData):
         for name in OF_NAMED_DATA:

@@ -9,7 +9,7 @@ from typing import Any
 from fedjax_async import check
 from fedjax_async.config import own
 
-SWEEP_KEYS = ("base", "grid", "points", "seeds", "target")  # of a sweep's file
+SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
@@ -80,6 +80,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "batching": _known,
     "eval_examples": check.whole,
+    "train_examples": check.whole,
+    "fine_tune": check.whole,
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
@@ -109,6 +111,7 @@ EXAMPLES = {
     "compress_per": "a text such as 'layer'",
     "eval_at": MOMENTS,
     "batching": "a text such as 'vmap'",
+    "metrics": "a text such as 'top:k=5,macro_f1'",
     "memory_limit": "a text such as '4GB'",
 }
 
@@ -127,7 +130,7 @@ class Settings:
 
     method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
     timing: str | None = _field(
-        None, "when a server step happens, e.g. buffer:size=5 (default: the method's)", "method"
+        None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
@@ -146,15 +149,15 @@ class Settings:
     clients: int = _field(10, "number of clients N", "data")
     test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
     validation_fraction: float | None = _field(
-        None, "part of each client's training examples held out for probes", "data"
+        None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
-    optimizer: str = _field("sgd", "local optimiser, e.g. sgd:momentum=0.9", "training")
-    lr: float = _field(0.01, "local learning rate", "training")
+    optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
+    lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
     decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
     batch_size: int = _field(32, "local minibatch size B", "training")
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
@@ -170,7 +173,9 @@ class Settings:
     )
 
     time: float | None = _field(None, "end after this many virtual seconds", "budget")
-    updates: int | None = _field(None, "end after this many applied updates", "budget")
+    updates: int | None = _field(
+        None, "end after this many uploads; those of an incomplete server step are not used", "budget"
+    )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
@@ -187,6 +192,20 @@ class Settings:
         None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
     )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
+
+    metrics: str | None = _field(
+        None, "measure these too, beside loss and accuracy, e.g. top:k=5,macro_f1 (list metrics shows all)", "measures"
+    )
+    train_loss: bool = _field(False, "measure the loss on the clients' training examples too", "measures")
+    train_examples: int | None = _field(
+        None, "training loss on so many examples, drawn by the seed [all]; implies --train-loss", "measures"
+    )
+    fine_tune: int | None = _field(
+        None,
+        "at every evaluation, each client trains a copy of the global model for so many local steps and scores it on "
+        "its own test part",
+        "measures",
+    )
 
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
@@ -212,9 +231,9 @@ class Settings:
                 check.require(
                     isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
                 )
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if getattr(value, "shape", None) == () and not isinstance(value, bool):  # a number of NumPy or JAX
+            if field.type == "bool":
+                check.require(isinstance(value, bool), field.name, value, "True or False")
+            elif getattr(value, "shape", None) == ():  # a number of NumPy or JAX
                 object.__setattr__(self, field.name, value.item())
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
@@ -237,8 +256,8 @@ class Settings:
 
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
-# Settings that are kept only where they are given.
-OF_SOME = ("client", "stop_at", "patience")
+# Settings that files leave out where they have their default.
+OPTIONAL = ("client", "stop_at", "patience", "metrics", "train_loss", "train_examples", "fine_tune")
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
@@ -249,14 +268,14 @@ def fields_of(settings: Settings) -> dict[str, Any]:
 def as_dict(settings: Settings) -> dict[str, Any]:
     """The settings as a JSON-ready dict: objects by their names, and ``own`` with the fingerprints of own parts.
 
-    Those ``OF_SOME`` and ``own`` are left out where there are none. What an own client algorithm brings itself is None.
+    ``own`` and the ``OPTIONAL`` settings are left out where there are none. What an own client algorithm brings itself
+    is None.
     """
     fields = fields_of(settings)
     parts = own.own_parts(fields)
     plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
-    for name in OF_SOME:
-        if plain[name] is None:
-            del plain[name]
+    unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
+    plain = {name: value for name, value in plain.items() if name not in unused}
     if isinstance(settings.client, own.Named):
         plain |= dict.fromkeys(OF_CLIENT)
     return plain | ({"own": parts} if parts else {})

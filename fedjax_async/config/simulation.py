@@ -10,9 +10,11 @@ import jax
 
 from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
-from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.config.own import Named
+from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.components import waits_for_close
 from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
@@ -58,10 +60,12 @@ def execute(
         on_bad=s.on_bad,
         norm_limit=e.norm_limit,
         probes=e.probes,
+        measures=e.measures,
         progress=progress,
         **options,
     )
-    return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic), outcome)
+    waits = waits_for_close(e.components)
+    return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits), outcome)
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
@@ -72,6 +76,9 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
+    if (client := changes.get("client")) is not None and (isinstance(client, Named) or not isinstance(client, str)):
+        for name in OF_CLIENT:
+            check.require(name not in fields, name, fields.get(name), "left out: the client algorithm brings its own")
     if not isinstance(data := changes.get("data"), str):
         return with_objects(Settings(**(base | fields)), data=data)
     raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")

@@ -16,7 +16,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
@@ -51,10 +51,11 @@ def _shared(e: Experiment) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
     p, s, d = e.components, e.settings, e.components.data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
-    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype)
+    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
+    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
     closes = bool(np.all(e.schedule.closes))
-    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes
+    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes, e.measures.shared()
 
 
 def plan_groups(
@@ -136,7 +137,7 @@ def _num_bytes(e: Experiment) -> int:
 
 def member_of(e: Experiment) -> Member:
     """The run of a prepared experiment."""
-    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes)
+    return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
 
 
 @naming_remedies()
@@ -181,7 +182,8 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic)
+            waits = waits_for_close(e.components)
+            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits)
             on_finished(i, watches[i].finish(run, outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()

@@ -78,7 +78,7 @@ def federate(
       test_fraction: this share of every client's examples becomes its test part. The test parts of all clients together
         replace the test set of the data set. Without it, the test set is global.
       validation_fraction: this share of every client's other examples becomes its validation part. It is not trained
-        on; probes see it.
+        on. Evaluations report loss and accuracy on all validation parts together; probes see each client's.
 
     Returns ``FederatedData``; the pool is copied only if ``test_fraction`` is given. Raises ``ValueError`` for
     impossible partitions.
@@ -95,15 +95,13 @@ def federate(
         natural = partitioner in (None, "natural")
         require(natural, "partitioner", partitioner, f"natural: clients of {dataset.name} have examples of their own")
         require(test_fraction is None, "test_fraction", test_fraction, f"None: {dataset.name} has its own test set")
-        allowed = f"None: clients of {dataset.name} have examples of their own"
-        require(validation_fraction is None, "validation_fraction", validation_fraction, allowed)
-        return dataset.deal(num_clients, seed)
+        return with_validation(dataset.deal(num_clients, seed), validation_fraction, np.random.default_rng((seed, 1)))
     check_dataset(dataset)
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
         require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
-        return _pool(dataset, *_with_validation(parts, validation_fraction, rng))
+        return with_validation(_pool(dataset, parts), validation_fraction, rng)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
     # the pool is copied without the held-out examples, so that none can be trained on
@@ -112,7 +110,7 @@ def federate(
         x=dataset.x[kept], y=dataset.y[kept], test_x=dataset.x[held_out], test_y=dataset.y[held_out]
     )
     renumbered = [np.searchsorted(kept, part) for part in train]
-    return _pool(split, *_with_validation(renumbered, validation_fraction, rng))._replace(
+    return with_validation(_pool(split, renumbered), validation_fraction, rng)._replace(
         test_order=np.arange(len(held_out), dtype=np.int32), test_offset=test_offset, test_size=test_size
     )
 
@@ -135,26 +133,33 @@ def _deal(
     return parts
 
 
-def _with_validation(
-    parts: Sequence[np.ndarray], fraction: float | None, rng: np.random.Generator
-) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray] | None]:
-    """The training part of each client and, if ``fraction`` is given, its validation part."""
-    return (parts, None) if fraction is None else split_clients(parts, fraction, rng, "validation_fraction")
+def with_validation(data: FederatedData, fraction: float | None, rng: np.random.Generator) -> FederatedData:
+    """Hold ``fraction`` of every client's examples out as its validation part; None: the data as they are.
+
+    Raises: ``ValueError`` for a fraction outside (0, 1), a client with a single example, data that have validation
+    parts already, and data that are too large for memory (``streamed``, or with a virtual ``order``).
+    """
+    if fraction is None:
+        return data
+    field, in_memory = "validation_fraction", isinstance(data.order, np.ndarray) and not data.streamed
+    require(in_memory, field, fraction, f"None: the clients of {data.name} are not in memory")
+    require(data.validation_order is None, field, fraction, f"None: the clients of {data.name} have validation parts")
+    parts = [client_rows(data, client) for client in range(len(data.size))]
+    train, held_out = split_clients(parts, fraction, rng, field)
+    # one table for both, of the same length for every seed: runs of equal shapes share compiled programs
+    order, offset, size = _joined([*train, *held_out])
+    count = len(parts)
+    data = data._replace(order=order, offset=offset[:count], size=size[:count])
+    return data._replace(validation_order=order, validation_offset=offset[count:], validation_size=size[count:])
 
 
-def _pool(
-    dataset: Dataset, parts: Sequence[np.ndarray], validation: Sequence[np.ndarray] | None = None
-) -> FederatedData:
+def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
     """``FederatedData`` with training part ``parts[i]`` of client i and a global test set."""
     order, offset, size = _joined(parts)
     d = dataset
-    data = FederatedData(
+    return FederatedData(
         d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=d.decode, num_classes=d.num_classes
     )
-    if validation is None:
-        return data
-    order, offset, size = _joined(validation)
-    return data._replace(validation_order=order, validation_offset=offset, validation_size=size)
 
 
 def client_rows(data: FederatedData, client: int) -> np.ndarray:

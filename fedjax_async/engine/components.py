@@ -46,6 +46,11 @@ def rule_of(server: Server, hyper: Mapping[str, Any], facts: Facts) -> ServerAlg
     return known(bound(server, hyper), facts)
 
 
+def waits_for_close(components: Components) -> bool:
+    """Whether uploads change the model only when their server step is completed: whether the rule has a ``close``."""
+    return rule_of(components.server, components.hyper, Facts(len(components.data.size))).close is not None
+
+
 def facts_of(schedule: Schedule) -> Facts:
     """The facts about a run that its schedule determines."""
     steps = int(schedule.closes.sum())

@@ -128,6 +128,34 @@ def owners(data: FederatedData) -> np.ndarray:
     return owner
 
 
+def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Array], Any], Array, Array], Any]:
+    """``each(measure, x, y)``: a pytree ``[total, ...]`` from ``measure`` of batches of the rows, ``[B, ...]``."""
+    batch_size = min(batch_size, total)
+    batches = -(-total // batch_size)
+    # the last batch overlaps the one before; only its new rows are used
+    row = np.arange(total, dtype=np.int32)
+    row[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
+    starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
+
+    def each(measure: Callable[[Array, Array], Any], x: Array, y: Array) -> Any:
+        def one(start: Array) -> Any:
+            part = (jax.lax.dynamic_slice_in_dim(rows, start, batch_size) for rows in (x, y))
+            return measure(*part)
+
+        found = jax.lax.map(one, jnp.asarray(starts))
+        return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[row], found)
+
+    return each
+
+
+def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``."""
+    outputs = model.apply(params, x)
+    loss = model.loss(outputs, y)
+    hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+    return loss, hit.astype(loss.dtype)
+
+
 def make_evaluate(
     model: Model,
     *,
@@ -142,23 +170,10 @@ def make_evaluate(
     that are not class ``labels``. With ``num_clients`` also the means over each client's own rows,
     [N] (NaN for a client without any); ``owner`` is then int32[total], else ``None``.
     """
-    batch_size = min(batch_size, total)
-    batches = -(-total // batch_size)
-    # the last batch overlaps the one before; only its new rows are used
-    row = np.arange(total, dtype=np.int32)
-    row[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
-    starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
+    each = each_row(total, batch_size)
 
     def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
-        def one(start: Array) -> tuple[Array, Array]:
-            x = jax.lax.dynamic_slice_in_dim(test_x, start, batch_size)
-            y = jax.lax.dynamic_slice_in_dim(test_y, start, batch_size)
-            outputs = model.apply(params, x)
-            loss = model.loss(outputs, y)
-            hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
-            return loss, hit.astype(loss.dtype)
-
-        loss, hit = (values.reshape(-1)[row] for values in jax.lax.map(one, jnp.asarray(starts)))
+        loss, hit = each(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y)
         out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
         if num_clients is not None:
             count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
@@ -167,6 +182,34 @@ def make_evaluate(
         return out
 
     return evaluate
+
+
+def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
+    """The validation rows of all clients as one part; None if no client holds any out.
+
+    ``length``: of its ``order``, padded with zeros. ``x`` and ``y`` are None: the rows are of the training pool. Data
+    that are streamed have no pool on the device, so the part has a copy of its rows.
+    """
+    if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
+        return None
+    rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
+    if len(rows) == 0:
+        return None
+    order: Any = np.zeros(max(len(rows), length or 0), np.int32)
+    order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
+    whole: Any = (order, np.int32(0), np.int32(len(rows)))
+    pool: Any = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
+    return ClientData(*pool, *whole)
+
+
+def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:
+    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``."""
+
+    def validate(params: Params, part: ClientData) -> dict[str, Array]:
+        loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
+        return {"validation_loss": loss, "validation_accuracy": hit}
+
+    return validate
 
 
 class Scores:
@@ -267,25 +310,37 @@ def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[...,
         test_y: Array,
         tests: OwnTests,
     ) -> dict[str, Array]:
+        params_of = own_models(rule, client, state, memory_of, kept_of, now, tests)
+
         def one(i: Array) -> tuple[Array, Array]:
-            request = Request(i, *now, tests.local_steps[i], tests.weight[i])
-            message, _ = rule.dispatch(state, memory_of(i), request)
-            message = message._replace(version=now[1])
-            params = _full(rule, state, message.params) if client.own is None else client.own(message, kept_of(i))
-
-            def measure(x: Array, y: Array) -> tuple[Array, Array]:
-                outputs = model.apply(params, x)
-                loss = model.loss(outputs, y)
-                hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
-                return loss, hit.astype(loss.dtype)
-
+            params = params_of(i)
             part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            return part_mean(measure, part, batch_size)
+            return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
 
         loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
         return {"client_own_loss": loss, "client_own_accuracy": accuracy}
 
     return evaluate_own
+
+
+def own_models(
+    rule: ServerAlgorithm,
+    client: ClientAlgorithm,
+    state: State,
+    memory_of: Callable[[Array], State],
+    kept_of: Callable[[Array], State],
+    now: tuple[Array, Array],
+    tests: OwnTests,
+) -> Callable[[Array], Params]:
+    """``params_of(i)``: the own model of client i, as in :func:`make_own`."""
+
+    def params_of(i: Array) -> Params:
+        request = Request(i, *now, tests.local_steps[i], tests.weight[i])
+        message, _ = rule.dispatch(state, memory_of(i), request)
+        message = message._replace(version=now[1])
+        return _full(rule, state, message.params) if client.own is None else client.own(message, kept_of(i))
+
+    return params_of
 
 
 def _full(rule: ServerAlgorithm, state: State, params: Params) -> Params:

@@ -110,6 +110,7 @@ def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
     def advance(
         hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
     ) -> State:
+        message = message._replace(local_steps=steps)
         stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
         runs = k < steps
         return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
@@ -141,8 +142,8 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         hyper = hyper_of(tables, run)
         each = None if len(tables.key) == 1 else 0  # the axis of hyper
 
-        def begin(hyper: Any, key: Any, message: Message, before: State, data: ClientData) -> State:
-            return bound(client, hyper).begin(key, message, before, data)
+        def begin(hyper: Any, key: Any, message: Message, before: State, data: ClientData, steps: Array) -> State:
+            return bound(client, hyper).begin(key, message._replace(local_steps=steps), before, data)
 
         def end(hyper: Any, *job: Any) -> Any:
             return finished(bound(client, hyper), *job)
@@ -151,7 +152,7 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
             before = tree.gather(clients, owner)
             keys = jax.vmap(job_key)(tables.key[run], tables.client[position], tables.number[position])
-            work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one))(hyper, keys, message, before, data)
+            work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one, 0))(hyper, keys, message, before, data, steps)
             return message, before, work
 
         def resumed() -> tuple[Message, State, State]:

@@ -12,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_async.engine import kernels, serving
+from fedjax_async.engine import kernels, measures, serving
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.devices import everywhere, spread
-from fedjax_async.engine.evaluation import make_evaluate, make_own, rows_at
+from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, own_models, rows_at
 from fedjax_async.engine.layout import Layout
+from fedjax_async.engine.measures import Inputs, Measures
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.tables import DeviceTables, Shape
-from fedjax_async.types import Array, Model, Params, State
+from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
 MOST_MAPS = 25_000
 
@@ -68,14 +69,15 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 def evaluate(
     model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
 ) -> Any:
-    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests)``.
+    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests, validation)``.
 
-    Without a ``client`` no own models are evaluated, and memory and clients are ``()``.
+    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where
+    the data have no validation part.
     """
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
 
-    own = make_own(model, labels)
+    own, validate = make_own(model, labels), make_validate(model, labels)
 
     def evaluate(
         tables: DeviceTables,
@@ -86,9 +88,13 @@ def evaluate(
         y: Array,
         owner: Any,
         tests: Any,
+        validation: ClientData | None,
     ) -> dict[str, Array]:
         rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
         scores = score(rule.params(state), x, y, owner)
+        if validation is not None:
+            pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
+            scores |= validate(rule.params(state), pool)
         if client is None:
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
@@ -96,6 +102,63 @@ def evaluate(
         return scores | own(rule, who, state, memory, kept, now, x, y, tests)
 
     return jax.jit(evaluate)
+
+
+class Measuring(NamedTuple):
+    """What the program that measures is made of."""
+
+    measures: Measures
+    own_models: bool  # whether clients have models of their own, which are scored
+    per_client: bool
+    labels: bool
+    total: int  # test examples
+    width: int  # clients that are fine-tuned at a time
+
+
+@lru_cache(maxsize=64)
+def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Any:
+    """Jitted ``measure(tables, (states, memory, clients), run, now, test_x, test_y, owner, inputs) -> scores``.
+
+    Memory and clients are ``()`` unless :func:`reads_clients` of ``what``.
+    """
+    wanted, count = what.measures, facts.num_clients
+    metrics = measures.make_metrics(model, wanted.metrics, what.total, count if what.per_client else None)
+    training_loss, own = measures.make_training_loss(model), measures.make_own_metrics(model, wanted.metrics)
+    tuned = measures.make_tuned(model, what.labels, wanted, count, what.width)
+
+    def measure(
+        tables: DeviceTables, seen: Any, run: Array, now: Any, x: Array, y: Array, owner: Any, inputs: Inputs
+    ) -> dict[str, Array]:
+        rule, state = rule_at(server, tables, facts, run), serving.state_of(tables, seen[0], run)
+        params, hyper = rule.params(state), kernels.hyper_of(tables, run)
+        scores = metrics(params, x, y, owner) if wanted.metrics else {}
+        if inputs.sample is not None:
+            pooled = inputs.sample.x is None
+            sample = inputs.sample._replace(x=tables.x, y=tables.y) if pooled else inputs.sample
+            scores |= training_loss(params, sample)
+        memory, kept = (rows_at(table, run * jnp.int32(count)) for table in seen[1:])
+        who = bound(client, hyper)
+        if what.own_models and wanted.metrics:
+            scores |= own(own_models(rule, who, state, memory, kept, now, inputs.tests), x, y, inputs.tests)
+        if wanted.fine_tune:
+
+            def start_of(i: Array) -> Params:
+                """The global model, with the leaves that the model declares private as the client has them."""
+                return params if model.private is None else who.own(Message(params, (), now[1]), kept(i))
+
+            training = inputs.training._replace(x=tables.x, y=tables.y)
+            key = tables.key[0 if len(tables.key) == 1 else run]
+            scores |= tuned(bound(wanted.tuner, hyper), start_of, key, now[1], training, x, y, inputs.tests)
+        return scores
+
+    return jax.jit(measure)
+
+
+def reads_clients(model: Model, what: Measuring) -> bool:
+    """Whether the program that measures reads the server's memory and the clients' states."""
+    return (what.own_models and bool(what.measures.metrics)) or (
+        what.measures.fine_tune > 0 and model.private is not None
+    )
 
 
 @lru_cache(maxsize=64)
@@ -129,6 +192,8 @@ class Programs(NamedTuple):
     receive: Callable[..., Any]
     evaluate: Callable[..., Any]
     by_ranks: bool  # what the spans of ``receive`` count
+    measure: Callable[..., Any] | None = None  # where more than loss and accuracy is measured
+    reads_clients: bool = False  # whether ``measure`` does
     model: Callable[..., Any] | None = None  # where observers may want the models of evaluations
 
 
@@ -181,10 +246,10 @@ def compile_programs(
     tables: DeviceTables,
     params: Params,
     tests: Any,
+    inputs: Inputs | None,
     shapes: Shapes,
     *,
-    labels: bool,
-    per_client: bool,
+    what: Measuring,
     facts: StackFacts,
     mesh: Mesh | None = None,
     models: bool = False,
@@ -196,8 +261,12 @@ def compile_programs(
     carry, empty = shapes
     make_buffers = buffers(client, shape.capacity, layout.batching, bool(empty.message), mesh)
     own = tests[3] is not None
-    score = evaluate(model, server, client if own else None, facts, len(tests[1]), labels, per_client)
+    score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
+    more, reads = None, reads_clients(model, what)
+    if inputs is not None:
+        made = measure(model, server, client, facts, what)
+        more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     return Programs(
         start=start(server, client, facts, shape.slots, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
@@ -208,6 +277,8 @@ def compile_programs(
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
+        measure=more,
+        reads_clients=reads,
         model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
     )
 

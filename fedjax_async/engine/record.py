@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import at_or_before, cut, fault_counts, with_derived_columns
+from fedjax_async.clock import at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
+from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.types import Params, Run, Schedule
 
@@ -51,7 +52,13 @@ def refuse(rejected: int, on_bad: str) -> None:
 
 
 def make_run(
-    settings: dict[str, Any], schedule: Schedule, points: Points, outcome: EngineOutcome, traffic: Traffic
+    settings: dict[str, Any],
+    schedule: Schedule,
+    points: Points,
+    outcome: EngineOutcome,
+    traffic: Traffic,
+    *,
+    waits: bool = True,
 ) -> Run:
     """Join the schedule's columns with the engine's.
 
@@ -62,7 +69,9 @@ def make_run(
     ``accepted`` is false where the rule gave the upload no weight, too. ``step_changed`` says of an arrival whether its
     server step, as far as it came, changed anything: whether one of its uploads was accepted.
 
-    All tables of a run that was stopped end at its last evaluation.
+    ``waits``: whether uploads change the model only when their server step is completed. If the run ends within a step,
+    the uploads of that step are then not ``used``: ``unused`` counts them, and they are no updates. All tables of a run
+    that was stopped end at its last evaluation.
     """
     sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, outcome, traffic)
@@ -70,6 +79,7 @@ def make_run(
         points = Points(*(column[: outcome.rows] for column in points))
         schedule = cut(schedule, int(points.position[-1]), float(points.time[-1]))
         records = {name: column[: len(schedule.job)] for name, column in records.items()}
+    used = used_arrivals(schedule) if waits else len(schedule.job)
     accepted = records["accepted"] & (records["weight"] != 0)
     counted = np.bincount(schedule.step, weights=accepted) > 0
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
@@ -77,9 +87,10 @@ def make_run(
     clients = {name.removeprefix("client_"): v for name, v in outcome.scores.items() if name.startswith("client_")}
     evaluations = {
         "time": points.time,
-        "update": points.position,
+        "update": np.minimum(points.position, used),
         "step": closed[points.position],
         **scores,
+        **client_columns(clients),
         "bytes_up": _uploaded(whole, points, up),
         "bytes_down": at_or_before(sent, points.time) * traffic.down,
         **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),
@@ -97,10 +108,12 @@ def make_run(
         **records,
         "accepted": accepted,
         "step_changed": counted[schedule.step],
+        "used": np.arange(len(job)) < used,
     }
     faults = fault_counts(schedule)
     counters = {
-        "updates": len(job),
+        "updates": used,
+        "unused": len(job) - used,
         "server_steps": int(closed[-1]),
         "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],

@@ -20,8 +20,10 @@ from fedjax_async import tree
 from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_columns
 from fedjax_async.engine.components import Client, Components, Server, bound, facts_of, rule_of
 from fedjax_async.engine.evaluation import Points, owners
+from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server import closed
@@ -30,7 +32,6 @@ from fedjax_async.types import (
     Arrival,
     ClientData,
     Facts,
-    FederatedData,
     Key,
     Message,
     Model,
@@ -110,11 +111,11 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
 
 
 class _Tests:
-    """The test set, and the means of loss and accuracy over parts of it."""
+    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
-    def __init__(self, model: Model, data: FederatedData) -> None:
-        labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-        self._scores, self._x, self._y = _scores(model, labels), np.asarray(data.test_x), np.asarray(data.test_y)
+    def __init__(self, model: Model, x: Any, y: Any) -> None:
+        labels = bool(np.issubdtype(y.dtype, np.integer))
+        self._scores, self._x, self._y = _scores(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
 
     def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -152,8 +153,9 @@ class _Federation:
     """Everything that changes during a run, and the four things that happen to it."""
 
     def __init__(
-        self, components: Components, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool
-    ) -> None:
+        self, components: Components, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool,
+        measures: Measures = NOTHING,
+    ) -> None:  # fmt: skip
         self.components, self.schedule, self.key = components, schedule, key
         self.real = np.dtype(jnp.result_type(float))
         self.norm_limit = np.asarray(norm_limit, self.real)
@@ -170,9 +172,13 @@ class _Federation:
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent = 0
-        self.tests = _Tests(components.model, data)
+        self.tests = _Tests(components.model, data.test_x, data.test_y)
+        order, offset, size = held_out_rows(data, "validation")
+        rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
+        self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
+        self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
 
     def part(self, who: int) -> ClientData:
         """The training part of a client."""
@@ -226,20 +232,36 @@ class _Federation:
         """The global model."""
         return self.rule["params"](self.known, self.state)
 
+    def on_client(self, who: int, message: Message, steps: int) -> Params:
+        """The model that a client would use after a message."""
+        message = message._replace(version=np.int32(steps))
+        return _own_params(self.components.client)(self.hyper, message, self.kept[who], self.params())
+
     def evaluate(self, time: float, steps: int) -> dict[str, Any]:
         """Scores of the global model and, where clients have models of their own, of these on their own tests."""
         found = self.tests.whole(self.params(), self.owner, len(self.kept))
-        if not self.has_own:
-            return found
-        first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
+        if self.validation is not None:
+            held_out = self.validation.whole(self.params(), None, 0)
+            found |= {f"validation_{name}": score for name, score in held_out.items()}
         order, offset, size = held_out_rows(self.components.data, "test")
-        own = []
-        for who in range(len(self.kept)):
+        rows = [order[offset[who] : offset[who] + size[who]] for who in range(len(self.kept))]
+        first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
+
+        def own_model(who: int) -> Params:
             request = self.request(who, time, steps, first.get(who, 1))
             message, _ = self.rule["dispatch"](self.known, self.state, self.memory[who], request)
-            message = message._replace(version=np.int32(steps))
-            params = _own_params(self.components.client)(self.hyper, message, self.kept[who], self.params())
-            own.append(self.tests.each(params, order[offset[who] : offset[who] + size[who]]))
+            return self.on_client(who, message, steps)
+
+        def start_of(who: int) -> Params:
+            private = self.components.model.private is not None
+            return self.on_client(who, Message(self.params()), steps) if private else self.params()
+
+        if self.by_hand.measures.wants_anything():
+            own_or_none = own_model if self.has_own else None
+            found |= self.by_hand.all(self.params(), steps, self.owner, self.pool, rows, start_of, own_or_none)
+        if not self.has_own:
+            return found
+        own = [self.tests.each(own_model(who), own_rows) for who, own_rows in enumerate(rows)]
         columns = {name: [_mean(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
 
@@ -297,13 +319,15 @@ def run_reference(
     on_bad: str = "reject",
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
+    measures: Measures = NOTHING,
     progress: Progress | None = None,
     observer: Observer | None = None,
 ) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
     data, schedule = components.data, check_schedule(schedule)
+    require_measurable(data, measures)
     probing = _Probing(components, schedule, params, probes)
-    run = _Federation(components, schedule, params, key, norm_limit, per_client)
+    run = _Federation(components, schedule, params, key, norm_limit, per_client, measures)
     records: list[dict[str, Any]] = []
     scores: list[dict[str, Any]] = []
     kept: list[tuple[int, Params]] = []

@@ -19,6 +19,7 @@ from fedjax_async.engine.devices import make_mesh, to_devices
 from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
@@ -72,7 +73,7 @@ def run_stack(
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
         with jax.enable_x64(real == np.float64):  # a setting of each thread
-            found = programs.evaluate(tables, seen, np.int32(run), now, *tests)
+            found = programs.evaluate(tables, seen, np.int32(run), now, *tests) | _measured(stack, carry, run, now)
             copying = programs.model if watcher.wants_model(run) else None
             model = None if copying is None else copying(tables, carry.server, np.int32(run))
         watcher.add((run, local), found, model)
@@ -119,6 +120,16 @@ def run_stack(
     return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
+def _measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
+    """What a run measures beside loss and accuracy."""
+    programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
+    if programs.measure is None:
+        return {}
+    seen = evaluated(carry, programs.reads_clients)
+    found: dict[str, Any] = programs.measure(stack.tables, seen, np.int32(run), now, x, y, owner, stack.inputs[run])
+    return found
+
+
 def run_waves(
     components: Components,
     schedule: Schedule,
@@ -133,6 +144,7 @@ def run_waves(
     on_bad: str = "reject",
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
+    measures: Measures = NOTHING,
     devices: int | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
@@ -140,7 +152,7 @@ def run_waves(
     observer: Observer | None = None,
 ) -> EngineOutcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time."""
-    members = [make_member(components, schedule, params, key, points, norm_limit, probes)]
+    members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
     mesh = make_mesh(devices)
     lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
     shared = 1 if mesh is None else mesh.size
@@ -260,7 +272,7 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: 
             "slots": layout.slots.count,
             "useful_steps": layout.useful_steps,
             "executed_steps": layout.executed_steps,
-            "programs": len(layout.widths) + OTHER_PROGRAMS,
+            "programs": len(layout.widths) + OTHER_PROGRAMS + (stack.programs.measure is not None),
         },
         probes=seen,
         rows=rows,

@@ -16,10 +16,11 @@ from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import ladder
 from fedjax_async.engine.components import Components, bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import Points, differs, own_tests, owners
+from fedjax_async.engine.evaluation import Points, differs, own_tests, owners, validation_part
 from fedjax_async.engine.layout import Layout, make_layout
+from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, Probes, resolved_probes
-from fedjax_async.engine.programs import Programs, compile_programs, shapes_of
+from fedjax_async.engine.programs import Measuring, Programs, compile_programs, shapes_of
 from fedjax_async.engine.serving import StackFacts
 from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.tables import DeviceTables, Shape, make_tables, padded_length
@@ -41,6 +42,7 @@ class Member(NamedTuple):
     norm_limit: float
     applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
     probes: Probes = NO_PROBES
+    measures: Measures = NOTHING
 
 
 def make_member(
@@ -51,14 +53,16 @@ def make_member(
     points: Points,
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
+    measures: Measures = NOTHING,
 ) -> Member:
     """The run of a schedule, which is checked, with the jobs that are trained in vain."""
     schedule = check_schedule(schedule)
+    require_measurable(components.data, measures)
     chosen = resolved_probes(probes, components.data, len(schedule.job))
     kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
     training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
     points = points._replace(position=training.position[points.position])
-    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen)
+    return Member(components, training.schedule, params, key, points, norm_limit, training.applied, chosen, measures)
 
 
 def stack_facts(members: Sequence[Member]) -> StackFacts:
@@ -79,11 +83,12 @@ class Stack(NamedTuple):
     shape: Shape
     tables: DeviceTables
     params: Params  # [R, ...]; without the axis where R = 1
-    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests
+    tests: list[Any]  # per member: test inputs, targets, owners, OwnTests, validation part
     programs: Programs
     num_bytes: int  # on the device while it runs: tables, carry and buffers, and what training takes besides
     feed: Feed | None = None
     sharding: Any = None  # of what every device holds
+    inputs: Sequence[Inputs | None] = ()  # per member: what is measured beside loss and accuracy
 
 
 def default_batching() -> str:
@@ -201,13 +206,24 @@ def make_stack(
     params = to_devices(params, everywhere(mesh))
     held_out = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
     own = per_client and differs(components, members[0].params)
+    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
     split = [
-        (owners(d) if per_client else None, own_tests(d, m.schedule) if own else None) for d, m in zip(data, members)
+        (
+            owners(d) if per_client else None,
+            own_tests(d, m.schedule) if own else None,
+            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
+        )
+        for d, m in zip(data, members)
     ]
     tests = [(*held_out[id(d.test_x)], *to_devices(one, everywhere(mesh))) for d, one in zip(data, split)]
+    measures = [m.measures for m in members]
+    inputs: list[Any] = [None] * len(members)
+    if measures[0].wants_anything():
+        found = inputs_of(data, [m.schedule for m in members], measures, per_client)
+        inputs = to_devices(found, everywhere(mesh))
     facts = stack_facts(members)
     shapes = shapes_of(components.server, components.client, layout, shape, tables, params, facts, mesh)
-    fixed = bytes_of((tables._replace(key=()), tests[0])) + bytes_of(shapes.carry)
+    fixed = bytes_of((tables._replace(key=()), tests[0], inputs[0])) + bytes_of(shapes.carry)
     needed = fixed + layout.lanes * bytes_of(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
@@ -220,9 +236,16 @@ def make_stack(
         tables,
         params,
         tests[0],
+        inputs[0],
         shapes,
-        labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
-        per_client=per_client,
+        what=Measuring(
+            measures[0]._replace(training=None),  # its rows are among the inputs
+            own_models=own,
+            per_client=per_client,
+            labels=bool(np.issubdtype(data[0].test_y.dtype, np.integer)),
+            total=len(data[0].test_y),
+            width=layout.capacity if layout.batching == "vmap" else 1,
+        ),
         facts=facts,
         mesh=mesh,
         models=models,
@@ -230,4 +253,4 @@ def make_stack(
     needed += layout.lanes * max(temporary_bytes(program) for program in programs.train.values())
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed)
-    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, everywhere(mesh))
+    return Stack(members, layout, shape, tables, params, tests, programs, needed, feed, everywhere(mesh), inputs)

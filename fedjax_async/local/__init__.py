@@ -2,18 +2,24 @@
 
 Start with :func:`local_training` (``training.py``): minibatch steps of any optax optimiser. ``batches.py`` draws the
 minibatches, ``job.py`` runs one job. Two files wrap a client algorithm: ``private.py`` keeps some params on the client,
-``feedback.py`` compresses uploads. ``optimizers.py`` holds optimisers and learning rate decays by name.
+``feedback.py`` compresses uploads. ``optimizers.py`` holds optimisers and learning rate decays by name,
+``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal terms. ``curve.py`` trains a curve from the start
+to the end (AsyncCurve), its Adam with the moments of ``warm.py``.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
+from fedjax_async.local.curve import Curve, curve_training
 from fedjax_async.local.feedback import ef21, feedback
 from fedjax_async.local.job import job_key, local_steps, run_job, run_steps
+from fedjax_async.local.metrics import METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping
+from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.local.training import local_training
+from fedjax_async.local.warm import warmed
 from fedjax_async.types import ClientAlgorithm
 
 # What a client does with the compression error of its uploads.
@@ -26,17 +32,27 @@ FEEDBACKS: dict[str, Callable[..., ClientAlgorithm]] = {
 __all__ = [
     "DECAYS",
     "FEEDBACKS",
+    "METRICS",
     "OPTIMIZERS",
+    "Curve",
     "batch",
+    "curve_training",
     "ef21",
+    "euclidean",
     "feedback",
+    "hyperbolic",
     "job_key",
     "keeping",
     "local_steps",
     "local_training",
     "mean_loss",
+    "metric_of",
+    "nearby",
+    "nearby_in_scale",
     "part_mean",
     "permute",
     "run_job",
     "run_steps",
+    "sharpness_aware",
+    "warmed",
 ]

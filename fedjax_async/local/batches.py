@@ -67,7 +67,7 @@ def seed_of(key: Array) -> Array:
 
 
 def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_size: int = 256) -> Any:
-    """Mean of ``measure(x, y)`` (a pytree of ``[B]``) over all rows of ``part``; NaN for an empty part.
+    """Mean of ``measure(x, y)`` (a pytree of ``[B, ...]``) over all rows of ``part``; NaN for an empty part.
 
     The rows are read ``batch_size`` at a time, and the last batch is masked. ``part.size`` may be traced.
     """
@@ -78,8 +78,12 @@ def part_mean(measure: Callable[[Array, Array], Any], part: ClientData, batch_si
     def measured(start: Array) -> Any:
         mask = start + offset < part.size
         rows = part.order[part.offset + jnp.where(mask, start + offset, 0)]
-        values = measure(part.x[rows], part.y[rows])
-        return jax.tree.map(lambda leaf: jnp.sum(jnp.where(mask, leaf, 0).astype(real)), values)
+
+        def total_of(leaf: Array) -> Array:
+            used = mask.reshape(batch_size, *(1 for _ in leaf.shape[1:]))
+            return jnp.sum(jnp.where(used, leaf, 0).astype(real), axis=0)
+
+        return jax.tree.map(total_of, measure(part.x[rows], part.y[rows]))
 
     zero = jax.tree.map(lambda total: jnp.zeros(total.shape, real), jax.eval_shape(measured, jnp.int32(0)))
     batches = (part.size + batch_size - 1) // batch_size

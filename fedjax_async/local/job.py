@@ -45,6 +45,7 @@ def run_steps(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> State:
     """Begin a job and run ``steps`` local steps (may be traced); returns the work, before ``finish``."""
+    message = message._replace(local_steps=jnp.asarray(steps, jnp.int32))
     work = algorithm.begin(key, message, client_state, data)
     return jax.lax.fori_loop(
         0, jnp.asarray(steps, jnp.int32), lambda k, work: algorithm.step(work, k, message, data), work

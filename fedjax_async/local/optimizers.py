@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from fedjax_async import check
+from fedjax_async import check, registry
+from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.types import Array, Traced
 
 
@@ -50,7 +51,31 @@ def adamw(
     return optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
 
 
-OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+BASES: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
+
+
+def sam(lr: Any, *, rho: Traced = 0.05, base: str = "sgd") -> optax.GradientTransformation:
+    """Sharpness-aware minimisation (Foret et al. 2021): steps of ``base`` along ``grad F(w + rho g / ||g||)``.
+
+    Args:
+      rho: radius of the neighbourhood, > 0.
+      base: ``sgd``, ``adam`` or ``adamw``, with its default options. A step costs two gradients.
+    """
+    return sharpness_aware(registry.find("base", BASES, base)(lr), nearby(rho))
+
+
+def asam(lr: Any, *, rho: Traced = 0.5, eta: Traced = 0.01, base: str = "sgd") -> optax.GradientTransformation:
+    """Adaptive SAM (Kwon et al. 2021): the neighbourhood scales with ``|w| + eta``, entry by entry.
+
+    Args:
+      rho: radius of the neighbourhood, > 0.
+      eta: >= 0.
+      base: as in :func:`sam`.
+    """
+    return sharpness_aware(registry.find("base", BASES, base)(lr), nearby_in_scale(rho, eta))
+
+
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {**BASES, "sam": sam, "asam": asam}
 
 
 def _of_version(schedule: Callable[[Array], Array]) -> Callable[[Array], Array]:

@@ -11,11 +11,12 @@ from fedjax_async import tree
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State
 
 
-def keeping(client: ClientAlgorithm, private: Callable[[Path], bool]) -> ClientAlgorithm:
+def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str | None = None) -> ClientAlgorithm:
     """Wrap ``client``: the ``private`` leaves of its params stay with it from job to job, and zeros are uploaded.
 
     Every client starts with the leaves of the run's first params; those in a message are ignored. ``client`` must
-    upload ``trained - start``. Wrappers that change uploads (compression, control variates) go around this one.
+    upload ``trained - start``, or a ``NamedTuple`` whose field ``part`` it is. Wrappers that change uploads
+    (compression, control variates) go around this one.
     """
 
     def with_private(message: Message, leaves: Params) -> Message:
@@ -36,8 +37,9 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool]) -> ClientA
         zeros = jax.tree.map(jnp.zeros_like, work[1])
         # counted from zero, the change of a private leaf is the trained leaf itself, to the last bit
         upload, inner = client.finish(work[0], with_private(message, zeros), client_state[0])
-        sent, leaves = tree.split(upload, private)
-        return tree.join(sent, zeros), (inner, leaves)
+        sent, leaves = tree.split(upload if part is None else getattr(upload, part), private)
+        shared = tree.join(sent, zeros)
+        return (shared if part is None else upload._replace(**{part: shared})), (inner, leaves)
 
     def info(client_state: State) -> dict[str, Array]:
         return {} if client.info is None else client.info(client_state[0])

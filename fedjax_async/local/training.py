@@ -11,6 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of
+from fedjax_async.local.metrics import Metric
 from fedjax_async.local.private import keeping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
 
@@ -32,6 +33,7 @@ def local_training(
     proximal: Any = 0.0,
     scale: Callable[[Array], Array] | None = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
+    metric: Metric | None = None,
 ) -> ClientAlgorithm:
     """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
 
@@ -41,47 +43,46 @@ def local_training(
       model: its ``loss`` is per example, so that the last batch of an epoch is a masked mean. If the model has
         ``train``, the optimiser and the proximal term see only ``params["params"]``. Every step replaces the other
         entries (running statistics) by those that ``train`` returns, and their change is uploaded.
-      optimizer: any optax transformation; its state starts anew in every job.
+      optimizer: any optax transformation; its state starts anew in every job. If its update takes ``grad_fn``
+        (sharpness-aware optimisers do), it gets the gradient of the step's objective as a function of the weights.
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
         before dispatch), for example an optax schedule that decays over the run.
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
         term, for example for control variates. A wrapper passes its client's state in ``message.extra``.
+      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``; see ``METRICS``.
 
     Returns: a ``ClientAlgorithm``. Its only state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`).
     """
     check.whole("batch_size", batch_size)
-    check.non_negative("proximal", proximal)
-    has_proximal = not (isinstance(proximal, (int, float)) and proximal == 0)
+    pulled = proximal_term(proximal, metric)
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state, data
         return Work(message.params, optimizer.init(trained(model, message.params)), key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        position, mask = batch(work.seed, k, data.size, batch_size)
-        index = data.order[data.offset + position]
+        loss_gradient = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size)
         old = trained(model, work.params)
 
-        def objective(weights: Params) -> tuple[Array, Params]:
-            key = jax.random.fold_in(work.key, k)
-            outputs, moved = _forward(model, weights, work.params, data.x[index], key, mask)
-            losses = model.loss(outputs, data.y[index])
-            share = mask.astype(losses.dtype)
-            return jnp.sum(losses * share) / jnp.sum(share), moved
+        def total(gradient: Params, weights: Params) -> Params:
+            gradient = pulled(gradient, weights, trained(model, message.params))
+            return gradient if correct is None else correct(gradient, weights, message)
 
-        gradient, moved = jax.grad(objective, has_aux=True)(old)
-        if has_proximal:
-            start = trained(model, message.params)
-            pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), old, start)
-            gradient = jax.tree.map(jnp.add, gradient, pull)
-        if correct is not None:
-            gradient = correct(gradient, old, message)
+        gradient, moved = loss_gradient(old)
         factor = None if scale is None else scale(jnp.asarray(message.version))
-        weights, state = tree.optimize(optimizer, gradient, work.optimizer, old, factor)
-        return work._replace(params=weights if model.train is None else {**moved, "params": weights}, optimizer=state)
+        weights, state = tree.optimize(
+            optimizer,
+            total(gradient, old),
+            work.optimizer,
+            old,
+            factor,
+            grad_fn=lambda weights, _: total(loss_gradient(weights)[0], weights),
+        )
+        return work._replace(params=replaced(model, weights, moved), optimizer=state)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
         return jax.tree.map(jnp.subtract, work.params, message.params), client_state
@@ -90,9 +91,73 @@ def local_training(
     return plain if model.private is None else keeping(plain, model.private)
 
 
+# --- the parts of a step ----------------------------------------------------------------------
+
+Batch = tuple[Array, Key, Array]  # the seed that orders the minibatches, the key of the job, the number of the step
+
+
+def batch_gradient(
+    model: Model, params: Params, data: ClientData, which: Batch, batch_size: int
+) -> Callable[[Params], tuple[Params, Params]]:
+    """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch.
+
+    ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
+    """
+    seed, job_key, k = which
+    position, mask = batch(seed, k, data.size, batch_size)
+    index = data.order[data.offset + position]
+
+    def objective(weights: Params) -> tuple[Array, Params]:
+        outputs, moved = _forward(model, weights, params, data.x[index], jax.random.fold_in(job_key, k), mask)
+        losses = model.loss(outputs, data.y[index])
+        require_per_example(losses, mask)
+        share = mask.astype(losses.dtype)
+        return jnp.sum(losses * share) / jnp.sum(share), moved
+
+    return jax.grad(objective, has_aux=True)
+
+
+def proximal_term(proximal: Any, metric: Metric | None) -> Callable[[Params, Params, Params], Params]:
+    """``pulled(gradient, weights, start) -> gradient``, the gradient plus that of ``(mu/2) metric(weights, start)``."""
+    check.non_negative("proximal", proximal)
+    if isinstance(proximal, (int, float)) and proximal == 0:
+        return lambda gradient, weights, start: gradient
+
+    def pulled(gradient: Params, weights: Params, start: Params) -> Params:
+        if metric is None:
+            pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), weights, start)
+        else:
+            slope = jax.grad(metric)(weights, start)
+            pull = jax.tree.map(lambda g: jnp.asarray(proximal, g.dtype) * (0.5 * g), slope)
+        return jax.tree.map(jnp.add, gradient, pull)
+
+    return pulled
+
+
+def require_per_example(losses: Array, mask: Array) -> None:
+    """``ValueError`` unless there is one loss an example: the mean of a batch would count rows that are padding."""
+    found = list(jnp.shape(losses))
+    allowed = f"{list(mask.shape)}: one loss an example, not their mean"
+    check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
+
+
 def trained(model: Model, params: Params) -> Params:
     """The part of the params, or of their change, that the optimiser sees: without running statistics."""
     return params if model.train is None else params["params"]
+
+
+def replaced(model: Model, weights: Params, moved: Params) -> Params:
+    """Params of these weights, with the running statistics of ``moved``."""
+    return weights if model.train is None else {**moved, "params": weights}
+
+
+def shared_part(model: Model, weights: Params) -> Params:
+    """The trained weights, or their change, with zeros for the leaves that stay with their client."""
+    if model.private is None:
+        return weights
+    others, private = tree.split(weights if model.train is None else {"params": weights}, model.private)
+    whole = tree.join(others, jax.tree.map(jnp.zeros_like, private))
+    return whole if model.train is None else whole["params"]
 
 
 def _forward(model: Model, weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:

@@ -7,6 +7,7 @@ Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks, with ``blocks.py`` and ``norm.py``
   (normalisation) in common;
 - ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
+- ``metrics.py``: metrics of outputs beside loss and accuracy;
 - ``conv.py``: convolutions and pools that batch well; ``lowerings.py`` and ``tiles.py`` are the ways to compute them.
 """
 
@@ -19,6 +20,7 @@ from fedjax_async.models.alexnet_vgg import alexnet, vgg11
 from fedjax_async.models.conv import Conv, ConvPool, avg_pool, default_lowering, max_pool
 from fedjax_async.models.encoder import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
+from fedjax_async.models.metrics import METRICS, Metric
 from fedjax_async.models.mobilenet import mobilenetv2
 from fedjax_async.models.nnx import from_module, from_nnx, is_module
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
@@ -46,6 +48,7 @@ NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must
 
 __all__ = [
     "LOWERINGS",
+    "METRICS",
     "MODELS",
     "NEED_WEIGHTS",
     "NORMS",
@@ -54,6 +57,7 @@ __all__ = [
     "Conv",
     "ConvPool",
     "GroupNorm",
+    "Metric",
     "avg_pool",
     "cross_entropy",
     "decoded",

@@ -8,8 +8,8 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
    ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
    evaluations of a run while it goes on;
-4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``heat_map.py``, ``sweep_report.py``,
-   ``cluster.py``.
+4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
+   ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
 5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
 """
 
@@ -27,16 +27,19 @@ from fedjax_async.results.store import load, save
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, collect, sweep
 from fedjax_async.results.tables import Spread, mean_std, spread, table, write
+from fedjax_async.results.tuning import Tuning, choose
 
 __all__ = [
     "Drawing",
     "Progress",
     "Spread",
     "Sweep",
+    "Tuning",
     "accuracy_curve",
     "area",
     "bar",
     "best_accuracy",
+    "choose",
     "collect",
     "comparison",
     "final_accuracy",

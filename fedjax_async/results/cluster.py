@@ -115,7 +115,7 @@ def submit(
     executor = _executor(scheduler, options, folder)
     with claimed(folder):  # released before the first job starts
         begin_streams(folder, work)
-        sweep_folder.begin(folder, work.points)
+        sweep_folder.begin(folder, work.points, roles=work.roles)
     # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
     stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
     if not stacks:

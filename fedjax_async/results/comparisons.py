@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async import check, disk
+from fedjax_async.notices import all_rejected
 from fedjax_async.results import metrics, significance, tables
+from fedjax_async.results.measured import measured
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
+
+ALL_REJECTED = "runs with all rejected"  # the column of tables that counts them, where there are any
 
 Values = Callable[[str, str], Sequence[float]]  # column and kind of final value -> one value per seed
 
@@ -31,6 +35,11 @@ def further_finals(values: Values, column: str, final: str, kind: str) -> dict[s
         (title, mean), *rest = final_cells(values, column, other, kind).items()
         cells |= {title: mean, **{f"{title} {name}": ends for name, ends in rest}}
     return cells
+
+
+def measured_cells(values: Values, columns: Sequence[str], final: str) -> dict[str, Any]:
+    """The final value of each of ``columns``, such as the training loss, as mean and deviation over the seeds."""
+    return {metrics.final_title(column, final): spread(values(column, final)) for column in columns}
 
 
 def seed_values(runs: Sequence[Run]) -> Values:
@@ -60,13 +69,16 @@ def comparison(
     if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
-    run, in both directions. ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    run, in both directions. The training loss and the metrics that all runs measure follow the times. ``unused`` and
+    ``rejected`` uploads have a column where there are any, and so have the runs in which every upload was rejected.
+    ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)
+    others = measured(run for seeds in runs.values() for run in seeds)
 
     def times(name: str) -> dict[str, Any]:
         return {
@@ -77,15 +89,21 @@ def comparison(
     early = any(run.stopped is not None for seeds in runs.values() for run in seeds)
 
     def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
-        others = further_finals(seed_values(seeds), column, final, interval)
-        return others | ({"target (%)": spread(100 * relative.target)} if labelled else {})
+        cells = further_finals(seed_values(seeds), column, final, interval)
+        return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
+    every = [run.counters for seeds in runs.values() for run in seeds]
+    counted = [name for name in ("unused", "rejected") if any(counters.get(name) for counters in every)]
+    lost = any(map(all_rejected, every))
     return [
         {
             "method": name,
             **final_cells(seed_values(seeds), column, final, interval),
             **(times(name) if labelled else {}),
+            **measured_cells(seed_values(seeds), others, final),
             "updates": spread([metrics.progress_in(run, "update")[-1] for run in seeds]),
+            **{name: spread([run.counters.get(name, 0) for run in seeds]) for name in counted},
+            **({ALL_REJECTED: sum(all_rejected(run.counters) for run in seeds)} if lost else {}),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
             **({"stopped early": stopped_early(seeds)} if early else {}),
             **(further_cells(seeds) if further else {}),

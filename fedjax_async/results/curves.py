@@ -12,6 +12,7 @@ from fedjax_async import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import SCREEN, Drawing
+from fedjax_async.results.measured import column_title
 from fedjax_async.results.metrics import FINAL, Curve, Spread
 from fedjax_async.types import Run
 
@@ -74,6 +75,14 @@ def loss_curve(
 ) -> Figure:
     """Test loss against ``x``, drawn as in :func:`accuracy_curve`; for targets without classes too."""
     return _named(*_curves(runs, x, "loss", "test loss", final, drawing), drawing)
+
+
+def measured_curve(
+    runs: Mapping[str, Sequence[Run]], column: str, x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
+) -> Figure:
+    """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
+    title = column_title(column) + (" (%)" if metrics.percent(column) > 1 else "")
+    return _named(*_curves(runs, x, column, title, final, drawing), drawing)
 
 
 def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:

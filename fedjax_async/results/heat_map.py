@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,7 @@ MOST_CELLS = 400  # more cannot be read
 MOST_FACETS = 24
 DECIMALS = {"accuracy": 1, "loss": 2}
 NO_VALUE = "-"
+LONGEST_LINE = 14  # characters of a name before it is broken
 
 
 class Cells(NamedTuple):
@@ -98,52 +100,118 @@ def _map(
     return Cells((names[0], rows), (names[1], columns), mean, std, title)
 
 
+class Sizes(NamedTuple):
+    """How a figure of several maps is laid out, in inches unless said otherwise."""
+
+    across: int  # maps side by side
+    width: float
+    height: float
+    text: float  # points, in the cells
+    below: bool  # whether the scale of colours stands below the maps
+
+
 def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing: Drawing = SCREEN) -> Figure:
-    """Each map of :func:`cells` with one scale of colours; a cell shows its mean and its deviation over seeds."""
-    across = max(1, min(len(maps), math.ceil(math.sqrt(len(maps))), int(12 / _inches(maps)[0])))
-    down = math.ceil(len(maps) / across)
-    width, height = _inches(maps)
-    figure = canvas.empty(1.2 + across * width, 0.5 + down * height, drawing)
+    """Each map of :func:`cells` with one scale of colours; a cell shows its mean and its deviation over seeds.
+
+    Maps side by side with the same rows have their names once, and so have maps above each other with the same columns.
+    """
+    sizes = _sizes(maps, drawing)
+    across, down = sizes.across, math.ceil(len(maps) / sizes.across)
+    figure = canvas.require_matplotlib()(
+        figsize=(sizes.width, sizes.height), dpi=200, facecolor="white", layout="constrained"
+    )
     grid = figure.subplots(down, across, squeeze=False)
     finite = np.concatenate([each.mean[np.isfinite(each.mean)] for each in maps])
     low, high = finite.min(), finite.max()
-    for axes, each in itertools.zip_longest(grid.ravel(), maps):
+    for index, (axes, each) in enumerate(itertools.zip_longest(grid.ravel(), maps)):
         if each is None:
             axes.remove()
             continue
         shown = np.ma.masked_invalid(each.mean)
         image = axes.imshow(shown, cmap="cividis", aspect="auto", origin="lower", vmin=low, vmax=high)
-        _label_cells(axes, each, DECIMALS[metric], (low + high) / 2)
-    bar = figure.colorbar(image, ax=[axes for axes in grid.ravel() if axes.figure is not None])
+        _number_cells(axes, each, DECIMALS[metric], (low + high) / 2, sizes.text)
+        beside = index % across > 0 and maps[index - 1].rows == each.rows
+        above = index + across < len(maps) and maps[index + across].columns == each.columns
+        _name_edges(axes, each, rows=not beside, columns=not above)
+    every = [axes for axes in grid.ravel() if axes.figure is not None]
+    place: dict[str, Any] = {"aspect": sizes.height / 0.15}
+    if sizes.below:  # 0.1 inches high, 0.1 below the maps
+        place = {"location": "bottom", "fraction": 0.1 / sizes.height, "pad": 0.1 / sizes.height, "aspect": 30}
+    bar = figure.colorbar(image, ax=every, **place)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.set_label(f"test {metrics.final_title(metric, final)}".replace(", ", ",\n"), fontsize=10, color=canvas.INK)
+    title = f"test {metrics.final_title(metric, final)}"
+    bar.set_label(title if sizes.below else title.replace(", ", ",\n"), fontsize=10, color=canvas.INK)
     bar.ax.tick_params(labelsize=9, length=0, colors=canvas.INK)
     return canvas.finish(figure, drawing)
 
 
-def _inches(maps: Sequence[Cells]) -> tuple[float, float]:
-    """The width and height that the largest map needs."""
+def _sizes(maps: Sequence[Cells], drawing: Drawing) -> Sizes:
+    """As many maps side by side as fit into 12 inches, or into a paper's width; at most as many as above each other."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
-    names = max(len(_text(value)) for each in maps for value in each.rows[1])
-    lines = maps[0].title.count(", ") + bool(maps[0].title)
-    return 0.6 + 0.07 * names + 0.58 * max(columns, 3), 0.7 + 0.15 * lines + 0.42 * max(rows, 3)
+    paper = drawing.width is not None
+    cell, letter = (0.42, 0.058) if paper else (0.58, 0.07)
+    below = drawing.width == "column"
+    lines = [line for each in maps for value in each.rows[1] for line in _wrapped(_text(value)).split("\n")]
+    names = 0.45 + letter * max(map(len, lines))
+    once = all(each.rows == maps[0].rows for each in maps)
+    titles = [line for each in maps for line in each.title.split(", ")]
+    one = max(cell * max(columns, 1 if paper else 3), 0.062 * max(map(len, titles))) + 0.1
+    bar = 0.1 if below else 1.2
+    limit = canvas.WIDTHS[drawing.width] if drawing.width is not None else 13.2
+
+    def width(across: int) -> float:
+        return bar + across * one + (1 if once else across) * names
+
+    most = min(len(maps), math.ceil(math.sqrt(len(maps))))
+    across = next((count for count in range(most, 0, -1) if width(count) <= limit), 1)
+    down = math.ceil(len(maps) / across)
+    total = limit if paper else width(across)
+    of_cell = (total - bar - (1 if once else across) * names) / across / columns
+    longest = max(len(line) for each in maps for line in _cell_text(each, (0, 0), 2).split("\n")) + 1
+    text = min(8.0, max(3.5, 72 * of_cell / (0.62 * longest)))
+    high = 0.7 + 0.15 * len(maps[0].title.split(", ")) * bool(maps[0].title) + 0.42 * max(rows, 1 if paper else 3)
+    return Sizes(across, total, down * high + (0.9 if below else 0.5), text, below)
 
 
-def _label_cells(axes: Axes, each: Cells, decimals: int, middle: float) -> None:
-    """The values of the settings at the edges and the numbers in the cells of one map."""
-    (row_name, rows), (column_name, columns) = each.rows, each.columns
+def _wrapped(name: str) -> str:
+    """A long name in lines: ``fedbuff@buffer:size=3`` breaks after its ``@``.
+
+    >>> _wrapped("fedavg"), _wrapped("fedbuff@buffer:size=3")
+    ('fedavg', 'fedbuff@\\nbuffer:size=3')
+    """
+    parts, lines = re.findall(r"[^@:,+]*[@:,+]?", name), [""]
+    for part in parts:
+        if lines[-1] and len(lines[-1] + part) > LONGEST_LINE:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _cell_text(each: Cells, cell: tuple[int, int], decimals: int) -> str:
+    mean, std = each.mean[cell], each.std[cell]
+    if not np.isfinite(mean):
+        return NO_VALUE
+    return f"{mean:.{decimals}f}" + (f"\n± {std:.{decimals}f}" if np.isfinite(std) else "")
+
+
+def _number_cells(axes: Axes, each: Cells, decimals: int, middle: float, size: float) -> None:
+    """The numbers in the cells of one map; ``middle``: of the scale of colours, ``size``: in points."""
+    for cell, value in np.ndenumerate(each.mean):
+        text = _cell_text(each, (cell[0], cell[1]), decimals)
+        ink = "white" if value < middle else "black"  # cividis goes from dark to light
+        colour = canvas.FAINT if text == NO_VALUE else ink
+        axes.text(cell[1], cell[0], text, ha="center", va="center", fontsize=size, color=colour)
+
+
+def _name_edges(axes: Axes, each: Cells, *, rows: bool, columns: bool) -> None:
+    """The values of the settings at the edges of one map, as far as asked for, and its title."""
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0, labelsize=9, colors=canvas.INK)
-    labels = [_text(value) for value in columns]
+    labels = [_text(value) for value in each.columns[1]]
     tilt: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, labels)) > 7 else {}
-    axes.set_xticks(range(len(columns)), labels, **tilt)
-    axes.set_yticks(range(len(rows)), [_text(value) for value in rows])
-    for (row, column), value in np.ndenumerate(each.mean):
-        ink = "white" if value < middle else "black"  # cividis goes from dark to light
-        text = f"{value:.{decimals}f}" if np.isfinite(value) else NO_VALUE
-        text += f"\n± {each.std[row, column]:.{decimals}f}" if np.isfinite(each.std[row, column]) else ""
-        colour = canvas.FAINT if text == NO_VALUE else ink
-        axes.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(len(labels)), labels if columns else [""] * len(labels), **tilt)
+    names = [_wrapped(_text(value)) if rows else "" for value in each.rows[1]]
+    axes.set_yticks(range(len(names)), names)
     axes.set_title(each.title.replace(", ", "\n"), fontsize=8, color=canvas.INK)
-    canvas.label(axes, column_name, row_name)
+    canvas.label(axes, each.columns[0] if columns else "", each.rows[0] if rows else "")

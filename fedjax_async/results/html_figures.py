@@ -19,6 +19,7 @@ import numpy as np
 from fedjax_async.clock import Outcome, with_derived_columns
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
+from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
 from fedjax_async.types import Run, Schedule
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # once the colours are used up
@@ -35,6 +36,7 @@ UNITS = {
 # column of the evaluations -> factor, title
 METRICS = {"accuracy": (100.0, "test accuracy (%)"), "loss": (1.0, "test loss")}
 REJECTED = "rejected"  # came in time, but the server rule gave it no weight
+UNUSED = "unused"  # came for a server step that was not complete at the end
 APPLIED = ("applied", "late")  # states with a staleness: their colour
 STATE_COLOURS = dict(
     zip(
@@ -42,7 +44,7 @@ STATE_COLOURS = dict(
         ("#D9D9D9", "#BDBDBD", "#D55E00", "#8B1A1A", "#CC79A7", "#E69F00", "#B8860B", "#9C8AA5"),
         strict=True,
     )
-) | {REJECTED: "#000000"}
+) | {REJECTED: "#000000", UNUSED: "#A6CEE3"}
 
 Figure = dict[str, Any]
 
@@ -95,7 +97,8 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
     line of more than ``most_points`` points is thinned evenly; its last point stays. Single seeds: the first
     ``most_seeds`` of each group.
     """
-    factor, title = METRICS[column]
+    factor = metrics.percent(column)
+    title = METRICS[column][1] if column in METRICS else column_title(column) + (" (%)" if factor > 1 else "")
     data: list[dict[str, Any]] = []
     for index, (name, seeds) in enumerate(runs.items()):
         colour, dash = PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
@@ -139,10 +142,12 @@ def _faint(colour: str) -> str:
 
 
 def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """What became of each job, as text: its :class:`~fedjax_async.clock.Outcome`, or ``rejected``; str[J]."""
+    """Each job's end, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
     names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
     states = names[schedule.outcome]
     states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
+    if "used" in run.updates:
+        states[schedule.job[~np.asarray(run.updates["used"], bool)]] = UNUSED
     return states
 
 
@@ -181,6 +186,7 @@ def gantt(run: Run, most_jobs: int) -> Shown:
     finish = np.where(np.isfinite(finish), finish, end)
     rows = np.searchsorted(clients, schedule.client)
     states = job_states(run, schedule)
+    applied[states == UNUSED] = np.nan
     data: list[dict[str, Any]] = []
     for state in dict.fromkeys((*APPLIED, REJECTED, *STATE_COLOURS)):
         mine = jobs[states[jobs] == state]
@@ -267,17 +273,22 @@ _SMALL: dict[str, Any] = {"height": 320, "legend": {"orientation": "h", "y": 1.0
 
 
 def clients(run: Run) -> list[Shown]:
-    """Scores of each client at the last evaluation, if the run has them; updates of each client; staleness."""
+    """Scores of each client at the last evaluation, if the run has them; updates of each client; staleness.
+
+    Mean, deviation and worst tenth below the scores are columns of the last evaluation.
+    """
     shown = []
     for column, (factor, title) in METRICS.items():
-        names = {"global model": column, "own model": f"own_{column}"}
+        names = {"global model": column, "own model": f"own_{column}", "fine-tuned model": f"tuned_{column}"}
         last = {
             name: factor * np.asarray(run.per_client[key][-1], np.float64)
             for name, key in names.items()
             if key in run.per_client and len(run.per_client[key])
         }
         if any(np.isfinite(values).any() for values in last.values()):
-            shown.append(_by_client(f"{title.replace('test ', 'client test ')}, last evaluation", last, "group"))
+            bars = _by_client(f"{title.replace('test ', 'client test ')}, last evaluation", last, "group")
+            notes = [bars.note, *(_spread_note(run, score) for score in of_metric(client_scores([run]), column))]
+            shown.append(bars._replace(note=" ".join(filter(None, notes))))
             break  # the loss only where no client has class labels
     who = np.asarray(run.updates["client"])
     accepted = np.asarray(run.updates["accepted"], bool)
@@ -290,6 +301,20 @@ def clients(run: Run) -> list[Shown]:
     if who.size:
         shown.append(staleness(run))
     return shown
+
+
+def _spread_note(run: Run, score: str) -> str:
+    """Mean, deviation and worst tenth of a client's score at the last evaluation, in words."""
+    mean, std, worst = (
+        metrics.percent(score) * float(run.evaluations[f"client_{score}{ending}"][-1])
+        for ending in ("", "_std", "_worst")
+    )
+    model, kind = of_model(score)
+    places, unit = (2, " %") if metrics.percent(score) > 1 else (4, "")
+    return (
+        f"{model[0].upper()}{model[1:]}: mean {kind} {mean:.{places}f}{unit}, deviation between clients "
+        f"{std:.{places}f}, worst tenth {worst:.{places}f}."
+    )
 
 
 def staleness(run: Run) -> Shown:

@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedjax_async import check
 from fedjax_async.config.grid import Point
 from fedjax_async.config.settings import Settings
-from fedjax_async.results import store, sweep_folder, sweep_table, tables
+from fedjax_async.results import store, sweep_files, sweep_folder, sweep_table, tables, tuning
+from fedjax_async.results.metrics import FINAL, SHARE
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_table import Record
 from fedjax_async.results.sweeps import collect
@@ -47,22 +49,53 @@ class Source(NamedTuple):
     notes: list[str]
 
 
+class Options(NamedTuple):
+    """How the tables are made; None for those that the folder holds or, where it has none, the usual options."""
+
+    target: str | float | None = None
+    final: str | None = None
+    interval: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any is chosen: the tables are then made anew."""
+        return any(option is not None for option in self)
+
+    @property
+    def of_tables(self) -> dict[str, Any]:
+        """``final`` and ``interval`` as arguments of the functions that make tables."""
+        return {"final": self.final or FINAL, "interval": self.interval or "t"}
+
+    def of_sweep(self) -> float | None:
+        """The target of a sweep; ``ValueError`` for a share and for a method's name."""
+        if self.target is None:
+            return None
+        try:
+            number = float(self.target)
+        except ValueError:
+            number = math.nan
+        check.require(0 < number <= 1, "target", self.target, "an accuracy in (0, 1] for a sweep")
+        return number
+
+
+AS_SAVED = Options()
+
 # --- folders ----------------------------------------------------------------------------------------
 
 
-def read(folder: str | Path) -> Source:
+def read(folder: str | Path, options: Options = AS_SAVED) -> Source:
     """Read the finished runs of a folder; ``ValueError`` if it holds none, or if a file of a run is damaged."""
     path = Path(folder)
     if (path / sweep_folder.DEFINITION).is_file():
-        return _sweep(path)
+        return _sweep(path, options)
     if (path / store.MANIFEST).is_file():
         record = _record(path, "run")
         group = Group(str(record.run.settings.get("method", "run")), [record])
-        return Source(path, "run", [group], {"run": path}, {"run": _row(record)}, [], [])
+        return Source(path, "run", [group], {"run": path}, {"run": _row(record, options)}, [], [])
     found = sorted(path.glob(f"runs/*/*/{store.MANIFEST}"))
     if not found:
         raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
-    return _comparison(path, [manifest.parent for manifest in found])
+    return _comparison(path, [manifest.parent for manifest in found], options)
 
 
 def _record(folder: Path, name: str) -> Record:
@@ -71,43 +104,48 @@ def _record(folder: Path, name: str) -> Record:
     return sweep_table.record(Point(name, {}, Settings(updates=1, seed=int(run.settings.get("seed", 0)))), run)
 
 
-def _row(record: Record) -> Row:
+def _row(record: Record, options: Options) -> Row:
     """Its row in the table of runs."""
-    (row,) = sweep_table.run_rows([record])
+    (row,) = sweep_table.run_rows([record], options.of_tables["final"])
     return {name: value for name, value in row.items() if name != "run"}
 
 
-def _sweep(path: Path) -> Source:
+def _sweep(path: Path, options: Options) -> Source:
     sweep, missing = collect(path)
     if not sweep.points:
         raise ValueError(f"folder = {str(path)!r}: must hold at least one finished run")
-    found = sweep_table.records(sweep)
-    grouped, ranked = list(sweep_table.by_setting(found).items()), sweep_table.rank(found)
-    notes = [f"Curves and runs are in the order of the settings' mean {ranked.metric.removesuffix(' (%)')}."]
+    target = options.of_sweep()
+    found = sweep_table.records(sweep, target)
+    grouped = list(sweep_table.by_setting(found).items())
+    ranked = tuning.rank(found, options.of_tables["final"], sweep.roles)
+    notes = [f"Curves and runs: chosen settings first, by their mean {ranked.metric.removesuffix(' (%)')}."]
     if missing:
         notes.append(f"{len(missing)} of {len(missing) + len(sweep.points)} runs are not finished and left out.")
     with tempfile.TemporaryDirectory() as scratch:
-        sweep_table.write_tables(found, Path(scratch))
-        names = ("runs.csv", "settings.csv")
+        sweep_files.write_tables(found, Path(scratch), target, roles=sweep.roles, **options.of_tables)
+        names = ("runs.csv", "settings.csv", "best.csv", "best.md")
         fresh, saved = ([_text(Path(place) / name) for name in names] for place in (scratch, path))
         new_pairs = _pairs(Path(scratch))
     same = _agree(saved[0], fresh[0], ("run", "mean_accuracy", "virtual_time", "bytes_up"))
-    if not same:
+    if not same and not options.given:
         notes.append("The tables in the folder are missing or of other runs: these are new, of the finished runs.")
-    (runs, settings), pairs = (saved, _pairs(path)) if same and saved[1] else (fresh, new_pairs)
+    kept = same and all(saved) and not options.given
+    (runs, settings, best, how), pairs = (saved, _pairs(path)) if kept else (fresh, new_pairs)
+    notes += how.partition("\n\n")[0].splitlines()
     rows: dict[str, Row] = {row["run"]: row for row in _rows(runs)}
     groups = [Group(*grouped[index]) for index in ranked.order]
     folders = {point.name: sweep_folder.run_folder(path, point) for point in sweep.points}
-    return Source(path, "sweep", groups, folders, rows, [table("Settings", settings), *pairs], notes)
+    shown = [table("Best settings", best), table("Settings", settings), *pairs]
+    return Source(path, "sweep", groups, folders, rows, shown, notes)
 
 
 def _pairs(path: Path) -> list[Content]:
-    """The paired tests between methods, which a folder has from three seeds on."""
-    text = _text(path / "pairs.csv")
-    return [table("Paired tests", text)] if text else []
+    """Scores over the clients, if they were evaluated; paired tests, which a folder has from three seeds on."""
+    files = {"Clients": "clients.csv", "Paired tests": "pairs.csv"}
+    return [table(title, text) for title, name in files.items() if (text := _text(path / name))]
 
 
-def _comparison(path: Path, folders: Sequence[Path]) -> Source:
+def _comparison(path: Path, folders: Sequence[Path], options: Options) -> Source:
     grouped: dict[str, list[Record]] = {}
     by_name: dict[str, Path] = {}
     for folder in folders:
@@ -119,22 +157,28 @@ def _comparison(path: Path, folders: Sequence[Path]) -> Source:
     saved = _text(path / "comparison.csv")
     listed = [row["method"] for row in _rows(saved) if row.get("method") in grouped]
     order = [*listed, *(name for name in grouped if name not in listed)]
-    shown, notes = _methods(path, saved, {name: [member.run for member in grouped[name]] for name in listed or order})
+    runs = {name: [member.run for member in grouped[name]] for name in listed or order}
+    shown, notes = _methods(path, saved, runs, options)
     if listed and len(listed) < len(order):
         notes.append("comparison.csv does not list these finished runs: " + ", ".join(order[len(listed) :]) + ".")
     groups = [Group(name, grouped[name]) for name in order]
-    rows = {member.point.name: _row(member) for group in groups for member in group.members}
+    rows = {member.point.name: _row(member, options) for group in groups for member in group.members}
     return Source(path, "comparison", groups, by_name, rows, shown, notes)
 
 
-def _methods(path: Path, saved: str, runs: Mapping[str, Sequence[Run]]) -> tuple[list[Content], list[str]]:
+def _methods(
+    path: Path, saved: str, runs: Mapping[str, Sequence[Run]], options: Options
+) -> tuple[list[Content], list[str]]:
     """The table of the methods and notes on it: ``comparison.csv``, or a new one where it is not of these runs."""
     seeds = {str([run.settings.get("seed") for run in group]) for group in runs.values()}
     if len(seeds) > 1:
         return [], ["The methods have different finished seeds, so no table compares them."]
     with tempfile.TemporaryDirectory() as scratch:
-        write_comparison(runs, scratch, plots=False)
+        target = SHARE if options.target is None else options.target
+        write_comparison(runs, scratch, plots=False, target=target, **options.of_tables)
         fresh, new_pairs = _text(Path(scratch) / "comparison.csv"), _pairs(Path(scratch))
+    if options.given:
+        return [table("Methods", fresh), *new_pairs], []
     common = [name for name in _header(fresh) if name in _header(saved)]
     chosen = ("time to ", "relative to ", "target", "95%")  # these depend on options of the command
     if _agree(saved, fresh, [name for name in common if not name.startswith(chosen) and "interval" not in name]):

@@ -18,7 +18,10 @@ from fedjax_async import check, disk
 from fedjax_async.results import files, html_figures, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
-from fedjax_async.results.html_folders import Content, Group, Source, read, table_of
+from fedjax_async.results.html_folders import AS_SAVED, Content, Group, Options, Source, read, table_of
+from fedjax_async.results.measured import curve_columns
+from fedjax_async.results.metrics import require_final
+from fedjax_async.results.significance import INTERVALS
 from fedjax_async.types import Run
 
 PAGE = Path(__file__).with_name("report_page.html")
@@ -91,11 +94,11 @@ def _chosen(
     return drawn, [(name, folder) for _, name, folder in members[:MOST_DETAILS]], notes
 
 
-def content(folders: Sequence[str | Path]) -> Content:
+def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Content:
     """Everything that the page shows, as the JSON it holds."""
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
-    sources = [read(folder) for folder in folders]
+    sources = [read(folder, options) for folder in folders]
     labels = _labels([source.path for source in sources])
     drawn, details, notes = _chosen(sources, labels)
     total = sum(len(group.members) for source in sources for group in source.groups)
@@ -126,6 +129,8 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     """``figures[metric][unit]`` for every metric with a finite value, and what they leave out."""
     every = [run for seeds in runs.values() for run in seeds]
     shown = [name for name in METRICS if any(np.isfinite(run.evaluations[name]).any() for run in every)] or ["loss"]
+    groups = {name: list(runs) for name in shown} | curve_columns(runs, shown[0])
+    shown = list(groups)
     most_seeds = max(1, ALL_SEEDS // len(runs))
     lines = sum(min(len(seeds), most_seeds) + 3 for seeds in runs.values()) * len(shown) * len(UNITS)
     most = max(20, min(2_000, ALL_POINTS // lines))
@@ -134,7 +139,11 @@ def _curves(runs: Mapping[str, Sequence[Run]]) -> tuple[Content, list[str]]:
     notes = [f"Long curves: {most} of up to {longest:,} evaluations, evenly spread."] if longest > most else []
     notes += [f"Single seeds: the first {most_seeds} of {seeds}."] if seeds > most_seeds else []
     figures = {
-        name: {unit: html_figures.curves(runs, unit, name, most, most_seeds) for unit in UNITS} for name in shown
+        name: {
+            unit: html_figures.curves({each: runs[each] for each in groups[name]}, unit, name, most, most_seeds)
+            for unit in UNITS
+        }
+        for name in shown
     }
     return figures, notes
 
@@ -147,13 +156,21 @@ def _embedded(value: Any) -> str:
     return text
 
 
-def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
+def write_report(
+    folders: Sequence[str | Path],
+    path: str | Path,
+    *,
+    target: str | float | None = None,
+    final: str | None = None,
+    interval: str | None = None,
+) -> Path:
     """Write one HTML page about ``folders``, each with a finished run, comparison or sweep; returns ``path``.
 
     The page has sortable tables, curves with every seed, the schedule as a Gantt chart that can be zoomed, results of
     clients, settings and versions. It loads nothing from a network. Large results are cut, and the page says where.
     The same results give the same bytes. The tables of methods and settings are those in the folder, if they are of
-    its finished runs; else new ones with the default options.
+    its finished runs; else new ones with the default options. ``target``, ``final`` and ``interval``, as in
+    :func:`fedjax_async.results.comparisons.comparison`, make them anew; a sweep's target is an accuracy in (0, 1].
 
     Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
     written, or a folder holds no finished run.
@@ -164,10 +181,13 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
         if not Path(folder).is_dir():
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)
+    options = Options(target, final, interval)
+    require_final(options.of_tables["final"])
+    check.one_of("interval", options.of_tables["interval"], INTERVALS)
     plotly = html_figures.require_plotly().offline.get_plotlyjs()
     head, rest = PAGE.read_text(encoding="utf-8").split(JSON_HERE)
     middle, tail = rest.split(PLOTLY_HERE)
-    page = head + _embedded(content(folders)) + middle + plotly + tail
+    page = head + _embedded(content(folders, options)) + middle + plotly + tail
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page.encode())
     return path

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async import check
+from fedjax_async.engine.client_scores import smaller_is_better
+from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
 UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
@@ -67,17 +69,17 @@ def window(final: str, rows: int) -> int:
 def final_title(column: str = "accuracy", final: str = FINAL) -> str:
     """The name of a final value in tables.
 
-    >>> final_title(), final_title("loss", "last"), final_title(final="tail:5")
-    ('accuracy, mean of last tenth (%)', 'loss, last', 'accuracy, mean of last 5 (%)')
+    >>> final_title(), final_title("loss", "last"), final_title("validation_accuracy", "tail:5")
+    ('accuracy, mean of last tenth (%)', 'loss, last', 'validation accuracy, mean of last 5 (%)')
     """
     require_final(final)
     way = FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
-    return f"{column}, {way}" + (" (%)" if column == "accuracy" else "")
+    return f"{column_title(column)}, {way}" + (" (%)" if percent(column) > 1 else "")
 
 
 def percent(column: str) -> float:
-    """100 for an accuracy, 1 for a loss: what tables and pictures multiply a column by."""
-    return 100.0 if column == "accuracy" else 1.0
+    """100 for accuracies, 1 for all else: what tables and pictures multiply a column by."""
+    return 100.0 if "accuracy" in column else 1.0
 
 
 def all_finals(final: str = FINAL) -> list[str]:
@@ -90,13 +92,14 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
     """One number for a column of the evaluations: accuracies in [0, 1], losses as they are.
 
     ``final``: ``last`` is the last evaluation; ``tail`` the mean of the last tenth of the evaluations (see
-    :func:`window`), ``tail:K`` of the last K; ``best`` the highest accuracy or the lowest loss of any evaluation,
-    NaN if all are NaN.
+    :func:`window`), ``tail:K`` of the last K; ``best`` the highest value of any evaluation, or the lowest of a loss, an
+    error or a deviation between clients, NaN if all are NaN.
     """
     values = _scores(run, column)
     if final == "best":
         known = values[~np.isnan(values)]
-        return float(known.min() if column == "loss" else known.max()) if known.size else math.nan
+        low = smaller_is_better(column.removesuffix("_worst")) or column.endswith("_std")
+        return float(known.min() if low else known.max()) if known.size else math.nan
     return float(np.mean(values[-window(final, values.size) :]))
 
 

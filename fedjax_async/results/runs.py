@@ -13,19 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk, registry
+from fedjax_async import check, disk, notices, registry
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
 from fedjax_async.config.experiment import timing_of
 from fedjax_async.config.grid import MOST_RUNS
+from fedjax_async.config.methods import brings_timing
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results import comparisons, files, metrics, store, streams, tables
+from fedjax_async.results import clients, comparisons, files, metrics, store, streams, tables
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar, planning_bar
@@ -43,10 +45,13 @@ def write_run(
     """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures beside it.
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
-    arrived, ``staleness.png`` and ``gantt.png``; ``drawing`` chooses other formats, a width and a title. The data are
-    written first, so they are safe even if matplotlib is missing; ``ValueError`` then names the extra to install.
+    arrived, ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric, and with scores of
+    single clients ``clients.png``, the curve of their worst tenth, and the table ``clients.csv``. ``drawing`` chooses
+    other formats, a width and a title. The data are written first, so they are safe even if matplotlib is missing;
+    ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
+    clients.write_clients_of_run(run, folder)
     if plots:
         _draw_run(run, folder, drawing)
     return folder
@@ -68,10 +73,14 @@ def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
 
 
 def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, drawing: Drawing) -> None:
-    """Accuracy, or the loss if no run has class labels."""
+    """Accuracy, or the loss if no run has class labels; then what runs measure besides, and the clients."""
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
     save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
+    for column, having in curve_columns(runs, name).items():
+        some = {each: runs[each] for each in having}
+        save_formats(measured_curve(some, column, final=final, drawing=drawing), folder / column, drawing)
+    clients.draw_clients(runs, folder, drawing)
 
 
 def write_comparison(
@@ -87,6 +96,9 @@ def write_comparison(
 ) -> str:
     """Compare methods: ``comparison.csv``, ``comparison.md`` and ``accuracy.png`` in ``folder``.
 
+    Where the runs measure more, its final values are in the tables, each with a curve. With scores of single clients
+    there are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
+
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
     ``final`` and ``interval``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
@@ -100,13 +112,14 @@ def write_comparison(
     tables.write(rows, folder / "comparison.md", decimals=decimals)
     title = next(name for name in rows[0] if name != "method")
     tested = comparisons.write_pairs(comparisons.method_pairs(runs, final, interval), folder, title)
+    unequal = clients.write_client_tables(runs, folder, final)
     if plots:
         _draw_curve(runs, folder, final, drawing)
     disk.sweep_up(folder)
     text = tables.table(rows, decimals=decimals)
     if "target (%)" in extended[0]:
         text += f"\ntarget: {tables.cell(extended[0]['target (%)'])} % ({_described(target, runs)})\n"
-    return f"{text}\n{tested}" if tested else text
+    return "\n".join(filter(None, [text, unequal, tested]))
 
 
 def _described(target: str | float, methods: Collection[str]) -> str:
@@ -236,6 +249,7 @@ def compare(
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
         ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``.
+        ``settings.timing`` is for those without a timing of their own.
       folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more.
@@ -260,11 +274,13 @@ def compare(
     parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
     distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
     check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
-    for method in names:
-        timing_of(replace(settings, method=by_name[method]))  # a wrong name is found before the first is planned
 
     def settings_of(method: str, seed: int) -> Settings:
-        return replace(settings, method=by_name[method], seed=seed)
+        timing = None if brings_timing(by_name[method]) else settings.timing
+        return replace(settings, method=by_name[method], timing=timing, seed=seed)
+
+    for method in names:
+        timing_of(settings_of(method, settings.seed))  # a wrong name is found before the first is planned
 
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
@@ -302,4 +318,7 @@ def compare(
         for seed in all_seeds:
             for method in names:
                 runs[method].append(train(method, seed))
+    notices.warn_about(
+        {f"{method} seed {seed}": run.counters for method in names for seed, run in zip(all_seeds, runs[method])}
+    )
     return runs

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.config import Settings, execute, prepare
 from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
@@ -62,6 +62,9 @@ def simulate(
     6
 
     Raises: ``ValueError`` naming field, value and range, before anything is compiled.
+
+    Warns (``notices.RunWarning``) of uploads that were not used because the run ended within a server step, and
+    (``notices.AllRejected``) if every upload was rejected.
     """
     settings = settings_from(settings, changes)
     require_progress(progress)
@@ -72,16 +75,20 @@ def simulate(
         experiment = prepare(settings, probes=probes)
         watch = watch_of(watching, experiment, None)
         try:
-            return execute(experiment, progress=progress, watch=watch)
+            run = execute(experiment, progress=progress, watch=watch)
         finally:
             watch.close()
+        notices.warn_about({"": run.counters})
+        return run
     check.path("out", out)
     if plots:
         require_matplotlib()
     with claimed(out):
         options: dict[str, Any] = {"plots": plots, "overwrite": overwrite, "again": again, "progress": progress}
         options["callbacks"] = chosen(callbacks, stream, keep_best, out)
-        return run_into(prepare(settings, probes=probes), Path(out), **options)
+        run = run_into(prepare(settings, probes=probes), Path(out), **options)
+    notices.warn_about({"": run.counters})
+    return run
 
 
 def resume(
@@ -115,7 +122,9 @@ def resume(
         settings = unfinished(folder, objects)
         options: dict[str, Any] = {"plots": plots, "progress": progress, "callbacks": resumed(folder, callbacks)}
         with precision(settings):
-            return run_into(prepare(settings, probes=probes), folder, **options)
+            run = run_into(prepare(settings, probes=probes), folder, **options)
+    notices.warn_about({"": run.counters})
+    return run
 
 
 def precision(settings: Settings) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its definition (``sweep.json``), and a folder for each finished run (``runs/NAME/``)."""
+"""The folder of a sweep: its definition (``sweep.json``), ``roles.json``, a folder a finished run (``runs/NAME/``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
-from fedjax_async.config.grid import Point
+from fedjax_async.config.grid import Point, swept
+from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import files, store
 from fedjax_async.results.runs import save_plugins, write_run
@@ -18,6 +19,7 @@ from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = "sweep.json"
+ROLES = "roles.json"  # apart from the definition: other roles change how results are read, not the runs
 
 
 def run_folder(folder: Path, point: Point) -> Path:
@@ -77,10 +79,37 @@ def require_room(
     return folder
 
 
-def begin(folder: Path, points: Sequence[Point], probes: Mapping[str, Any] | None = None) -> None:
-    """Write the definition; called before the first run is saved."""
+def save_roles(folder: Path, roles: Mapping[str, str]) -> None:
+    """Write the roles that are not the usual ones; no file if there are none."""
+    if roles:
+        disk.write(folder / ROLES, files.json_bytes(roles))
+    else:
+        (folder / ROLES).unlink(missing_ok=True)
+
+
+def read_roles(folder: Path, points: Sequence[Point]) -> dict[str, str]:
+    """The roles that :func:`save_roles` wrote; ``ValueError`` naming the file for anything else."""
+    path = folder / ROLES
+    if not path.is_file():
+        return {}
+    try:
+        roles = dict(json.loads(path.read_bytes()))
+        roles_of(swept(points), roles)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: must hold the roles of the sweep's settings; {error}") from error
+    return roles
+
+
+def begin(
+    folder: Path,
+    points: Sequence[Point],
+    probes: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> None:
+    """Write the definition and the roles; called before the first run is saved."""
     folder.mkdir(parents=True, exist_ok=True)
     disk.write(folder / DEFINITION, definition(points, probes))
+    save_roles(folder, roles or {})
     save_plugins(folder)
     disk.sweep_up(folder)
 
@@ -91,8 +120,15 @@ def save_run(run: Run, folder: Path, point: Point) -> None:
 
 
 def saved_updates(folder: Path, point: Point) -> int:
-    """The number of updates of a finished run."""
-    return int(json.loads((run_folder(folder, point) / "counters.json").read_bytes())["updates"])
+    """The number of updates of a finished run that were trained, unused ones too."""
+    counters = saved_counters(folder, point)
+    return int(counters["updates"] + counters.get("unused", 0))
+
+
+def saved_counters(folder: Path, point: Point) -> dict[str, Any]:
+    """The counters of a finished run."""
+    counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
+    return counters
 
 
 def load_run(folder: Path, point: Point) -> Run:

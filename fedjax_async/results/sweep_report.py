@@ -8,67 +8,63 @@ from typing import TYPE_CHECKING
 
 from fedjax_async import disk
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import tables
-from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
-from fedjax_async.results.sweep_table import Record, by_setting, rank, records, setting_rows, write_tables
+from fedjax_async.results.sweep_files import best, write_tables
+from fedjax_async.results.sweep_table import Record, by_setting, records
 from fedjax_async.results.sweeps import Sweep
+from fedjax_async.results.tuning import Roles, plain, rank
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SHOWN = 5  # best settings
 NO_PARQUET = "no Parquet files: they need pyarrow, pip install 'fedjax-async[sweep]'"
 MOST_CURVES = 10  # more cannot be told apart
-DRAW = {"accuracy": accuracy_curve, "loss": loss_curve}
+RANKED_BY = {"accuracy": accuracy_curve, "loss": loss_curve}
 
 
 def curves(
-    found: Sequence[Record], metric: str, x: str = "time", final: str = FINAL, *, drawing: Drawing = SCREEN
+    found: Sequence[Record],
+    metric: str,
+    x: str = "time",
+    final: str = FINAL,
+    roles: Roles | None = None,
+    *,
+    drawing: Drawing = SCREEN,
 ) -> Figure:
-    """Mean and standard deviation over seeds of each setting, or of the best ``MOST_CURVES`` settings."""
+    """Mean and standard deviation over seeds of each setting, or of ``MOST_CURVES`` settings, chosen ones first."""
     grouped = by_setting(found)
     names = list(grouped)
-    ranked = rank(found, final)
+    ranked = rank(found, final, roles)
     shown = [names[index] for index in sorted(ranked.order[:MOST_CURVES])]
     runs = {name: [each.run for each in grouped[name]] for name in shown}
-    figure = DRAW[metric](runs, x, final=final, drawing=drawing)
+    if metric in RANKED_BY:
+        figure = RANKED_BY[metric](runs, x, final=final, drawing=drawing)
+    else:
+        figure = measured_curve(runs, metric, x, final=final, drawing=drawing)
     if len(shown) < len(names):
-        title = f"best {len(shown)} of {len(names)} settings by test {_plain(ranked.metric)}"
+        by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
+        title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)
     return figure
 
 
-def _plain(metric: str) -> str:
-    """``accuracy (mean of last tenth)`` for a column's ``accuracy, mean of last tenth (%)``."""
-    return metric.removesuffix(" (%)").replace(", ", " (") + ")"
-
-
-def pictures(found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCREEN) -> Mapping[str, Figure]:
+def pictures(
+    found: Sequence[Record], final: str = FINAL, drawing: Drawing = SCREEN, roles: Roles | None = None
+) -> Mapping[str, Figure]:
     """Name -> picture: curves of each metric, and heat maps if two settings or more were swept."""
     drawn: dict[str, Figure] = {}
     for metric in ("accuracy", "loss") if has_accuracy(each.run for each in found) else ("loss",):
-        drawn[metric] = curves(found, metric, final=final, drawing=drawing)
+        drawn[metric] = curves(found, metric, final=final, roles=roles, drawing=drawing)
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
+    for column in curve_columns({"all": [each.run for each in found]}, metric):  # those that all runs have
+        drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
-
-
-def best(found: Sequence[Record], target: float | None = None, final: str = FINAL, interval: str = "t") -> str:
-    """The best settings as a paragraph and a table, with the metric that ranks them."""
-    ranked = rank(found, final)
-    rows = setting_rows(found, target, final, interval)
-    chosen = [{"rank": number, **rows[setting]} for number, setting in enumerate(ranked.order[:SHOWN], 1)]
-    seeds = sorted({row["seeds"] for row in rows})
-    over = f"{seeds[0]} seed{'s' if seeds[0] > 1 else ''}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    head = (
-        f"Best of {len(rows)} settings by the test {_plain(ranked.metric)}, averaged over {over}; ties by the smaller "
-        "standard deviation.\nThe test data chose them: measure the winner on data that it has not seen."
-    )
-    return f"{head}\n\n{tables.table(chosen, 'markdown', decimals=tables.decimals_of(chosen))}"
 
 
 def write_sweep(
@@ -85,10 +81,15 @@ def write_sweep(
 
     - ``runs.csv``: one row per run; ``evaluations.csv``: one row per evaluation; both also as ``.parquet`` if pyarrow
       is installed.
-    - ``settings.csv``, ``settings.md``: mean and standard deviation over seeds, one row per setting; ``best.md``.
-    - ``pairs.csv``, ``pairs.md``: paired tests between settings that differ only in their method, from three seeds on.
+    - ``settings.csv``, ``settings.md``: mean and standard deviation over seeds, one row per setting.
+    - ``best.csv``, ``best.md``: for each compared method in each world, the setting that was chosen of the tuned ones,
+      on which part of the data, out of how many trials; the sweep's ``roles`` say which setting is which.
+    - ``pairs.csv``, ``pairs.md``: paired tests between the chosen settings of each world, from three seeds on.
     - ``accuracy.png``, ``loss.png``: curves with their deviation; ``accuracy_map.png``, ``loss_map.png`` if two or more
       settings were swept.
+
+    Where all runs measure more (training loss, metrics), its final values are in the tables, each with a curve; with
+    scores of single clients there are ``clients.csv`` and ``clients.md``, and curves of the worst tenth.
 
     The same results give the same bytes. ``folder``: default the sweep's own. ``target``: an accuracy in (0, 1]; adds
     the virtual time, updates and bytes that it took to reach it. ``final`` and ``interval``: as in
@@ -100,11 +101,10 @@ def write_sweep(
     if not sweep.points:
         raise ValueError(f"folder = {str(folder)!r}: must hold at least one finished run")
     found = records(sweep, target)
-    written = write_tables(found, folder, target, final, interval)
-    text = best(found, target, final, interval)
-    disk.write(folder / "best.md", text.encode())
+    written = write_tables(found, folder, target, final, interval, sweep.roles)
+    text = best(found, target, final, interval, sweep.roles)
     if plots:
-        for name, figure in pictures(found, final, drawing).items():
+        for name, figure in pictures(found, final, drawing, sweep.roles).items():
             save_formats(figure, folder / name, drawing)
     disk.sweep_up(folder)
     return text if "runs.parquet" in written else f"{text}\n{NO_PARQUET}\n"

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_async import check
+from fedjax_async import check, notices
 from fedjax_async.config import Experiment, sweeping
 from fedjax_async.config.experiment import resolved as resolved_settings
-from fedjax_async.config.grid import Point, expand
+from fedjax_async.config.grid import Point, expand, swept
+from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
 from fedjax_async.config.watching import Callback, Watch
@@ -35,6 +36,7 @@ class Sweep(NamedTuple):
     points: tuple[Point, ...]
     folder: Path | None
     kept: tuple[Run, ...] = ()
+    roles: Mapping[str, str] = {}  # path -> role, of those that are not the usual ones; see ``config/roles.py``
 
     @property
     def settings(self) -> list[Settings]:
@@ -51,6 +53,14 @@ class Sweep(NamedTuple):
         """The runs, each loaded when it is asked for; every use gives a new iterator."""
         return (self.run(index) for index in range(len(self.points)))
 
+    @property
+    def counters(self) -> dict[str, dict[str, Any]]:
+        """The counters of each run, by its name."""
+        names = [point.name for point in self.points]
+        if self.folder is None:
+            return {name: run.counters for name, run in zip(names, self.kept, strict=True)}
+        return {point.name: sweep_folder.saved_counters(self.folder, point) for point in self.points}
+
     def run(self, index: int) -> Run:
         """The run of ``points[index]``."""
         return self.kept[index] if self.folder is None else sweep_folder.load_run(self.folder, self.points[index])
@@ -64,6 +74,7 @@ class Work(NamedTuple):
     groups: tuple[Group, ...]  # the stacks in which a run is left to train
     probes: Mapping[str, Any] | None = None  # evaluated in every run
     callbacks: Callbacks = NO_CALLBACKS  # look at the evaluations of every run
+    roles: Mapping[str, str] = {}  # as in :class:`Sweep`
 
     @property
     def updates(self) -> int:
@@ -189,14 +200,14 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
     if folder is None:
         finished: dict[int, Run] = {}
         train(work, on_finished=finished.__setitem__, progress=progress)
-        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))))
+        return Sweep(work.points, None, tuple(finished[index] for index in range(len(work.points))), work.roles)
     folder = Path(folder)
     with claimed(folder):
         begin_streams(folder, work)
-        sweep_folder.begin(folder, work.points, work.probes)
+        sweep_folder.begin(folder, work.points, work.probes, work.roles)
         train_into(folder, work, progress=progress)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    return Sweep(work.points, folder)
+    return Sweep(work.points, folder, roles=work.roles)
 
 
 def begin_streams(folder: Path, work: Work) -> None:
@@ -235,6 +246,7 @@ def sweep(
     progress: bool | None = None,
     overwrite: bool = False,
     probes: Mapping[str, Any] | None = None,
+    roles: Mapping[str, str] | None = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
@@ -255,6 +267,10 @@ def sweep(
       overwrite: replace another sweep in ``folder``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
+      roles: swept path -> ``tuned``, ``compared`` or ``world``, where the usual role is not meant: method and timing
+        are compared; learning rate, batch size and options of the method are tuned; data, delays and budgets are
+        worlds. Results choose the best tuned values on the validation part (``validation_fraction``), for each
+        compared value in each world; see :func:`fedjax_async.results.choose`.
       callbacks, stream, keep_best: as in :func:`fedjax_async.simulate`, for every run; ``evaluation.run`` is its name.
         Runs that are trained side by side stop one by one, and what the device trains of them after that is left out.
 
@@ -271,11 +287,14 @@ def sweep(
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
+        roles_of(swept(expanded), roles)  # refuses roles that do not exist
         if folder is not None:
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
         work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **options)
-        return run_work(work, folder=folder, progress=progress)
+        found = run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
+    notices.warn_about(found.counters)
+    return found
 
 
 def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
@@ -284,4 +303,5 @@ def collect(folder: str | Path) -> tuple[Sweep, tuple[Point, ...]]:
     points = sweep_folder.read_definition(folder)
     finished = _finished(points, folder)
     missing = tuple(point for index, point in enumerate(points) if index not in finished)
-    return Sweep(tuple(points[index] for index in sorted(finished)), folder), missing
+    kept = tuple(points[index] for index in sorted(finished))
+    return Sweep(kept, folder, roles=sweep_folder.read_roles(folder, points)), missing

@@ -159,7 +159,12 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     """The decimal places of the columns of a comparison or of a sweep's settings."""
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
-    whole = ("time ", "updates", "rejected", "lost", "late", "duplicates")
-    precise = ("loss, ", *(("95% ",) if loss else ()))
-    places = {name: 0 if name.startswith(whole) else 4 if name.startswith(precise) else 2 for name in columns}
+    whole = ("time ", "updates", "unused", "rejected", "lost", "late", "duplicates")
+
+    def precise(name: str) -> bool:
+        """Whether it is a final value that is no percentage."""
+        final = any(f", {way}" in name for way in ("mean of last ", "last", "best"))
+        return (final and not name.endswith("(%)")) or (loss and name.startswith("95% "))
+
+    places = {name: 0 if name.startswith(whole) else 4 if precise(name) else 2 for name in columns}
     return places | {"sent (MB)": 1}

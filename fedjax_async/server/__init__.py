@@ -5,7 +5,9 @@ staleness weights), an aggregate over the arrivals of a server step (``aggregate
 ``averaging.py`` has the simplest rules (FedAvg, FedBuff, FedAsync ...), ``fedopt.py`` the adaptive optimisers,
 ``robust.py`` the rules that tolerate bad uploads. ``ca2fl.py`` is a rule with a memory of each client, ``orthofl.py``
 sends each client weights of its own, ``delay_correction.py`` corrects stale deltas for what has changed since their
-start, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm.
+start, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm. So do ``fedmrur.py``, ``floco.py`` (a
+simplex of models) and ``asynccurve.py`` (curves), whose parts go with other rules too: ``steps.py``, ``step_size.py``
+(with the dominance penalty) and ``swa.py`` (stochastic weight averaging).
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
@@ -14,6 +16,9 @@ from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
+from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
+from fedjax_async.server.steps import STEPS, stepping
+from fedjax_async.server.swa import averaged
 from fedjax_async.server.transforms import (
     STALENESS,
     Transform,
@@ -31,25 +36,32 @@ __all__ = [
     "METHODS",
     "SERVERS",
     "STALENESS",
+    "STEPS",
     "Aggregate",
     "Preset",
     "Transform",
+    "averaged",
     "buffered",
     "chain",
     "check_capacity",
     "clip_by_norm",
     "closed",
+    "cyclic",
     "delay_corrected",
     "discount",
     "guard_rails",
     "known",
     "mean",
+    "moving_on",
     "rule",
     "scale_by",
+    "scale_by_dominance",
     "scale_by_staleness",
     "scale_overstale",
     "staleness_weight",
     "stateless",
+    "step_size",
+    "stepping",
     "towards_client",
 ]
 __all__ += list(SERVERS)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_async.local import local_training
+from fedjax_async.local import curve_training, local_training
+from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.server.averaging import asgd, asynfl, fedasync, fedavg, fedbuff, fednova
 from fedjax_async.server.ca2fl import ca2fl
 from fedjax_async.server.delay_correction import dc_asgd, dc_asgd_a, orthodyn, orthograd, orthopos, orthostrict
 from fedjax_async.server.feddyn import feddyn, feddyn_client
+from fedjax_async.server.fedmrur import fedmrur, fedmrur_client
 from fedjax_async.server.fedopt import fadas, fedadagrad, fedadam, fedavgm, fedyogi
+from fedjax_async.server.floco import floco, floco_client
 from fedjax_async.server.orthofl import orthofl, orthofl_no_average, orthofl_pairwise, orthofl_released
 from fedjax_async.server.robust import fedmedian, krum, trimmed_mean
 from fedjax_async.server.scaffold import scaffold, scaffold_client
@@ -28,6 +31,8 @@ class Preset(NamedTuple):
     feedback: str | None = None  # a name of ``local.FEEDBACKS``
     client: Callable[..., ClientAlgorithm] = local_training  # called as ``client(model, batch_size=..., ...)``
     plain_sgd: bool = False  # whether its clients must take plain SGD steps
+    optimizer: str = "sgd"  # its usual local optimiser, a spec of ``local.OPTIMIZERS``
+    lr: float = 0.01  # its usual local learning rate
 
 
 METHODS: dict[str, Preset] = {
@@ -70,6 +75,19 @@ METHODS: dict[str, Preset] = {
     "orthopos": Preset(orthopos, "every", "Towards the client's model, undoing nothing (AsyncManifold 2025)."),
     "orthostrict": Preset(orthostrict, "every", "ASGD orthogonal to what others changed (AsyncManifold 2025)."),
     "orthodyn": Preset(orthodyn, "every", "OrthoGrad first, later OrthoPos (AsyncManifold 2025)."),
+    "fedmrur": Preset(
+        fedmrur, "cohort", "Hyperbolic proximal term, lengthened mean (An et al. 2023).", 0.01, client=fedmrur_client
+    ),
+    "floco": Preset(floco, "cohort", "Clients train a simplex of models (Grinwald et al. 2025).", client=floco_client),
+    "asynccurve": Preset(
+        asynccurve,
+        "every",
+        "Steps along curves that clients learn (AsyncManifold 2025).",
+        0.01,
+        client=curve_training,
+        optimizer="adam",
+        lr=0.001,
+    ),
     "fedmedian": Preset(fedmedian, "buffer:size=5", "Coordinate-wise median of K deltas (Yin et al. 2018)."),
     "trimmed_mean": Preset(trimmed_mean, "buffer:size=5", "Mean of K deltas without extremes (Yin et al. 2018)."),
     "krum": Preset(krum, "buffer:size=5", "The delta with the nearest neighbours (Blanchard et al. 2017)."),

@@ -66,7 +66,10 @@ def after_the_first(transform: Transform) -> Transform:
         kept = tree.where(begun, changed, direction)
         return kept, (jnp.ones_like(begun), after), jnp.where(begun, weight, jnp.ones_like(weight))
 
-    return Transform(init, update)
+    def given(facts: Facts) -> Transform:
+        return after_the_first(transform if transform.given is None else transform.given(facts))
+
+    return Transform(init, update, None if transform.given is None else given)
 
 
 def moving_average(guards: Transform, mixed: Transform) -> ServerAlgorithm:

@@ -12,9 +12,9 @@ import optax
 from fedjax_async import check
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import along, buffered
-from fedjax_async.server.rule import discount, guard_rails, rule
+from fedjax_async.server.rule import discount, guard_rails, known, rule
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness
-from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
+from fedjax_async.types import Array, Facts, Params, ServerAlgorithm, Traced
 
 
 def middle_mean(rows: Params, count: Array, cut: Array) -> Params:
@@ -149,8 +149,9 @@ def krum(
     of the paper). Of equal scores, the first to arrive wins. With ``select = m > 1``, multi-Krum: the mean of the m
     best.
 
-    The guarantee against f bad uploads needs ``n >= 2 f + 3``. A step with fewer uploads uses ``f = (n - 3) // 2``; of
-    two uploads the first is used. Never more than ``n - f`` are averaged.
+    The guarantee against f bad uploads needs ``n >= 2 f + 3``: a rule of a smaller ``size`` is refused, and so is a run
+    in which no server step has so many uploads. A single step with fewer uploads uses ``f = (n - 3) // 2``; of two
+    uploads the first is used. Never more than ``n - f`` are averaged.
 
     Args:
       byzantine: f, whole and >= 0.
@@ -161,6 +162,7 @@ def krum(
     _whole("byzantine", byzantine, 0)
     _whole("select", select, 1)
     check.positive("server_lr", server_lr)
+    _tolerates(byzantine, "size", size)
 
     def combine(rows: Params, count: Array) -> Params:
         bad = jnp.clip((count - 3) // 2, 0, jnp.asarray(byzantine).astype(count.dtype))
@@ -175,6 +177,21 @@ def krum(
 
         return jax.tree.map(of_leaf, rows)
 
-    return rule(
+    usual = rule(
         guards, scale_by_staleness(discounted), optimizer=optax.sgd(server_lr), aggregate=buffered(size, combine)
     )
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        if facts.longest_step is not None:
+            _tolerates(byzantine, "uploads of the longest server step", facts.longest_step)
+        return known(usual, facts)
+
+    return usual._replace(given=given)
+
+
+def _tolerates(byzantine: Any, field: str, count: Any) -> None:
+    """``ValueError`` if so few uploads cannot outvote f bad ones (f may be traced; then nothing is checked)."""
+    if isinstance(byzantine, numbers.Real) and isinstance(count, int):
+        bad = int(float(byzantine))
+        allowed = f"at least 2 f + 3 = {2 * bad + 3} for Krum with byzantine = f = {bad}"
+        check.require(count >= 2 * bad + 3, field, count, allowed)

@@ -77,6 +77,7 @@ def rule(
     """
     check.one_of("weighting", weighting, WEIGHTING)
     transform = chain(*transforms)
+    transform = transform if facts is None or transform.given is None else transform.given(facts)
     aggregate = mean() if aggregate is None else aggregate
     carries = facts is None or not facts.every_closes
 

@@ -17,16 +17,20 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
-from fedjax_async.types import Array, Arrival, Params, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
 
 Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 
 
 class Transform(NamedTuple):
-    """``init(params) -> state`` and ``update(direction, state, params, arrival) -> (direction, state, weight)``."""
+    """``init(params) -> state`` and ``update(direction, state, params, arrival) -> (direction, state, weight)``.
+
+    ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run.
+    """
 
     init: Callable[[Params], State]
     update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
+    given: Callable[[Facts], Transform] | None = None
 
 
 class Transformed(NamedTuple):
@@ -95,7 +99,10 @@ def chain(*transforms: Transform) -> Transform:
             product = product * weight.astype(product.dtype)
         return direction, tuple(states), product
 
-    return Transform(init, update)
+    def given(facts: Facts) -> Transform:
+        return chain(*(t if t.given is None else t.given(facts) for t in transforms))
+
+    return Transform(init, update, given if any(t.given is not None for t in transforms) else None)
 
 
 def scaled(params: Params, factor: Any) -> Params:

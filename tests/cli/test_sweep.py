@@ -73,7 +73,8 @@ def test_a_file_becomes_tables_and_pictures(capsys, file, tmp_path, monkeypatch)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
         *("runs", "sweep.json", "runs.csv", "runs.parquet", "evaluations.csv", "evaluations.parquet"),
-        *("settings.csv", "settings.md", "best.md", "accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
+        *("settings.csv", "settings.md", "best.csv", "best.md"),
+        *("accuracy.png", "accuracy_map.png", "loss.png", "loss_map.png"),
     }
     header, *rows = (tmp_path / "out" / "runs.csv").read_text().splitlines()
     assert (
@@ -122,6 +123,34 @@ def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monke
     sweep_engine.use(monkeypatch)
     assert "Best of 4 settings" in ok(capsys, *arguments)
     assert "missing" not in ok(capsys, *arguments, "--collect")
+
+
+def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch)
+    arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
+    lines = ok(capsys, *arguments, "--dry-run").splitlines()
+    assert lines[2] == "tuned: mixing, lr; seed: seed"
+    assert lines[3] == sweep.NO_VALIDATION and lines[3].startswith("WARNING: there is no validation part")
+    file.write_text(SMALL.replace("[grid]", "validation_fraction = 0.1\n[grid]") + '[roles]\nmethod.mixing = "world"\n')
+    lines = ok(capsys, *arguments, "--dry-run").splitlines()
+    assert lines[2] == "tuned: lr; world: mixing; seed: seed" and not any("WARNING" in line for line in lines)
+    out = ok(capsys, *arguments)
+    assert "Tuned: lr; within each world (mixing)." in out and collect(tmp_path / "out")[0].roles
+    file.write_text(file.read_text().replace('"world"', '"compared"'))  # the same runs, read in another way
+    out = ok(capsys, *arguments, "--collect")
+    assert "Tuned: lr; separately for each mixing." in out and "8 finished" not in out
+    assert collect(tmp_path / "out")[0].roles == {"method.mixing": "compared"}
+
+
+def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch)
+    file.write_text('final = "best"\ninterval = "bootstrap"\n' + SMALL)
+    arguments = (str(file), "--out", str(tmp_path / "out"), "--quiet")
+    out = ok(capsys, *arguments)
+    assert all(text in out for text in ("accuracy, best (%)", "95% interval (bootstrap)", "time to 5 % (s)"))
+    flags_of = ("--final", "last", "--interval", "t", "--target", "0.2")
+    out = ok(capsys, *arguments, "--collect", *flags_of)
+    assert all(text in out for text in ("accuracy, last (%)", "95% interval (t)", "time to 20 % (s)"))
 
 
 def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monkeypatch):
@@ -179,7 +208,8 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
     assert all(line in shown for line in lines)
     (tmp_path / "mixing.toml").write_text(sweep_file.SWEEP_EXAMPLE)
     file = sweep.read(tmp_path / "mixing.toml")
-    assert len(file.points) == 72 and file.target == 0.7
+    assert len(file.points) == 72 and (file.target, file.final, file.interval) == (0.7, "tail", "t")
+    assert file.roles == {"method.exponent": "tuned"}
     assert set(tomllib.loads(sweep_file.SWEEP_EXAMPLE)) == set(sweep_file.SWEEP_KEYS)
     prepare(dataclasses.replace(file.points[0].settings, model="logistic", updates=5))
 
@@ -205,6 +235,11 @@ BAD = {
     "a value out of range": (SMALL.replace("0.8]", "1.8]"), "mixing = 1.8: must be between 0.0 and 1.0"),
     "no values": (SMALL.replace("[0.02, 0.1]", "[]"), "lr = []: must be at least one value"),
     "no budget": (SMALL.replace("updates = 6\neval_updates = 3\n", ""), "give at least one, or the run has no end"),
+    "an unknown role": (SMALL + '[roles]\nlr = "tune"\n', "roles['lr'] = 'tune': must be one of tuned, compared"),
+    "a role of nothing": (SMALL + '[roles]\nepochs = "tuned"\n', "roles = 'epochs': must be a setting that is swept"),
+    "roles that are none": ("roles = 1\n" + SMALL, "roles = 1: must be a table, [roles]"),
+    "an unknown final value": ("final = 3\n" + SMALL, "final = 3: must be last, best, tail"),
+    "an unknown interval": ('interval = "z"\n' + SMALL, "interval = 'z': must be one of t, bootstrap"),
     "a target in percent": (SMALL.replace("0.05", "70"), "target = 70: must be between 0 and 1"),
     "a grid that is none": ("grid = 3\n", "grid = 3: must be a table, [grid]"),
     "points that are none": ("[points]\nlr = 1\n", "must be a table, [[points]]"),
@@ -226,6 +261,7 @@ def test_bad_flags_are_one_line(capsys, file, tmp_path):
     assert "must be a TOML file" in refused(capsys, str(tmp_path / "none.toml"), *out)
     for size in ("4 elephants", "GB", "0GB", "-1GB", ""):
         assert "a size such as 4GB" in refused(capsys, str(file), *out, f"--memory-limit={size}")
+    assert "target = 3.0: must be between 0 and 1" in refused(capsys, str(file), *out, "--target", "3")
     assert "lanes = 0" in refused(capsys, str(file), *out, "--lanes", "0")
     assert "did you mean 'slurm'?" in refused(capsys, str(file), *out, "--submit", "slurn")
     assert "no sweep.json" in refused(capsys, str(file), *out, "--collect")

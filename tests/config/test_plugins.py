@@ -190,7 +190,7 @@ REPLACED = {
     "dataset": [first(99), first(100)],
     "compress": [lambda *, r=r: COMPRESSORS["topk"](ratio=r) for r in (0.1, 0.2)],
     "optimizer": [lambda lr, *, m=m: optax.sgd(lr, m) for m in (0.5, 0.9)],
-    "timing": [lambda *, n=n: TIMINGS["buffer"](size=2 * n) for n in (1, 2)],
+    "timing": [lambda *, n=n: TIMINGS["buffer"](size=n) for n in (1, 2)],
 }
 
 

@@ -13,7 +13,7 @@ import optax
 from fedjax_async import registry
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
-from fedjax_async.local import local_steps, local_training
+from fedjax_async.local import OPTIMIZERS, local_steps, local_training
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import FederatedData, Model
@@ -75,7 +75,9 @@ def client_of(rule: str):
     made = METHODS[rule].client if rule in METHODS else local_training
     if made is local_training:
         return client()
-    options = {"lr": 0.1, "optimizer": optax.sgd(0.1), "alpha": 0.5, "batch_size": 4}
+    optimizer = OPTIMIZERS[METHODS[rule].optimizer](0.1)
+    options = {"lr": 0.1, "optimizer": optimizer, "alpha": 0.5, "batch_size": 4, "proximal": METHODS[rule].proximal}
+    options["control_lr"] = 0.05
     return made(MODEL, **{key: options[key] for key in options if key in registry.options_of(made)})
 
 

@@ -7,6 +7,7 @@ import inspect
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_async import registry, tree
@@ -18,10 +19,12 @@ START = np.random.default_rng(1).normal(size=5)
 
 
 def descend(optimizer):
+    optimizer = optax.with_extra_args_support(optimizer)
     params, state = {"w": jnp.asarray(START)}, optimizer.init({"w": jnp.asarray(START)})
 
     def step(carry, g):
-        return tree.optimize(optimizer, {"w": g}, carry[1], carry[0]), None
+        # of a linear function, so that sharpness-aware optimisers find the same gradient nearby
+        return tree.optimize(optimizer, {"w": g}, carry[1], carry[0], grad_fn=lambda w, _: {"w": g}), None
 
     (params, _), _ = jax.lax.scan(step, (params, state), jnp.asarray(GRADIENTS))
     return params["w"]

@@ -16,7 +16,7 @@ from fedjax_async.results.sweeps import collect, plan_sweep, resolved, sweep
 from tests.results import sweep_engine
 
 ROOT = Path(__file__).resolve().parents[2]
-BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 4}
+BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 3}
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}
 
 

@@ -117,7 +117,10 @@ def test_a_sweep_has_the_numbers_of_its_files(tmp_path):
     folder, points = save_sweep(tmp_path / "mixing", target=0.4)
     page = content_of(write_report([folder], tmp_path / "page.html"))
     (source,) = page["sources"]
-    check_table(source["tables"][0], folder / "settings.csv")
+    assert [each["title"] for each in source["tables"]] == ["Best settings", "Settings"]
+    check_table(source["tables"][0], folder / "best.csv")
+    check_table(source["tables"][1], folder / "settings.csv")
+    assert any(note.startswith("WARNING: the test set chose") for note in source["notes"])
     shown = columns(page["runs"])
     rows = {row["run"]: row for row in csv.DictReader((folder / "runs.csv").read_text().splitlines())}
     assert set(rows[points[0].name]) <= set(shown) and "time_to_target" in shown

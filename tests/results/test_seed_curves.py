@@ -28,7 +28,8 @@ from fedjax_async.results import (
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.metrics import FINALS, final_title, final_value
 from fedjax_async.results.sweep_report import curves, pictures
-from fedjax_async.results.sweep_table import by_setting, rank, record, setting_rows
+from fedjax_async.results.sweep_table import by_setting, record, setting_rows
+from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 
 ROOT = Path(__file__).resolve().parents[2]

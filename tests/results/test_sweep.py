@@ -215,7 +215,7 @@ def test_one_real_sweep_equals_its_runs_alone():
     """The engine itself: 2 methods x 2 rates x 2 seeds of logistic regression."""
     from fedjax_async.config import execute, prepare
 
-    base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 8, "eval_updates": 4}
+    base = {"model": "logistic", "clients": 4, "steps": 2, "updates": 9, "eval_updates": 3}
     found = sweep(base, {"method": ["fedasync", "fedbuff"], "lr": [0.02, 0.1]}, seeds=2, progress=False)
     for settings, run in zip(found.settings, found.runs, strict=True):
         alone = execute(prepare(settings))

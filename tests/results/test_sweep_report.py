@@ -14,20 +14,13 @@ import pytest
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import interval, metrics
+from fedjax_async.results.figure import WIDTHS, Drawing
 from fedjax_async.results.heat_map import cells, heat_map
-from fedjax_async.results.sweep_report import MOST_CURVES, best, curves, pictures, write_sweep
-from fedjax_async.results.sweep_table import (
-    as_columns,
-    columns_of,
-    evaluation_columns,
-    parquet_writer,
-    rank,
-    record,
-    records,
-    run_rows,
-    setting_rows,
-)
+from fedjax_async.results.sweep_files import as_columns, best, parquet_writer
+from fedjax_async.results.sweep_report import MOST_CURVES, curves, pictures, write_sweep
+from fedjax_async.results.sweep_table import columns_of, evaluation_columns, record, records, run_rows, setting_rows
 from fedjax_async.results.sweeps import Sweep
+from fedjax_async.results.tuning import rank
 from tests.results.made_up import make_run
 from tests.results.sweep_engine import made_up
 
@@ -39,6 +32,7 @@ FILES = {
     "evaluations.parquet",
     "settings.csv",
     "settings.md",
+    "best.csv",
     "best.md",
     "accuracy.png",
     "loss.png",
@@ -205,7 +199,7 @@ def test_without_classes_the_loss_decides():
 def test_the_text_says_which_metric_and_that_it_is_of_the_test_data():
     text = best(records(TWO))
     assert "Best of 2 settings by the test accuracy (mean of last tenth), averaged over 3 seeds" in text
-    assert "measure the winner on data that it has not seen" in text
+    assert "Tuned: lr.\nWARNING: the test set chose these settings, because the runs have no validation part" in text
     assert [line.split("|")[2].strip() for line in text.splitlines()[-2:]] == ["0.3", "0.1"]
 
 
@@ -289,6 +283,45 @@ def test_a_facet_has_only_its_own_rows_and_columns():
     assert texts == ["-"]
 
 
+def facets_of(figure):
+    """The maps of a heat map's figure, drawn, without the scale of colours."""
+    figure.draw_without_rendering()
+    return figure.axes[:-1]
+
+
+@pytest.mark.parametrize("width", [None, "column", "page"])
+def test_numbers_and_names_fit_whatever_the_width(width):
+    grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2, 0.4], "delay": ["rpi", "lognormal"]}
+    figure = heat_map(cells(records(a_sweep(grid, seeds=2)), "accuracy"), "accuracy", drawing=Drawing(width=width))
+    assert width is None or figure.get_figwidth() == WIDTHS[width]
+    every = facets_of(figure)
+    whole = figure.get_window_extent()
+    for axes in every:
+        cell = axes.get_window_extent().width / 4
+        assert max(text.get_window_extent().width for text in axes.texts) < cell
+        row = axes.get_window_extent().height / 2
+        assert max(text.get_window_extent().height for text in axes.texts) < row
+        outer = axes.get_tightbbox()
+        assert whole.x0 <= outer.x0 + 1 and outer.x1 <= whole.x1 + 1 and whole.y0 <= outer.y0 + 1
+    bar = figure.axes[-1].get_tightbbox()
+    assert whole.x0 <= bar.x0 and bar.x1 <= whole.x1 + 1 and whole.y0 <= bar.y0 + 1 and bar.y1 <= whole.y1 + 1
+
+
+def test_names_that_two_maps_share_stand_once():
+    grid = {"method": ["asgd", "fedbuff@buffer:size=5"], "lr": [0.3, 0.1, 0.2], "clients": [5, 6, 7, 8]}
+    maps = cells(records(a_sweep(grid)), "accuracy")
+    every = facets_of(heat_map(maps, "accuracy"))
+    rows = [[label.get_text() for label in axes.get_yticklabels()] for axes in every]
+    columns = [[label.get_text() for label in axes.get_xticklabels()] for axes in every]
+    assert [axes.get_title() for axes in every] == ["method=asgd", "method=fedbuff@buffer:size=5"]
+    assert rows == [["0.1", "0.2", "0.3"], [""] * 3] and columns == [["5", "6", "7", "8"]] * 2
+    assert [(axes.get_ylabel(), axes.get_xlabel()) for axes in every] == [("lr", "clients"), ("", "clients")]
+    stacked = facets_of(
+        heat_map(cells(records(a_sweep(grid)), "accuracy"), "accuracy", drawing=Drawing(width="column"))
+    )
+    assert [axes.get_xlabel() for axes in stacked] == ["", "clients"] and {a.get_ylabel() for a in stacked} == {"lr"}
+
+
 # --- final values and paired tests ----------------------------------------------------------------
 
 
@@ -314,21 +347,21 @@ def test_every_table_has_the_same_final_value(final, tmp_path):
         } < set(row)
     best_lr = max(rows, key=lambda row: float(row[title]))["lr"]
     lines = (tmp_path / "best.md").read_text().splitlines()
-    assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[3]
-    assert lines[5].split("|")[2].strip() == best_lr
+    assert title.removesuffix(" (%)").replace(", ", " (") + ")" in lines[0] and title in lines[4]
+    assert lines[6].split("|")[2].strip() == best_lr
     (grid,) = cells(records(a_sweep({"lr": [0.1, 0.2], "clients": [5, 6]}, seeds=3, run=long_run)), "accuracy", final)
     np.testing.assert_array_equal(grid.mean[:, 0], [float(row[title]) for row in rows[:2]])
 
 
 def test_methods_are_paired_within_each_world(tmp_path):
-    found = a_sweep({"method": ["asgd", "fedavg"], "lr": [0.1, 0.3]}, points=None, seeds=3)
+    found = a_sweep({"method": ["asgd", "fedavg"], "clients": [5, 6]}, points=None, seeds=3)
     write_sweep(found, tmp_path, plots=False)
     rows = read_csv(tmp_path / "pairs.csv")
     assert [(row["where"], row["first"], row["second"]) for row in rows] == [
-        ("lr=0.1", "method=asgd", "method=fedavg"),
-        ("lr=0.3", "method=asgd", "method=fedavg"),
+        ("clients=5", "method=asgd", "method=fedavg"),
+        ("clients=6", "method=asgd", "method=fedavg"),
     ]
-    assert {row["p (t, Holm)"] for row in rows} == {"1.0"} and "lr=0.3" in (tmp_path / "pairs.md").read_text()
+    assert {row["p (t, Holm)"] for row in rows} == {"1.0"} and "clients=6" in (tmp_path / "pairs.md").read_text()
     write_sweep(a_sweep({"method": ["asgd", "fedavg"]}, seeds=2), tmp_path, plots=False)
     assert not list(tmp_path.glob("pairs.*"))
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import registry, tree
+from fedjax_async.local import Curve
 from fedjax_async.server import closed, known
+from fedjax_async.server.floco import Simplex
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.scaffold import Change
 from fedjax_async.types import Arrival, Facts
@@ -82,9 +84,18 @@ def stacked(uploads):
 
 
 def uploading(name, arrivals):
-    """The same arrivals as rule ``name`` is sent them: SCAFFOLD's clients upload two trees."""
-    change = Change(arrivals.upload, weights_of(arrivals.upload))
-    return arrivals._replace(upload=change) if name == "scaffold" else arrivals
+    """The same arrivals as rule ``name`` is sent them: the clients of some upload two trees."""
+    change, weights = arrivals.upload, weights_of(arrivals.upload)
+    if name == "scaffold":
+        return arrivals._replace(upload=Change(change, weights))
+    if name == "asynccurve":  # the offsets of ``textbook_curve``
+        offset = jax.tree.map(lambda leaf: (0.5 * jnp.sin(3.0 * leaf)).astype(leaf.dtype), weights)
+        return arrivals._replace(upload=Curve(change, offset), extra=jax.tree.map(jnp.zeros_like, weights))
+    if name == "floco":  # offsets that do not change, of three vertices
+        axis = jnp.ndim(arrivals.weight)
+        none = jax.tree.map(lambda leaf: jnp.zeros_like(jnp.stack([leaf, leaf], axis=axis)), weights)
+        return arrivals._replace(upload=Simplex(change, none), extra=none)
+    return arrivals
 
 
 def received(server):
@@ -104,7 +115,8 @@ def start_params(seed=99, dtype=None):
 
 def receive_all(server, params, arrivals, *, always_closes=False):
     """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights."""
-    server = known(server, Facts(CLIENTS, always_closes, len(arrivals.staleness)))
+    steps = jnp.sum(arrivals.closes, dtype=jnp.int32)
+    server = known(server, Facts(CLIENTS, always_closes, len(arrivals.staleness), steps))
 
     def one(carry, arrival):
         state, table = carry

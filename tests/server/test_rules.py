@@ -27,7 +27,7 @@ from fedjax_async.server import (
 from fedjax_async.server.aggregate import Buffer
 from fedjax_async.server.rule import RuleState
 from fedjax_async.types import Arrival
-from tests.server import textbook, textbook_delay, textbook_memory
+from tests.server import textbook, textbook_curve, textbook_delay, textbook_memory
 from tests.server.made_up import (
     CLIENTS,
     closing,
@@ -95,6 +95,30 @@ CASES = [
         {"phases": PHASES, "switch": "share", "fraction": 0.2, "per": "layer"},
         corrected(textbook_delay.orthodyn((0.2, 0.6), PHASES.split("+"), groups=textbook_memory.LAYERS, share=True)),
     ),
+    ("floco", {}, textbook.averaging(textbook.add(), by_examples=True)),
+    (
+        "fedmrur",
+        {"weighting": "examples"},
+        textbook.averaging(textbook.add(), by_examples=True)._replace(combine=textbook_curve.reaggregated),
+    ),
+    ("fedmrur", {"reaggregate": False}, textbook.averaging(textbook.add())),
+    ("asynccurve", {}, textbook_curve.asynccurve()),
+    (
+        "asynccurve",
+        {"cycle": 3, "swa": 0.3, "overwrite": 6, "momentum": 0.5, "dominance": False, "control": "none"},
+        textbook_curve.asynccurve(swa=0.3, momentum=0.5, cycle=3, overwrite=6, dominance=False, control="none"),
+    ),
+    (
+        "asynccurve",
+        {"step": "geodesic", "momentum": 0.5, "momentum_on": "space", "correction": "orthopos", "per": "tensor"},
+        textbook_curve.asynccurve(
+            momentum=0.5,
+            correct=textbook_delay.ortho(1, 0, textbook_memory.TENSORS),
+            step="geodesic",
+            momentum_on="space",
+        ),
+    ),
+    ("asynccurve", {"step": "line", "warm": "off"}, textbook_curve.asynccurve(step="line")),
 ]
 
 
@@ -230,6 +254,31 @@ SWEEPS = [
             ("share", {"fraction": [0.3, 0.5], "second_fraction": [0.6, 0.9]}),
         ]
     ],
+    (
+        "floco",
+        {"weighting": "uniform", "vertices": 3, "server_lr": [1.0, 0.3], "spread": [0.0, 1.0]},
+        lambda lr, spread: textbook.averaging(textbook.add(lr)),
+    ),
+    (
+        "fedmrur",
+        {"server_lr": [1.0, 0.3]},
+        lambda lr: textbook.averaging(textbook.add(lr))._replace(combine=textbook_curve.reaggregated),
+    ),
+    (
+        "asynccurve",
+        {
+            "cycle": 4,
+            "server_lr": [0.6, 1.0],
+            "lowest": [0.2, 1.0],
+            "swa": [0.5, 0.2],
+            "momentum": [0.5, 0.2],
+            "fraction": [0.9, 0.7],
+            "decay": [0.5, 0.2],
+        },
+        lambda lr, lowest, swa, momentum, fraction, decay: textbook_curve.asynccurve(
+            lr, lowest, swa, momentum, textbook_delay.orthodyn((fraction,), decay=decay), cycle=4
+        ),
+    ),
 ]
 BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # of several, the first
 DISCOUNT, GUARDS = set(registry.options_of(discount)), set(registry.options_of(guard_rails))

@@ -1,0 +1,101 @@
+"""What settings ask to measure beside loss and accuracy: from names and functions to ``engine.measures.Measures``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from fedjax_async import check, registry
+from fedjax_async.config import own
+from fedjax_async.config.clients import training_of
+from fedjax_async.config.contracts import check_metric
+from fedjax_async.config.methods import Method
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.components import Client, ClientFamily, Hyper
+from fedjax_async.engine.measures import Measures, Sample, require_measurable
+from fedjax_async.models import METRICS, Metric
+from fedjax_async.types import FederatedData, Model, Params
+
+# Columns of the evaluations, and starts of the columns of clients, which no metric may have.
+TAKEN = (
+    "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up", "run",
+    "seed",
+)  # fmt: skip
+STARTS = ("client_", "own_", "tuned_", "validation_")
+
+
+def metrics_of(setting: Any) -> tuple[tuple[str, Metric], ...]:
+    """The metrics of the setting, a list of specs or a dict of names and functions, by the name of their column.
+
+    The column of a spec is its name followed by the values of its options: ``top:k=3`` becomes ``top3``. Raises
+    ``ValueError`` for unknown names, and for columns that exist already.
+    """
+    given = own.thing_of("metrics", setting)
+    if given is None:
+        specs = [] if setting is None else registry.listed(str(setting))
+        pairs = [(_column(spec), _named(spec)) for spec in specs]
+    else:
+        pairs = [(name, _metric(name, thing)) for name, thing in given.items()]
+    seen: list[str] = []
+    for column, _ in pairs:
+        free = column not in (*TAKEN, *seen) and not column.startswith(STARTS)
+        check.require(free, "metrics", column, "named otherwise: there is a column of this name, or of this beginning")
+        seen.append(column)
+    return tuple(pairs)
+
+
+def _column(spec: str) -> str:
+    name, options = registry.parse_spec("metrics", spec)
+    return name + "_".join(str(value) for value in options.values())
+
+
+@registry.cached_by_name(maxsize=64)
+def _named(spec: str) -> Metric:
+    """The metric of a spec; equal specs give the same object, so that runs share programs."""
+    found = registry.bind("metrics", METRICS, spec)()
+    return _metric(spec, found)
+
+
+def _metric(name: str, thing: Any) -> Metric:
+    if isinstance(thing, str):
+        return _named(thing)
+    allowed = "f(outputs, y) -> [B], or a Metric"
+    check.require(isinstance(thing, Metric) or callable(thing), f"metrics[{name!r}]", own.shown(thing), allowed)
+    made: Metric = own.lasting(thing if isinstance(thing, Metric) else Metric(thing))
+    return made
+
+
+def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, batch_size: int) -> Measures:
+    """What the settings ask to measure, checked; ``params``: their shapes."""
+    metrics = metrics_of(s.metrics)
+    for name, metric in metrics:
+        check_metric(name, metric, model, params, data)
+    sampled = s.train_loss or s.train_examples is not None
+    found = Measures(metrics, Sample(s.train_examples, s.seed) if sampled else None, s.fine_tune or 0)
+    if s.fine_tune is not None:
+        bare = own.thing_of("client", s.client) is None
+        allowed = "left out with a client algorithm of your own: fine-tuning needs the settings' optimiser"
+        check.require(bare, "fine_tune", s.fine_tune, allowed)
+        found = found._replace(tuner=tuner_of(model, s, batch_size))
+    require_measurable(data, found)
+    return found
+
+
+def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
+    """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
+    usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
+    return _without_proximal(training_of(_without_private(model), s, batch_size, usual)[0])
+
+
+@lru_cache(maxsize=64)
+def _without_private(model: Model) -> Model:
+    """The start of fine-tuning has the private leaves already, and the trained ones are evaluated."""
+    return model._replace(private=None)
+
+
+@lru_cache(maxsize=64)
+def _without_proximal(family: ClientFamily) -> ClientFamily:
+    def tuner(hyper: Hyper) -> Any:
+        return family({name: value for name, value in hyper.items() if name != "proximal"})
+
+    return tuner

@@ -1,0 +1,68 @@
+"""What a sweep varies a setting for: to tune it, to compare its values, as another world, or as a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fedjax_async import check
+from fedjax_async.config.paths import FIELDS, address
+
+ROLES = {
+    "tuned": "the best value is chosen on validation data, for each compared value in each world",
+    "compared": "each value is a row of the results, such as a method",
+    "world": "each value is another problem: nothing is chosen or compared across worlds",
+    "seed": "results are averaged over it",
+}
+
+_BY_GROUP = {
+    "method": "compared",
+    "world": "world",
+    "data": "world",
+    "training": "tuned",
+    "compression": "compared",  # fewer bytes for less accuracy: the most accurate would always be the least compressed
+    "budget": "world",
+    "measures": "world",  # other numbers of the same runs
+    "execution": "compared",
+}
+_BY_FIELD = {
+    "delay": "world",
+    "timeout": "tuned",  # the server's choices
+    "late": "tuned",
+    "max_staleness": "tuned",
+    "norm_limit": "tuned",
+    "model": "world",
+    "client": "compared",
+    "compute": "compared",
+    "seed": "seed",
+}
+_OPTIONS_TUNED = ("method", "timing")
+
+
+def usual_role(path: str) -> str:
+    """The role of a swept setting unless another is given.
+
+    >>> [usual_role(path) for path in ("lr", "method", "method.mixing", "partition.alpha", "seed")]
+    ['tuned', 'compared', 'tuned', 'world', 'seed']
+    """
+    where = address(path)
+    if where.option and where.field in _OPTIONS_TUNED:
+        return "tuned"
+    return _BY_FIELD.get(where.field) or _BY_GROUP[FIELDS[where.field].metadata["group"]]
+
+
+def roles_of(paths: Iterable[str], given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Swept path -> role: the one ``given``, else the usual one; only the seed has the role ``seed``.
+
+    Raises: ``ValueError`` for a role that does not exist, and for the role of a setting that is not swept.
+
+    >>> roles_of(["method.mixing", "seed"], {"method.mixing": "compared"})
+    {'method.mixing': 'compared', 'seed': 'seed'}
+    """
+    found = {path: usual_role(path) for path in paths}
+    for path, role in (given or {}).items():
+        check.one_of(f"roles[{path!r}]", role, ROLES)
+        check.require(path in found, "roles", path, "a setting that is swept: " + (", ".join(found) or "none is"))
+        allowed = "seed for the setting seed, and another role for other settings"
+        check.require((path == "seed") == (role == "seed"), f"roles[{path!r}]", role, allowed)
+        found[path] = role
+    return found

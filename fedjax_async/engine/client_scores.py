@@ -1,0 +1,52 @@
+"""Columns of the evaluations from the scores of single clients: mean, deviation, and the worst tenth.
+
+They are computed here once, when a run's tables are made. Tables and pictures read the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+
+def smaller_is_better(name: str) -> bool:
+    """Whether a score, by its name, is a loss or an error.
+
+    >>> smaller_is_better("own_loss"), smaller_is_better("tuned_accuracy")
+    (True, False)
+    """
+    return name.endswith(("loss", "error"))
+
+
+def client_columns(per_client: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Three columns, float64[rows], of each score ``NAME`` [rows, N]; clients without test rows are left out.
+
+    - ``client_NAME``: the mean over the clients, each counted alike, however many test rows it has;
+    - ``client_NAME_std``: the standard deviation between the clients (divisor n: these are all clients);
+    - ``client_NAME_worst``: the mean of the worst tenth of the clients (rounded up): those of the lowest scores, or of
+      the highest losses and errors. At each evaluation these may be other clients. Li et al., "Fair resource
+      allocation in federated learning", 2020, table 1.
+
+    A client without test rows has NaN for every score of every evaluation. A NaN of any other client, such as the loss
+    of a model that diverged, makes the columns NaN.
+    """
+    if not per_client:
+        return {}
+    tables = {name: np.asarray(values, np.float64) for name, values in per_client.items()}
+    tested = np.any([~np.isnan(values).all(axis=0) for values in tables.values()], axis=0)
+    columns: dict[str, np.ndarray] = {}
+    for name, values in tables.items():
+        of_tested = np.ascontiguousarray(values[:, tested])
+        rows, count = of_tested.shape
+        if not count:
+            continue
+        ordered = np.sort(-of_tested if smaller_is_better(name) else of_tested, axis=1)
+        worst = np.mean(ordered[:, : -(-count // 10)], axis=1) + np.zeros(rows)
+        worst[np.isnan(of_tested).any(axis=1)] = np.nan  # sorted last, but a diverged model is the worst of all
+        columns |= {
+            f"client_{name}": np.mean(of_tested, axis=1),
+            f"client_{name}_std": np.std(of_tested, axis=1),
+            f"client_{name}_worst": -worst if smaller_is_better(name) else worst,
+        }
+    return columns

@@ -1,0 +1,203 @@
+"""The client of AsyncCurve: it trains its end model, and a curve of low loss from the start to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check, tree
+from fedjax_async.geometry import line, project_out
+from fedjax_async.local.batches import seed_of
+from fedjax_async.local.metrics import metric_of
+from fedjax_async.local.private import keeping
+from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
+from fedjax_async.local.warm import READINGS, warmed
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
+
+_CONTROL = 2**31 + 1  # folded into the job's key: minibatches and positions of the control point's steps
+ORDERS = ("alternate", "after")
+
+
+class Curve(NamedTuple):
+    """The upload of a client: the quadratic curve from its start to its end."""
+
+    params: Params  # Theta_i - Theta^t
+    offset: Params  # of the control point from the midpoint of start and end, phi - M; of the weights alone
+
+
+class Work(NamedTuple):
+    """Local variables of one job."""
+
+    params: Params  # theta
+    optimizer: State
+    displacement: Params  # dphi, of the trained weights
+    control: State  # of the control point's optimiser
+    keys: tuple[Key, Key]  # of the end's steps and of the control point's
+    seeds: tuple[Array, Array]  # of their minibatches
+
+
+def curve_training(
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 32,
+    proximal: Traced = 0.0,
+    scale: Callable[[Array], Array] | None = None,
+    metric: str = "hyperbolic",
+    sigma: Traced | None = None,
+    beta: Traced | None = None,
+    control_lr: Traced = 1e-4,
+    gamma: Traced = 1.0,
+    order: str = "alternate",
+    control_epochs: int | None = None,
+    warm: str = "corrected",
+) -> ClientAlgorithm:
+    """Train the end of a curve and its control point; uploads a :class:`Curve` (AsyncManifold 2025, Algorithm 2).
+
+    The end: ``optimizer`` on ``F_i(w) + (mu/2) metric(w, w_0)``. The control point: Adam on ``F_i(B(s))`` as a function
+    of the displacement ``dphi``, at a position s drawn uniformly from [0, 1] for each minibatch, where
+    ``B(s) = w_0 + s c + 2 s (1 - s) (dphi - gamma P_c(dphi))`` and c is the chord ``w - w_0``. One epoch of the one
+    follows one epoch of the other, and the moments of the control point start anew in each. A job of K local steps
+    takes K steps of each, at the cost of two gradients a local step; since they can run in parallel on a client, its
+    virtual time is that of K local steps. The end trains on the same minibatches as in ``local_training``.
+
+    Args:
+      optimizer, batch_size, proximal, scale: as in ``local_training``; ``scale`` multiplies both learning rates.
+      metric: of the proximal term, a name in ``METRICS``; ``sigma`` and ``beta`` are the options of ``hyperbolic``.
+      control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
+      gamma: share of dphi along the chord that is removed, in [0, 1].
+      order: ``alternate``, or ``after``: all steps of the end first, then ``control_epochs`` epochs of the control
+        point (5 by default) without new moments, as in the paper's study.
+      warm: how Adam's moments start: ``corrected`` or ``printed``, from the server's last step in the message (see
+        :func:`warmed`; ``optimizer`` must contain Adam), or ``off``, from zero.
+
+    Source: AsyncManifold (2025), Algorithm 2. Deviations: the factor 2 in B; the uploaded offset is that of eq. 30,
+    with the last chord; Adam adds eps to the root of the second moment.
+    """
+    check.whole("batch_size", batch_size)
+    check.positive("control_lr", control_lr)
+    check.in_range("gamma", gamma, 0.0, 1.0)
+    check.one_of("order", order, ORDERS)
+    check.one_of("warm", warm, READINGS)
+    check.require(order == "after" or control_epochs is None, "control_epochs", control_epochs, "left out: order=after")
+    epochs = 5 if control_epochs is None else control_epochs
+    check.whole("control_epochs", epochs)
+    pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
+    optimizer = optax.with_extra_args_support(optimizer)
+    control = optax.adam(control_lr)
+
+    def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
+        del client_state
+        start, other = trained(model, message.params), jax.random.fold_in(key, _CONTROL)
+        state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
+        zero = jax.tree.map(jnp.zeros_like, start)
+        return Work(message.params, state, zero, control.init(zero), (key, other), (seed_of(key), seed_of(other)))
+
+    def bent(vector: Params, chord: Params) -> Params:
+        """``v - gamma P_c(v)``."""
+        return line(vector, project_out(vector, chord, per="whole"), gamma)
+
+    def half_step(work: Work, phase: Phase, message: Message, data: ClientData) -> Work:
+        """One gradient: a step of the end or of the control point."""
+        start, old = trained(model, message.params), trained(model, work.params)
+        chord = shared_part(model, jax.tree.map(jnp.subtract, old, start))
+        s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
+        sway = 2.0 * s * (1.0 - s)
+        factor = None if scale is None else scale(jnp.asarray(message.version))
+
+        def on_curve() -> Params:
+            away = bent(work.displacement, chord)
+            return jax.tree.map(lambda a, b, c: line(a, b, s) + _times(c, sway), start, old, away)
+
+        # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
+        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
+        gradient_at = batch_gradient(model, work.params, data, which, batch_size)
+        gradient, moved = gradient_at(jax.lax.cond(phase.end, lambda: old, on_curve))
+
+        def end_moves() -> Work:
+            def total(weights: Params, _: Any = None) -> Params:
+                return pulled(gradient_at(weights)[0], weights, start)
+
+            descent = pulled(gradient, old, start)
+            weights, state = tree.optimize(optimizer, descent, work.optimizer, old, factor, grad_fn=total)
+            return work._replace(params=replaced(model, weights, moved), optimizer=state)
+
+        def control_moves() -> Work:
+            slope = jax.tree.map(lambda g: _times(g, sway), bent(shared_part(model, gradient), chord))
+            fresh = tree.where(phase.fresh, control.init(slope), work.control)
+            displacement, state = tree.optimize(control, slope, fresh, work.displacement, factor)
+            return work._replace(displacement=displacement, control=state)
+
+        return jax.lax.cond(phase.end, end_moves, control_moves)
+
+    def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
+        steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
+        if order == "alternate":
+            span, phase_of = (2 * k, 2 * k + 2), _alternate
+        else:
+            span, phase_of = _share(k, steps, epochs * per_epoch), _after
+        return jax.lax.fori_loop(
+            *span, lambda j, work: half_step(work, phase_of(j, steps, per_epoch), message, data), work
+        )
+
+    def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
+        delta = jax.tree.map(jnp.subtract, work.params, message.params)
+        offset = bent(work.displacement, shared_part(model, trained(model, delta)))
+        return Curve(delta, offset if model.train is None else {"params": offset}), client_state
+
+    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    return plain if model.private is None else keeping(plain, model.private, part="params")
+
+
+# --- which step comes when --------------------------------------------------------------------
+
+
+class Phase(NamedTuple):
+    """One gradient of a job."""
+
+    end: Array  # bool[], whether it is the end's; else the control point's
+    number: Array  # int32[], earlier gradients of the same
+    fresh: Array  # bool[], whether the control point's moments start anew
+
+
+def _per_epoch(data: ClientData, batch_size: int) -> Array:
+    return (data.size + batch_size - 1) // batch_size
+
+
+def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
+    """Gradient ``j`` of 2 K: epochs of the end and of the control point in turn, the last of both maybe shorter."""
+    whole = steps // per_epoch * per_epoch
+    epoch, within = j // per_epoch, j % per_epoch
+    rest, over = steps - whole, j - 2 * whole
+    complete, first = over < 0, over < rest
+    end = jnp.where(complete, epoch % 2 == 0, first)
+    number = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
+    return Phase(end, number, number % per_epoch == 0)
+
+
+def _after(j: Array, steps: Array, per_epoch: Array) -> Phase:
+    """Gradient ``j``: K of the end first, all others of the control point."""
+    end = j < steps
+    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end))
+
+
+def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
+    """The gradients of local step k where K local steps share ``K + extra`` of them as evenly as possible."""
+    real = jnp.result_type(float)
+    each, rest = extra // steps, (extra % steps).astype(real)
+
+    def first(k: Array) -> Array:
+        return k * (1 + each) + jnp.floor(k.astype(real) / steps.astype(real) * rest).astype(jnp.int32)
+
+    return first(k), first(k + 1)
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+def _times(leaf: Array, factor: Array) -> Array:
+    return leaf * factor.astype(leaf.dtype)

@@ -1,0 +1,53 @@
+"""Warm moments: a client's Adam starts from moments that the server estimates from its own last step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check
+from fedjax_async.local.training import trained
+from fedjax_async.types import Array, Model, Params, State
+
+READINGS = ("corrected", "printed", "off")
+_LONG_AGO = 2**30  # a step count whose bias correction is 1 to the last bit
+
+
+def warmed(reading: str, state: State, step: Params, batches: Array, model: Model) -> State:
+    """The optimiser's ``state`` with Adam's moments ``m = step / b`` and ``v = (step / b)^2``.
+
+    ``corrected`` takes the moments as what Adam's bias correction gives, so nothing is corrected any more: from there
+    on, m and v are plain moving averages. ``printed`` counts Adam's steps from 1, as Algorithm 2 of AsyncManifold is
+    written: the first step then weighs m by ``b1 / (1 - b1)``, 9 at b1 = 0.9, and v 999-fold. Without a step, for the
+    run's first messages, the moments start from zero as usual. ``off`` returns the state unchanged.
+
+    Args:
+      state: of a fresh optimiser that contains ``optax.scale_by_adam``.
+      step: ``Theta^tau - Theta^{tau+1}``, what the server's last step removed from the weights.
+      batches: b, minibatches of a local epoch; int32[].
+
+    Raises ``ValueError`` where there is no Adam in the optimiser, or no step in the message.
+    """
+    if reading == "off":
+        return state
+    nodes = jax.tree.leaves(state, is_leaf=_is_adam)
+    allowed = "adam or adamw, alone or as the base of sam or asam (or leave out the warm moments: warm=off)"
+    check.require(any(map(_is_adam, nodes)), "optimizer", "one without Adam's moments", allowed)
+    check.require(bool(jax.tree.leaves(step)), "warm", reading, "off: the server sends no step along")
+    step = trained(model, step)
+    cold = jnp.logical_not(jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)])))
+
+    def filled(node: State) -> State:
+        if not _is_adam(node):
+            return node
+        first = jax.tree.map(lambda s, m: s.astype(m.dtype) / batches.astype(m.dtype), step, node.mu)
+        second = jax.tree.map(lambda m, v: jnp.square(m.astype(v.dtype)), first, node.nu)
+        count = node.count if reading == "printed" else jnp.where(cold, node.count, jnp.int32(_LONG_AGO))
+        return node._replace(count=count.astype(node.count.dtype), mu=first, nu=second)
+
+    return jax.tree.map(filled, state, is_leaf=_is_adam)
+
+
+def _is_adam(node: State) -> bool:
+    return isinstance(node, optax.ScaleByAdamState)

@@ -1,0 +1,89 @@
+"""Metrics of a model's outputs beside loss and accuracy: their contract, and those that have names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check
+from fedjax_async.types import Array
+
+
+class Metric(NamedTuple):
+    """``values(outputs, y)``, averaged over examples; then ``finish(means)``, if given, makes the metric of the means.
+
+    ``outputs`` [B, ...] are the model's, ``y`` [B, ...] labels or targets. ``values`` returns a number an example, [B],
+    or several: an array [B, ...] or a pytree of such. Truth values count as 0 and 1. Averages are exact means over
+    the rows of a test set or of a client's part of it, whatever batches these are read in. ``finish`` gets them without
+    their first axis and returns a number; without it ``values`` must return [B].
+
+    Both must be pure and traceable. Larger is better, unless the metric's name ends in ``loss`` or ``error``.
+
+    >>> brier = Metric(lambda outputs, y: jnp.sum((jax.nn.softmax(outputs) - jax.nn.one_hot(y, 3)) ** 2, -1))
+    >>> [round(float(value), 3) for value in brier.values(jnp.zeros((2, 3)), jnp.array([0, 2]))]
+    [0.667, 0.667]
+    """
+
+    values: Callable[[Array, Array], Any]
+    finish: Callable[[Any], Array] | None = None
+
+
+def top(*, k: int = 5) -> Metric:
+    """Share of the examples whose class is among the k largest outputs (of equal ones, those of lower classes)."""
+    check.whole("k", k)
+
+    def values(outputs: Array, y: Array) -> Array:
+        check.require(k <= outputs.shape[-1], "k of top", k, f"at most {outputs.shape[-1]}, the number of classes")
+        _, best = jax.lax.top_k(outputs, k)
+        return jnp.any(best == _labels("top", y)[:, None], axis=-1)
+
+    return Metric(values)
+
+
+def macro_f1() -> Metric:
+    """Mean F1 score of the classes: ``2 TP / (2 TP + FP + FN)``; classes neither present nor predicted are left out."""
+
+    def finish(shares: dict[str, Array]) -> Array:
+        both = shares["labelled"] + shares["predicted"]
+        return _mean_where(2 * shares["right"], both)
+
+    return Metric(lambda outputs, y: _confusion("macro_f1", outputs, y), finish)
+
+
+def balanced_accuracy() -> Metric:
+    """Mean over the classes of the share of their examples that are classified right; absent classes are left out."""
+
+    def finish(shares: dict[str, Array]) -> Array:
+        return _mean_where(shares["right"], shares["labelled"])
+
+    return Metric(lambda outputs, y: _confusion("balanced_accuracy", outputs, y), finish)
+
+
+def _labels(name: str, y: Array) -> Array:
+    check.require(jnp.issubdtype(y.dtype, jnp.integer), f"targets of {name}", str(y.dtype), "class labels, integers")
+    return y.astype(jnp.int32)
+
+
+def _confusion(name: str, outputs: Array, y: Array) -> dict[str, Array]:
+    """Of each example and class: whether it is the label, the prediction, and both; float[B, classes]."""
+    classes = outputs.shape[-1]
+    labelled = jax.nn.one_hot(_labels(name, y), classes)
+    predicted = jax.nn.one_hot(jnp.argmax(outputs, axis=-1), classes)
+    return {"labelled": labelled, "predicted": predicted, "right": labelled * predicted}
+
+
+def _mean_where(above: Array, below: Array) -> Array:
+    """The mean of ``above / below`` over the classes with ``below`` > 0."""
+    there = below > 0
+    ratio = jnp.where(there, above / jnp.where(there, below, 1), 0)
+    return jnp.sum(ratio) / jnp.sum(there).astype(ratio.dtype)
+
+
+METRICS: dict[str, Callable[..., Metric]] = {
+    "top": top,
+    "macro_f1": macro_f1,
+    "balanced_accuracy": balanced_accuracy,
+}

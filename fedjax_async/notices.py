@@ -1,0 +1,64 @@
+"""What a user should know of a finished run: uploads that were not used, runs in which every upload was rejected.
+
+Said as Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
+this file when it starts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+Counters = Mapping[str, Any]  # of a run: ``Run.counters``
+MOST_NAMES = 3  # of runs in a warning
+
+
+class RunWarning(UserWarning):
+    """A run ended in a way that its numbers alone do not show."""
+
+
+class AllRejected(RunWarning):
+    """Every upload of a run was rejected: it trained, and its model is the one that it began with."""
+
+
+def all_rejected(counters: Counters) -> bool:
+    """Whether uploads came and none of them was accepted.
+
+    >>> all_rejected({"updates": 4, "unused": 1, "rejected": 7, "dropped_stale": 2})
+    True
+    """
+    came = counters.get("updates", 0) + counters.get("unused", 0)
+    return bool(came > 0 and counters.get("rejected", 0) - counters.get("dropped_stale", 0) == came)
+
+
+def warn_about(runs: Mapping[str, Counters]) -> None:
+    """Warn once of the runs that left uploads unused, and once of those in which every upload was rejected.
+
+    ``runs``: name -> counters; a run by itself may have an empty name.
+    """
+    unused = {name: counters["unused"] for name, counters in runs.items() if counters.get("unused")}
+    if unused:
+        count = sum(unused.values())
+        warnings.warn(
+            f"{_named(unused)}{count} upload{'s' if count > 1 else ''} came for a server step that was not complete at "
+            "the end: trained but not used, counted as 'unused' and not as updates (a budget of server steps, "
+            "server_steps or --server-steps, ends with a complete one)",
+            RunWarning,
+            stacklevel=3,
+        )
+    rejected = [name for name, counters in runs.items() if all_rejected(counters)]
+    if rejected:
+        warnings.warn(
+            f"{_named(rejected)}EVERY UPLOAD WAS REJECTED (not finite, larger than norm_limit, or of weight 0): the "
+            "model is still the initial one; lower the learning rate or change the limits",
+            AllRejected,
+            stacklevel=3,
+        )
+
+
+def _named(names: Any) -> str:
+    """The runs that a warning is about: ``"a, b, c and 4 more: "``; empty for a run by itself."""
+    names = [name for name in names if name]
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(names[:MOST_NAMES])}{more}: " if names else ""

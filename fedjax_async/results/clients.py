@@ -1,0 +1,137 @@
+"""Results of single clients: the tables and the picture of how unequal they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_async import check, disk
+from fedjax_async.engine.client_scores import smaller_is_better
+from fedjax_async.results import figure as canvas
+from fedjax_async.results import files, metrics, tables
+from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
+from fedjax_async.results.metrics import FINAL
+from fedjax_async.types import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Runs = Mapping[str, Sequence[Run]]
+NAME = "clients"  # of the files
+
+
+def _every(runs: Runs) -> list[Run]:
+    return [run for seeds in runs.values() for run in seeds]
+
+
+def main_metric(runs: Sequence[Run]) -> str:
+    """``accuracy``, or ``loss`` if no run has class labels."""
+    return "accuracy" if metrics.has_accuracy(runs) else "loss"
+
+
+def client_rows(runs: Runs, final: str = FINAL, what: str = "method", *, every: bool = False) -> list[dict[str, Any]]:
+    """One row per method and model (global, own, fine-tuned): mean, deviation and worst tenth over the clients.
+
+    Each is the ``final`` value of a column of the evaluations (``engine/client_scores.py``), averaged over the seeds as
+    all final values are. Accuracies in percent, or losses if no run has class labels; ``every``: all scores, with the
+    name of each in a column of its own. Runs without scores of single clients have no rows.
+    """
+    metric = main_metric(_every(runs))
+    unit = "" if every else f", {metric}" + (" (%)" if metric == "accuracy" else "")
+    columns = {
+        f"mean over clients{unit}": "",
+        f"deviation between clients{unit}": "_std",
+        f"worst tenth{unit}": "_worst",
+    }
+    rows = []
+    for name, seeds in runs.items():
+        scores = client_scores(seeds)
+        for score in scores if every else of_metric(scores, metric):
+            model, kind = of_model(score)
+            row: dict[str, Any] = {what: name, "model": model} | ({"score": kind} if every else {})
+            for title, ending in columns.items():
+                column = f"client_{score}{ending}"
+                values = [metrics.percent(column) * metrics.final_value(run, column, final) for run in seeds]
+                row[title] = metrics.spread(values)
+            rows.append(row)
+    return rows
+
+
+def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str = "method") -> str:
+    """Write ``clients.csv``, with every score, and ``clients.md``; returns the latter as text.
+
+    Where no run has scores of single clients, the files are removed, and the text is empty.
+    """
+    rows = client_rows(runs, final, what)
+    if not rows:
+        for ending in ("csv", "md"):
+            (folder / f"{NAME}.{ending}").unlink(missing_ok=True)  # an earlier call's files may hold other runs
+        return ""
+    tables.write(client_rows(runs, final, what, every=True), folder / f"{NAME}.csv")
+    decimals = dict.fromkeys(rows[0], 2 if main_metric(_every(runs)) == "accuracy" else 4)
+    tables.write(rows, folder / f"{NAME}.md", decimals=decimals)
+    return tables.table(rows, decimals=decimals)
+
+
+def write_clients_of_run(run: Run, folder: Path) -> None:
+    """Write ``clients.csv`` of one run: a row per client with its scores at the last evaluation, NaN without tests."""
+    if not client_scores([run]) or not run.per_client:
+        return
+    last = {name: np.asarray(values[-1]) for name, values in run.per_client.items()}
+    count = len(next(iter(last.values())))
+    disk.write(folder / f"{NAME}.csv", files.csv_bytes({"client": np.arange(count)} | last))
+
+
+def ordered_scores(run: Run, score: str) -> np.ndarray:
+    """A score of the clients at the last evaluation, from the worst to the best; float64, accuracies in percent.
+
+    Clients without test rows are left out.
+    """
+    values = np.asarray(run.per_client[score][-1], np.float64)
+    values = metrics.percent(score) * np.sort(values[~np.isnan(values)])
+    return values[::-1] if smaller_is_better(score) else values
+
+
+def distribution(runs: Runs, *, drawing: Drawing = SCREEN) -> Figure:
+    """The clients' scores at the last evaluation, from the worst client to the best: a line per method and model.
+
+    Each line has a step per client. Over several seeds it is the mean of the seeds' ordered scores, where these have
+    equally many clients with test rows; else the first seed's.
+    """
+    metric = main_metric(_every(runs))
+    drawn = [(name, score) for name, seeds in runs.items() for score in _drawn(seeds, metric)]
+    check.require(len(drawn) > 0, "runs", list(runs), "runs with scores of single clients")
+    figure, axes = canvas.new(5.2, 3.6, drawing)
+    names: list[str] = []
+    for name, score in drawn:
+        each = [ordered_scores(run, score) for run in runs[name]]
+        alike = all(len(one) == len(each[0]) for one in each)
+        mean, _ = metrics.mean_and_std(np.stack(each if alike else each[:1], axis=-1))
+        edges = np.linspace(0, 100, len(mean) + 1)
+        colour, dash = canvas.look(len(names))
+        axes.stairs(mean, edges, baseline=None, color=colour, linestyle=dash, linewidth=1.6)
+        model = of_model(score)[0]
+        names.append(name if score == metric and len(drawn) == len(runs) else f"{name}, {model}")
+    axes.set_xlim(0, 100)
+    axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
+    title = f"client test {column_title(metric)}" + (" (%)" if metric == "accuracy" else "")
+    canvas.label(axes, "clients, from the worst to the best (%)", title)
+    figure.legend(axes.patches[: len(names)], names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return canvas.finish(figure, drawing)
+
+
+def _drawn(seeds: Sequence[Run], metric: str) -> list[str]:
+    """The scores of the clients that are drawn of these runs."""
+    scores = of_metric(client_scores(seeds), metric)
+    return [score for score in scores if all(score in run.per_client for run in seeds)]
+
+
+def draw_clients(runs: Runs, folder: Path, drawing: Drawing = SCREEN) -> None:
+    """Save the picture ``clients`` where any runs have scores of single clients."""
+    metric = main_metric(_every(runs))
+    if any(_drawn(seeds, metric) for seeds in runs.values()):
+        save_formats(distribution(runs, drawing=drawing), folder / NAME, drawing)

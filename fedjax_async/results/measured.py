@@ -1,0 +1,78 @@
+"""Columns of the evaluations beside loss and accuracy: which runs have them, and their names for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedjax_async.types import Run
+
+# What the package evaluates or counts in every run.
+USUAL = (
+    "time", "update", "step", "loss", "accuracy", "validation_loss", "validation_accuracy", "bytes_up", "bytes_down",
+    "values_bytes_up",
+)  # fmt: skip
+CLIENT = "client_"  # of columns over the clients, engine/client_scores.py
+MODELS = {"own_": "own models", "tuned_": "fine-tuned models", "": "global model"}  # prefix of a client's score
+STATISTICS = {"_std": "deviation between clients", "_worst": "worst tenth of clients", "": "mean over clients"}
+
+
+def shared_columns(runs: Iterable[Run]) -> list[str]:
+    """The columns that all runs have, beside the usual ones, in order of the first run."""
+    first, *others = (run.evaluations for run in runs)
+    return [name for name in first if name not in USUAL and all(name in other for other in others)]
+
+
+def measured(runs: Iterable[Run]) -> list[str]:
+    """The training loss and the metrics that all runs have."""
+    return [name for name in shared_columns(runs) if not name.startswith(CLIENT)]
+
+
+def client_scores(runs: Iterable[Run]) -> list[str]:
+    """The scores of single clients whose columns all runs have, such as ``accuracy`` and ``own_accuracy``."""
+    return [
+        name.removeprefix(CLIENT).removesuffix("_worst")
+        for name in shared_columns(runs)
+        if name.startswith(CLIENT) and name.endswith("_worst")
+    ]
+
+
+def of_model(score: str) -> tuple[str, str]:
+    """Whose score a client's is, and which.
+
+    >>> of_model("own_accuracy"), of_model("loss")
+    (('own models', 'accuracy'), ('global model', 'loss'))
+    """
+    prefix = next(prefix for prefix in MODELS if score.startswith(prefix))
+    return MODELS[prefix], score.removeprefix(prefix)
+
+
+def column_title(column: str) -> str:
+    """The name of a column for people.
+
+    >>> column_title("train_loss"), column_title("client_tuned_accuracy_worst")
+    ('training loss', 'fine-tuned models, accuracy, worst tenth of clients')
+    """
+    if not column.startswith(CLIENT):
+        return {"train_loss": "training loss"}.get(column, column.replace("_", " "))
+    ending = next(ending for ending in STATISTICS if column.endswith(ending))
+    model, score = of_model(column.removeprefix(CLIENT).removesuffix(ending))
+    parts = [] if model == MODELS[""] else [model]
+    return ", ".join([*parts, column_title(score), STATISTICS[ending]])
+
+
+def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, list[str]]:
+    """Column -> the groups of runs that have it, for each column that is drawn beside ``metric``.
+
+    These are the training loss, the metrics, and the worst tenth of the clients by ``metric``, of every model.
+    """
+    found: dict[str, list[str]] = {}
+    for name, seeds in runs.items():
+        worst = [f"{CLIENT}{score}_worst" for score in of_metric(client_scores(seeds), metric)]
+        for column in [*measured(seeds), *worst]:
+            found.setdefault(column, []).append(name)
+    return found
+
+
+def of_metric(scores: Sequence[str], metric: str) -> list[str]:
+    """The scores that are a client's ``accuracy`` or ``loss``, of whichever model."""
+    return [score for score in scores if of_model(score)[1] == metric]

@@ -1,0 +1,105 @@
+"""The tables of a sweep as files: CSV, Markdown and, with pyarrow, Parquet."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_async import disk
+from fedjax_async.results import clients, comparisons, files, metrics, tables, tuning
+from fedjax_async.results.metrics import FINAL
+from fedjax_async.results.sweep_table import (
+    Columns,
+    Record,
+    by_setting,
+    evaluation_columns,
+    metric_of,
+    run_rows,
+    setting_rows,
+)
+
+
+def as_columns(rows: Sequence[tables.Row]) -> Columns:
+    """Rows as columns; None where a row lacks the cell."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _arrow(column: Any) -> Any:
+    """A list with one type, as Parquet needs: mixed integers and floats become floats, other mixtures texts."""
+    kinds = {type(value) for value in column if value is not None} if isinstance(column, list) else set()
+    if len(kinds) > 1:
+        convert: Callable[[Any], Any] = float if kinds == {int, float} else str
+        return [None if value is None else convert(value) for value in column]
+    return column
+
+
+def parquet_writer() -> Callable[[Columns], bytes] | None:
+    """A function: columns -> the bytes of a Parquet file; None if pyarrow (extra ``sweep``) is not installed."""
+    try:
+        import pyarrow  # noqa: PLC0415
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError:
+        return None
+
+    def content(columns: Columns) -> bytes:
+        stream = io.BytesIO()
+        arrays = {name: pyarrow.array(_arrow(column)) for name, column in columns.items()}
+        parquet.write_table(pyarrow.table(arrays), stream)
+        return stream.getvalue()
+
+    return content
+
+
+def best(
+    found: Sequence[Record],
+    target: float | None = None,
+    final: str = FINAL,
+    interval: str = "t",
+    roles: tuning.Roles | None = None,
+) -> str:
+    """The chosen settings as a paragraph, which says what chose them, and a table; see ``tuning.py``."""
+    rows = tuning.chosen_rows(found, target, final, interval, roles)
+    head = tuning.explained(found, final, roles)
+    return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
+
+
+def write_tables(
+    found: Sequence[Record],
+    folder: Path,
+    target: float | None = None,
+    final: str = FINAL,
+    interval: str = "t",
+    roles: tuning.Roles | None = None,
+) -> list[str]:
+    """Write ``runs`` and ``evaluations`` as CSV and Parquet; ``settings``, ``best`` and ``pairs`` as CSV and Markdown.
+
+    Returns the names of the files.
+    """
+    rows, long = run_rows(found, final), evaluation_columns(found)
+    summary = setting_rows(found, target, final, interval)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables.write(rows, folder / "runs.csv")
+    disk.write(folder / "evaluations.csv", files.csv_bytes(long))
+    tables.write(setting_rows(found, target, final, interval, further=True), folder / "settings.csv")
+    tables.write(summary, folder / "settings.md", decimals=tables.decimals_of(summary))
+    chosen = tuning.chosen_rows(found, target, final, interval, roles, further=True)
+    tables.write(chosen, folder / "best.csv")
+    disk.write(folder / "best.md", best(found, target, final, interval, roles).encode())
+    written = ["runs.csv", "evaluations.csv", "settings.csv", "settings.md", "best.csv", "best.md"]
+    pairs = comparisons.write_pairs(
+        tuning.pair_rows(found, final, interval, roles), folder, metrics.final_title(metric_of(found), final)
+    )
+    written += ["pairs.csv", "pairs.md"] if pairs else []
+    groups = {name: [each.run for each in group] for name, group in by_setting(found).items()}
+    written += ["clients.csv", "clients.md"] if clients.write_client_tables(groups, folder, final, "setting") else []
+    parquet = parquet_writer()
+    for name, columns in (("runs.parquet", as_columns(rows)), ("evaluations.parquet", long)):
+        if parquet is None:
+            (folder / name).unlink(missing_ok=True)  # an earlier call's file may hold other runs
+        else:
+            disk.write(folder / name, parquet(columns))
+            written.append(name)
+    return written

@@ -1,0 +1,163 @@
+"""AsyncCurve: the server moves along curves that its clients have learned (AsyncManifold 2025, Algorithm 1).
+
+On the arrival of ``(Theta^t, phi, Theta_i)`` at the server's ``Theta^tau``:
+
+1. correct the end for delay: ``E = Theta^tau + d``, where d is the client's change, corrected by OrthoDyn;
+2. turn the control point with the chord: ``phi' = (Theta^tau + E) / 2 + R (phi - (Theta^t + Theta_i) / 2)``;
+3. choose the position on the curve: ``a = min(1, eta(tau) / (N p_i))``, with p_i the client's share of all arrivals;
+4. move: ``Theta^{tau+1} = B(a)`` on the curve from Theta^tau with control point phi' to E;
+5. average the models (SWA) from ``tau >= sigma T`` on;
+6. send ``Theta^{tau+1}``, and ``Theta^tau - Theta^{tau+1}`` for the moments of the client's Adam.
+
+Each part is a piece of its own: ``delay_correction.py`` (1), ``steps.py`` (2, 4), ``step_size.py`` (3), ``swa.py`` (5).
+The client is ``local.curve_training``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_async import check, registry, tree
+from fedjax_async.geometry import CORRECTIONS, Correction, norm_falls
+from fedjax_async.local import Curve
+from fedjax_async.local.warm import READINGS
+from fedjax_async.registry import takes
+from fedjax_async.server.delay_correction import delay_corrected
+from fedjax_async.server.rule import closed, guard_rails, known, rule
+from fedjax_async.server.running_statistics import weights_of
+from fedjax_async.server.step_size import cyclic, moving_on, step_size
+from fedjax_async.server.steps import STEPS, stepping
+from fedjax_async.server.swa import averaged
+from fedjax_async.server.transforms import Transform
+from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+
+
+class CurveState(NamedTuple):
+    """Server state of :func:`on_curves`."""
+
+    inner: State  # of the rule that takes the steps
+    last: Params  # Theta^tau - Theta^{tau+1} of the last step that moved, of the weights alone; () if it is not sent
+
+
+def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgorithm:
+    """``inner`` with clients that upload a :class:`Curve`; ``inner`` finds its offset in ``arrival.extra``.
+
+    ``sends_steps``: whether messages hold the server's last step, twice the bytes.
+    """
+
+    def init(params: Params) -> tuple[CurveState, State]:
+        state, memory = inner.init(params)
+        return CurveState(state, jax.tree.map(jnp.zeros_like, weights_of(params)) if sends_steps else ()), memory
+
+    def receive(state: CurveState, memory: State, arrival: Arrival) -> tuple[CurveState, State, Info]:
+        curve: Curve = arrival.upload
+        arrival = arrival._replace(upload=curve.params, extra=curve.offset)
+        after, memory, info = inner.receive(state.inner, memory, arrival)
+        return state._replace(inner=after), memory, info
+
+    def close(state: CurveState, memory: State) -> tuple[CurveState, State]:
+        after, memory = closed(inner, state.inner, memory)
+        if not sends_steps:
+            return CurveState(after, ()), memory
+        before, now = (weights_of(inner.params(each)) for each in (state.inner, after))
+        step = jax.tree.map(jnp.subtract, before, now)
+        moved = jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)]))
+        return CurveState(after, tree.where(moved, step, state.last)), memory
+
+    def dispatch(state: CurveState, memory: State, request: Request) -> tuple[Message, State]:
+        message, memory = inner.dispatch(state.inner, memory, request)
+        return message._replace(extra=state.last), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return on_curves(known(inner, facts), sends_steps=sends_steps)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close, given)
+
+
+def end_correction(
+    *, correction: str = "orthodyn", fraction: Traced | None = None, decay: Traced | None = None, per: str = "whole"
+) -> Correction:
+    """The delay correction of a client's end.
+
+    Args:
+      correction: a name in ``geometry.CORRECTIONS``: ``asgd``, ``fedasync``, ``orthodyn`` ...
+      fraction: for ``orthodyn``: OrthoGrad ends and OrthoPos begins when the moving average of ``|Delta|`` falls below
+        this share of its largest value (0.5).
+      decay: of that average (0.99); for ``dc_asgd_a`` of its mean square (0.95).
+      per: for the ortho corrections: the whole vector (``whole``), layers (``layer``) or tensors (``tensor``).
+    """
+    factory = registry.find("correction", CORRECTIONS, correction)
+    takes_option = registry.options_of(factory).keys()
+    check.require(fraction is None or "switch" in takes_option, "fraction", fraction, "left out: it is of orthodyn")
+    check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")
+    check.require(per == "whole" or "per" in takes_option, "per", per, "left out: the correction has no projection")
+    options: dict[str, Any] = {"per": per} if "per" in takes_option else {}
+    options |= {} if decay is None else {"decay": decay}
+    options |= {} if fraction is None else {"switch": norm_falls(fraction)}
+    made: Correction = factory(**options)
+    return made
+
+
+@takes(corrected=end_correction, guards=guard_rails)
+def asynccurve(
+    *,
+    server_lr: Traced = 0.6,
+    lowest: Traced = 0.2,
+    cycle: int = 10,
+    dominance: bool = True,
+    corrected: Correction,
+    control: str = "rotation",
+    step: str = "curve",
+    momentum: Traced = 0.0,
+    momentum_on: str = "curve",
+    swa: Traced = 0.75,
+    overwrite: int | None = None,
+    warm: str = "corrected",
+    guards: Transform,
+) -> ServerAlgorithm:
+    """Move along the curves that clients have learned, corrected for delay (AsyncManifold 2025, AsyncCurve).
+
+    ``Theta <- B(a)`` on the quadratic curve from Theta to the corrected end, see the top of this file. If a server step
+    has several arrivals, each is corrected and stepped from the same Theta, and their steps are averaged. The paper
+    gives no values for these options; all defaults are ours.
+
+    Args:
+      server_lr, lowest: eta at the beginning of a cycle, and the share of it that is left at its end, > 0.
+      cycle: c, accepted arrivals a cycle of eta, and server steps from one averaged model to the next.
+      dominance: whether a is divided by ``N p_i``, with N and the shares p of all arrivals so far.
+      control: what becomes of the control point when the chord changes: ``rotation`` with it, or ``none``: it keeps
+        its offset from the midpoint.
+      step: ``curve``, ``line`` (the curve is not used) or ``geodesic`` (of hyperbolic space, instead of the line).
+      momentum: beta in [0, 1).
+      momentum_on: ``curve``: of the change, before the step, which then follows a curve along the momentum; or
+        ``space``: of the steps themselves.
+      swa: sigma, the share of the run's server steps before its models are averaged; 1: never.
+      overwrite: C, the server steps after which the average becomes the model (periodic SWA).
+      warm: the moments of the clients' Adam, see ``local.curve_training``; unless ``off``, messages hold the last
+        server step, twice the bytes.
+    """
+    check.positive("server_lr", server_lr)
+    check.positive("lowest", lowest)
+    check.whole("cycle", cycle)
+    check.one_of("dominance", dominance, (True, False))
+    check.below_one("momentum", momentum)
+    check.one_of("momentum_on", momentum_on, ("curve", "space"))
+    check.in_range("swa", swa, 0.0, 1.0)
+    check.one_of("warm", warm, READINGS)
+    rate = cyclic(highest=server_lr, lowest=lowest, length=cycle)
+    size = partial(step_size, rate, dominance=dominance)
+    still = isinstance(momentum, (int, float)) and momentum == 0
+    before = [] if still or momentum_on == "space" else [moving_on(momentum)]
+    moves = rule(
+        delay_corrected(corrected),
+        guards,
+        *before,
+        stepping(lambda facts: size(facts=facts), registry.find("step", STEPS, step), control),
+        optimizer=optax.sgd(1.0, momentum=None if still or momentum_on == "curve" else momentum),
+    )
+    return averaged(on_curves(moves, sends_steps=warm != "off"), start=swa, every=cycle, overwrite=overwrite)

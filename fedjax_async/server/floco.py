@@ -1,0 +1,215 @@
+"""FLOCO: clients train a simplex of models, the server averages its vertices and evaluates its centroid.
+
+Source: Grinwald et al., "Federated learning with solution simplices" (2025), first stage; AsyncManifold (2025), section
+5.1.1. A simplex of V vertices is its centroid c and the offsets of the vertices ``1 .. V-1`` from it; the offset of
+vertex 0 is minus their sum. So the point with weights lambda is ``c + sum_v (lambda_v - lambda_0) o_v``, a message has
+the size of V models, and means of vertices are means of centroids and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_async import check, tree
+from fedjax_async.geometry import sample_weights, simplex_point
+from fedjax_async.local.batches import seed_of
+from fedjax_async.local.private import keeping
+from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
+from fedjax_async.registry import takes
+from fedjax_async.server.rule import closed, guard_rails, known, rule
+from fedjax_async.server.running_statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Facts,
+    Info,
+    Key,
+    Message,
+    Model,
+    Params,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
+
+_POINT = 2**31 + 2  # folded into the job's key: the points of the simplex
+
+
+class Simplex(NamedTuple):
+    """The upload of a client: the change of a simplex."""
+
+    params: Params  # of the centroid
+    offsets: Params  # of the vertices 1 .. V-1 from the centroid, of the weights alone; leaves [V-1, ...]
+
+
+# --- the server -------------------------------------------------------------------------------
+
+
+@takes(guards=guard_rails)
+def floco(
+    *,
+    server_lr: Traced = 1.0,
+    vertices: int = 3,
+    spread: Traced = 1.0,
+    weighting: str = "examples",
+    guards: Transform,
+) -> ServerAlgorithm:
+    """Mean of the clients' simplices; the centroid is evaluated (Grinwald et al. 2025).
+
+    ``Phi_v <- Phi_v + eta sum_i p_i (Phi_iv - Phi_v)`` for every vertex v. The clients run :func:`floco_client`. With
+    one vertex it is FedAvg. ``clip`` bounds the change of centroid and offsets together. FLOCO's second stage, in
+    which each client trains a region of the simplex of its own, is not part of it.
+
+    Args:
+      server_lr: ``eta > 0``.
+      vertices: V >= 1.
+      spread: how far apart the vertices start, in [0, 1]: at ``x + spread (pi_v(x) - mean_u pi_u(x))``, where x is the
+        model's initialisation and ``pi_v`` shuffles the entries of every tensor (``pi_0`` does not), which is as good
+        as to initialise it again. So the centroid starts at x as in all methods. 0, for pretrained models: all at x.
+      weighting: ``p_i`` by ``examples`` or ``uniform``.
+    """
+    check.positive("server_lr", server_lr)
+    check.whole("vertices", vertices)
+    check.in_range("spread", spread, 0.0, 1.0)
+    return _on_simplices(rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting), vertices, spread)
+
+
+def _on_simplices(inner: ServerAlgorithm, vertices: int, spread: Traced) -> ServerAlgorithm:
+    """``inner``, a rule on any pytree, with a simplex as its params."""
+
+    def init(params: Params) -> tuple[State, State]:
+        return inner.init(_joined(params, spread_out(weights_of(params), vertices, spread)))
+
+    def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
+        change: Simplex = arrival.upload
+        start = _joined(arrival.start, arrival.extra)
+        return inner.receive(state, memory, arrival._replace(upload=_joined(*change), start=start))
+
+    def close(state: State, memory: State) -> tuple[State, State]:
+        return closed(inner, state, memory)
+
+    def dispatch(state: State, memory: State, request: Request) -> tuple[Message, State]:
+        message, memory = inner.dispatch(state, memory, request)
+        return message._replace(params=_centre(message.params), extra=message.params["offsets"]), memory
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _on_simplices(known(inner, facts), vertices, spread)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close, given)
+
+
+def _joined(params: Params, offsets: Params) -> Params:
+    """Centroid and offsets as one pytree, with running statistics where rules look for them."""
+    return with_statistics({"weights": weights_of(params), "offsets": offsets}, params)
+
+
+def _centre(joined: Params) -> Params:
+    return with_statistics(joined["weights"], joined)
+
+
+def spread_out(weights: Params, vertices: int, spread: Traced) -> Params:
+    """Offsets [V-1, ...] of the first simplex from its centroid ``weights``."""
+    chance = np.random.default_rng(0)
+
+    def offsets(leaf: Array) -> Array:
+        orders = [np.arange(leaf.size), *(chance.permutation(leaf.size) for _ in range(vertices - 1))]
+        shuffled = jnp.stack([leaf.reshape(-1)[order].reshape(leaf.shape) for order in orders])
+        return jnp.asarray(spread, leaf.dtype) * (shuffled - jnp.mean(shuffled, axis=0, keepdims=True))[1:]
+
+    return jax.tree.map(offsets, weights)
+
+
+# --- the client -------------------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """Local variables of one job."""
+
+    vertices: Params  # of the trained weights, leaves [V, ...]
+    params: Params  # of the last point, for its running statistics
+    optimizer: State
+    key: Key
+    seed: Array  # uint32[2], orders the minibatches
+
+
+def floco_client(
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation,
+    batch_size: int = 32,
+    proximal: Traced = 0.0,
+    scale: Callable[[Array], Array] | None = None,
+) -> ClientAlgorithm:
+    """Train all vertices of a simplex; uploads the change of the simplex, a :class:`Simplex`.
+
+    For each minibatch a point of the simplex is drawn uniformly, ``lambda ~ Dirichlet(1, ..., 1)``, and vertex v steps
+    along ``lambda_v g``, with g the gradient at that point. The proximal term pulls each vertex to where it started.
+    Options as in ``local_training``. With one vertex it is ``local_training``. Private leaves are the same in all
+    vertices; they are trained with g itself, and stay with their client.
+    """
+    check.whole("batch_size", batch_size)
+    pulled = proximal_term(proximal, None)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def corners(message: Message) -> Params:
+        offsets = jax.vmap(lambda row: shared_part(model, row))(trained(model, message.extra))
+        return jax.tree.map(_corners, trained(model, message.params), offsets)
+
+    def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
+        del client_state, data
+        vertices = corners(message)
+        return Work(vertices, message.params, optimizer.init(vertices), key, seed_of(key))
+
+    def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
+        count = jax.tree.leaves(work.vertices)[0].shape[0]
+        weights = sample_weights(jax.random.fold_in(jax.random.fold_in(work.key, _POINT), k), count)
+        gradient_at = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size)
+        start = corners(message)
+
+        def gradients(vertices: Params) -> tuple[Params, Params, Params]:
+            point = simplex_point(vertices, weights)
+            gradient, moved = gradient_at(point)
+            # of private leaves, which are the same in all vertices, every vertex takes the whole gradient
+            each = jax.tree.map(lambda g: jnp.multiply.outer(weights.astype(g.dtype), g), shared_part(model, gradient))
+            if model.private is not None:
+                own = jax.tree.map(jnp.subtract, gradient, shared_part(model, gradient))
+                each = jax.tree.map(lambda e, g: e + g[None], each, own)
+            return pulled(each, vertices, start), point, moved
+
+        gradient, point, moved = gradients(work.vertices)
+        factor = None if scale is None else scale(jnp.asarray(message.version))
+        vertices, state = tree.optimize(
+            optimizer,
+            gradient,
+            work.optimizer,
+            work.vertices,
+            factor,
+            grad_fn=lambda vertices, _: gradients(vertices)[0],
+        )
+        return work._replace(vertices=vertices, params=replaced(model, point, moved), optimizer=state)
+
+    def finish(work: Work, message: Message, client_state: State) -> tuple[Simplex, State]:
+        centre = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), work.vertices)
+        offsets = jax.tree.map(lambda leaf, c: leaf[1:] - c[None], work.vertices, centre)
+        whole = offsets if model.train is None else {"params": offsets}
+        params = replaced(model, centre, work.params)
+        change = Simplex(*jax.tree.map(jnp.subtract, (params, whole), (message.params, message.extra)))
+        return change, client_state
+
+    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    return plain if model.private is None else keeping(plain, model.private, part="params")
+
+
+def _corners(centre: Array, offsets: Array) -> Array:
+    """The vertices [V, ...] from the centroid and the offsets of all but the first."""
+    return centre[None] + jnp.concatenate([-jnp.sum(offsets, axis=0, keepdims=True), offsets])

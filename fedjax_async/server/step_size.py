@@ -1,0 +1,129 @@
+"""How far a server step goes: a cyclic rate, and a penalty for clients that arrive more often than others.
+
+:func:`step_size` gives each arrival its position on the way from the server's params to the corrected end of its
+client; ``steps.py`` takes the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check
+from fedjax_async.server.running_statistics import weights_of, with_statistics
+from fedjax_async.server.transforms import Transform, scaled
+from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
+
+
+def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array], Array]:
+    """``eta(tau)``: from ``highest`` linearly down to ``lowest`` times that, over and over, ``length`` values a cycle.
+
+    A cycle of one value is constant at ``highest``.
+    Source: Izmailov et al. (2018), section 3.1, for the averages taken at the end of each cycle.
+
+    >>> rate = cyclic(highest=1.0, lowest=0.5, length=3)
+    >>> [float(rate(jnp.int32(tau))) for tau in range(4)]
+    [1.0, 0.75, 0.5, 1.0]
+    """
+    check.positive("highest", highest)
+    check.positive("lowest", lowest)
+    check.whole("length", length)
+
+    def rate(tau: Array) -> Array:
+        real = jnp.result_type(float)
+        top, share = jnp.asarray(highest, real), jnp.asarray(lowest, real)
+        return top * (1.0 + (share - 1.0) * ((tau % length).astype(real) / max(length - 1, 1)))
+
+    return rate
+
+
+class Participation(NamedTuple):
+    """Which clients the accepted arrivals came from."""
+
+    counts: Array  # int32[N]
+    total: Array  # int32[]
+
+
+def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
+    """``1 / (N p_i)`` of the arriving client, itself counted, and the counts."""
+    real = jnp.result_type(float)
+    counts = seen.counts.at[client].add(1)
+    own = jnp.maximum(counts[client], 1).astype(real)
+    total = seen.total + 1
+    return total.astype(real) / (own * len(counts)), Participation(counts, total)
+
+
+class StepSize(NamedTuple):
+    """``init() -> state``; ``of(arrival, state) -> (position in [0, 1], state)``, the state kept if it is accepted."""
+
+    init: Callable[[], State]
+    of: Callable[[Arrival, State], tuple[Array, State]]
+
+
+def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: Facts | None = None) -> StepSize:
+    """The position ``min(1, eta(tau) / (N p_i))``, with p the shares of the clients in all arrivals so far.
+
+    A client that dominates (p_i > 1 / N) takes shorter steps, a rare one longer ones: the dominance penalty. ``tau``
+    is the number of arrivals accepted before.
+
+    Args:
+      rate: eta, a function of int32[], such as :func:`cyclic`.
+      dominance: whether to divide by ``N p_i``.
+      facts: of the run, which hold N.
+
+    Source: AsyncManifold (2025), section 5.1 and Algorithm 1, after Leconte et al. (2024). Deviation: the step is
+    bounded by 1, the end of the curve.
+    """
+    check.one_of("dominance", dominance, (True, False))
+    clients = (Facts() if facts is None else facts).num_clients
+
+    def init() -> State:
+        seen = Participation(jnp.zeros(clients, jnp.int32), jnp.int32(0)) if dominance else ()
+        return jnp.int32(0), seen
+
+    def of(arrival: Arrival, state: State) -> tuple[Array, State]:
+        tau, seen = state
+        factor, seen = _counted(seen, arrival.client) if dominance else (jnp.ones((), jnp.result_type(float)), ())
+        return jnp.minimum(rate(tau) * factor, 1.0), (tau + 1, seen)
+
+    return StepSize(init, of)
+
+
+def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Transform:
+    """Multiply the direction by ``min(limit, 1 / (N p_i))``: the dominance penalty for any rule.
+
+    With a limit of 1, frequent clients count less and rare ones no more than before. For a rule that steps by eta a
+    limit of ``1 / eta`` keeps all steps within the direction, as in :func:`step_size`. Source: as there.
+    """
+    check.positive("dominance", limit)
+    clients = (Facts() if facts is None else facts).num_clients
+
+    def init(params: Params) -> Participation:
+        return Participation(jnp.zeros(clients, jnp.int32), jnp.int32(0))
+
+    def update(
+        direction: Params, state: Participation, params: Params, arrival: Arrival
+    ) -> tuple[Params, Participation, Array]:
+        factor, after = _counted(state, arrival.client)
+        factor = jnp.minimum(factor, jnp.asarray(limit, factor.dtype))
+        return scaled(direction, factor), after, factor
+
+    return Transform(init, update, lambda facts: scale_by_dominance(limit, facts))
+
+
+def moving_on(beta: Traced) -> Transform:
+    """Momentum of the direction: ``u <- beta u + d``. Before a step along a curve, the curve then leads along u.
+
+    On a line, with one arrival a server step and a constant step size, it is the optimiser's heavy ball.
+    """
+    check.below_one("momentum", beta)
+
+    def update(direction: Params, state: Params, params: Params, arrival: Arrival) -> tuple[Params, Params, Array]:
+        change = weights_of(direction)
+        moved = jax.tree.map(lambda u, d: jnp.asarray(beta, d.dtype) * u + d, state, change)
+        return with_statistics(moved, direction), moved, jnp.ones_like(arrival.weight)
+
+    return Transform(lambda params: jax.tree.map(jnp.zeros_like, weights_of(params)), update)

@@ -1,0 +1,75 @@
+"""Step rules: how the server moves from its params towards the corrected end of a client.
+
+``STEPS`` names them. A step rule is ``step(params, change, bend, s) -> direction``: the start Theta^tau, the corrected
+change ``d = E - Theta^tau``, the offset of the control point from the midpoint of both, and the position s in [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import registry, tree
+from fedjax_async.geometry import MANIFOLDS, geodesic, rotate
+from fedjax_async.server.running_statistics import weights_of, with_statistics
+from fedjax_async.server.step_size import StepSize
+from fedjax_async.server.transforms import Transform, scaled
+from fedjax_async.types import Array, Arrival, Facts, Params, State
+
+Step = Callable[[Params, Params, Params, Array], Params]
+
+
+def along_line(params: Params, change: Params, bend: Params, s: Array) -> Params:
+    """``s d``."""
+    return scaled(change, s)
+
+
+def along_curve(params: Params, change: Params, bend: Params, s: Array) -> Params:
+    """``B(s) - Theta^tau = s d + 2 s (1 - s) o`` on the curve with control point ``Theta^tau + d / 2 + o``."""
+    return jax.tree.map(jnp.add, scaled(change, s), scaled(bend, 2.0 * s * (1.0 - s)))
+
+
+def along_geodesic(params: Params, change: Params, bend: Params, s: Array) -> Params:
+    """The same share of the way on the geodesic of hyperbolic space (``geometry.lorentz``), of curvature -1."""
+    end = jax.tree.map(jnp.add, params, change)
+    there = geodesic(MANIFOLDS["lorentz"](), params, end, s)
+    return jax.tree.map(jnp.subtract, there, params)
+
+
+STEPS: dict[str, Step] = {"line": along_line, "curve": along_curve, "geodesic": along_geodesic}
+
+
+def _kept(offset: Params, old: Params, new: Params) -> Params:
+    return offset
+
+
+# ``control(offset, old chord, new chord) -> offset``: what becomes of the control point's offset from the midpoint
+CONTROLS: dict[str, Callable[[Params, Params, Params], Params]] = {"none": _kept, "rotation": rotate}
+
+
+def stepping(size: Callable[[Facts], StepSize], step: Step, control: str, facts: Facts | None = None) -> Transform:
+    """Take a step from the server's params towards ``x + d``, where d is the direction so far.
+
+    ``arrival.extra`` is the offset of the client's control point from the midpoint of its own ends. It follows the
+    chord of the curve, from the client's change to d, by ``control``, a name in ``CONTROLS`` (as
+    ``geometry.CONTROL_POINTS``, of points). Running statistics move by s times their change. The weight is the
+    position s; the arrival is rejected if the step is not finite.
+
+    Source: AsyncManifold (2025), eqs. 17, 20 and 31.
+    """
+    measured = size(Facts() if facts is None else facts)
+    moves = registry.find("control", CONTROLS, control)
+
+    def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
+        position, after = measured.of(arrival, state)
+        change = weights_of(direction)
+        bend = moves(arrival.extra, weights_of(arrival.upload), change)
+        moved = step(weights_of(params), change, bend, position)
+        finite = tree.is_finite(moved)
+        moved = tree.where(finite, moved, jax.tree.map(jnp.zeros_like, moved))
+        weight = jnp.where(finite, position, 0.0).astype(arrival.weight.dtype)
+        return with_statistics(moved, scaled(direction, position)), after, weight
+
+    return Transform(lambda params: measured.init(), update, lambda facts: stepping(size, step, control, facts))

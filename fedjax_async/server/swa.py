@@ -1,0 +1,119 @@
+"""Stochastic weight averaging at the server: a wrapper around any rule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, tree
+from fedjax_async.server.rule import closed, known
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+
+
+class AveragedState(NamedTuple):
+    """Server state of :func:`averaged`."""
+
+    inner: State  # of the wrapped rule
+    average: Params
+    models: Array  # int32[], models in the average
+    steps: Array  # int32[], server steps so far that changed the model
+    changed: Array  # bool[], whether an arrival was accepted since the last step
+
+
+def averaged(
+    rule: ServerAlgorithm,
+    *,
+    start: Traced = 0.75,
+    every: int = 1,
+    overwrite: int | None = None,
+    facts: Facts | None = None,
+) -> ServerAlgorithm:
+    """``rule``, evaluated by the average of its models: stochastic weight averaging (SWA).
+
+    After the server step number tau (counted from 0), if ``tau >= sigma T`` and c divides tau:
+    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients are sent what
+    ``rule`` sends. The current model is evaluated until the average holds a model, the average from then on.
+
+    Args:
+      rule: any rule.
+      start: sigma in [0, 1], the share of the run's T server steps before the first average. Outside a run, where T
+        is unknown, nothing is averaged.
+      every: c, server steps from one averaged model to the next; take the cycle of a cyclic learning rate.
+      overwrite: C; every C server steps the average becomes the rule's model: periodic SWA. It does not change
+        weights that a rule keeps for single clients. ``None``: never.
+      facts: of the run; the engine passes them through ``given``.
+
+    Raises ``ValueError`` for ``overwrite`` if the params of ``rule`` are computed rather than part of its state.
+
+    Source: Izmailov et al. (2018), Algorithm 1; Guo et al. (2022) for the periodic form; AsyncManifold (2025), section
+    5.1 and Algorithm 1.
+    """
+    check.in_range("start", start, 0.0, 1.0)
+    check.whole("every", every)
+    if overwrite is not None:
+        check.whole("overwrite", overwrite)
+    total = 0 if facts is None else facts.server_steps
+
+    def init(params: Params) -> tuple[AveragedState, State]:
+        state, memory = rule.init(params)
+        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False)), memory
+
+    def receive(state: AveragedState, memory: State, arrival: Arrival) -> tuple[AveragedState, State, Info]:
+        inner, memory, info = rule.receive(state.inner, memory, arrival)
+        return state._replace(inner=inner, changed=state.changed | (info.weight > 0)), memory, info
+
+    def close(state: AveragedState, memory: State) -> tuple[AveragedState, State]:
+        inner, memory = closed(rule, state.inner, memory)
+        real, tau = jnp.result_type(float), state.steps
+        late = tau.astype(real) >= jnp.asarray(start, real) * jnp.asarray(total).astype(real)
+        counts = late & (jnp.asarray(total) > 0) & (tau % every == 0) & state.changed
+        models = state.models + counts.astype(jnp.int32)
+        share = jnp.where(counts, 1.0 / jnp.maximum(models, 1).astype(real), 0.0)
+
+        def mixed(mean: Array, x: Array) -> Array:
+            # a model of weight 1 replaces the mean, which may be far from it
+            return jnp.where(share == 1.0, x, mean + share.astype(mean.dtype) * (x - mean))
+
+        average = jax.tree.map(mixed, state.average, rule.params(inner))
+        if overwrite is not None:
+            written = with_params(rule, inner, average)
+            inner = tree.where((models > 0) & (tau % overwrite == 0) & state.changed, written, inner)
+        steps = tau + state.changed.astype(jnp.int32)
+        return AveragedState(inner, average, models, steps, jnp.zeros_like(state.changed)), memory
+
+    def dispatch(state: AveragedState, memory: State, request: Request) -> tuple[Message, State]:
+        return rule.dispatch(state.inner, memory, request)
+
+    def params(state: AveragedState) -> Params:
+        return tree.where(state.models > 0, state.average, rule.params(state.inner))
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return averaged(known(rule, facts), start=start, every=every, overwrite=overwrite, facts=facts)
+
+    return ServerAlgorithm(init, receive, dispatch, params, close, given)
+
+
+def with_params(rule: ServerAlgorithm, state: State, params: Params) -> State:
+    """The state of ``rule`` with other params, where ``rule.params(state)`` is a part of the state."""
+    leaves, structure = jax.tree.flatten(state)
+    numbered = jax.tree.unflatten(structure, [_Leaf(i) for i in range(len(leaves))])
+    try:
+        found: list[Any] = jax.tree.leaves(rule.params(numbered))
+    except TypeError:
+        found = [None]
+    check.require(all(isinstance(leaf, _Leaf) for leaf in found), "rule", "one that computes its params", _PART)
+    for place, leaf in zip(found, jax.tree.leaves(params), strict=True):
+        leaves[place.number] = leaf
+    return jax.tree.unflatten(structure, leaves)
+
+
+_PART = "one whose params are a part of its state"
+
+
+class _Leaf:
+    """Stands for a leaf of a state; unlike a number it cannot be computed with."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number

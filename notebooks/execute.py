@@ -1,0 +1,84 @@
+"""Run the notebooks and store their outputs: ``python notebooks/execute.py``, or with names such as ``02 11``.
+
+The stored outputs let the notebooks be read on the web. What differs from one execution to the next without a change
+of the results is left out: times, warnings, the versions of the kernel, random names inside of pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+FOLDER = Path(__file__).resolve().parent
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+# Python finds the package beside the notebooks; pictures get no date, and matplotlibrc no random names
+ENVIRONMENT = {"PYTHONPATH": str(FOLDER.parent), "SOURCE_DATE_EPOCH": "0", "MATPLOTLIBRC": str(FOLDER / "matplotlibrc")}
+SVG = "image/svg+xml"
+NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\bnan\b|\binf\b"
+
+
+def read(path: Path) -> NotebookNode:
+    """The notebook in ``path``."""
+    return nbformat.read(path, as_version=4)
+
+
+def executed(path: Path) -> NotebookNode:
+    """The notebook after running it from top to bottom, with the outputs as they are stored."""
+    with tempfile.TemporaryDirectory() as sockets:  # in place of ports, so that several may run side by side
+        client = NotebookClient(
+            read(path),
+            timeout=600,
+            record_timing=False,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(path.parent)}},
+            config=Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"}),
+        )
+        done = client.execute(env=os.environ | ENVIRONMENT)
+    done.metadata = read(path).metadata
+    for index, cell in enumerate(done.cells):
+        cell.id = f"cell-{index:02d}"
+    for cell in code_cells(done):
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        for output in cell.outputs:
+            if SVG in output.get("data", {}):
+                output.data[SVG] = " ".join(output.data[SVG].split())  # one line a picture instead of thousands
+    return done
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    """The cells with code."""
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def words(cell: NotebookNode) -> list[str]:
+    """What a cell's outputs say, in alphabetical order: kinds of outputs and words, every number replaced by #.
+
+    Other machines and versions add floating-point numbers in another order, so numbers may differ, and with them the
+    order of rows and the widths of columns.
+    """
+    found: list[str] = []
+    for output in cell.outputs:
+        kinds = output.get("data", {})
+        text = output.get("text", "") + kinds.get("text/plain", "")
+        found += [output.output_type, *kinds, *re.sub(r"-{2,}", "-", re.sub(NUMBER, "#", text)).split()]
+    return sorted(found)
+
+
+def main(names: list[str]) -> None:
+    """Run the notebooks with these beginnings of names (all without any) and write them back."""
+    for path in NOTEBOOKS:
+        if not names or path.name.startswith(tuple(names)):
+            nbformat.write(executed(path), path)
+            print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,99 @@
+"""What a command says of runs that did not use uploads or accepted none: one line, a column, an exit code."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from fedjax_async import cli
+from fedjax_async.results import load
+
+SMALL = ("--model", "logistic", "--clients", "4", "--steps", "1", "--eval-examples", "40", "--quiet")
+ROUNDS = ("--method", "fedavg@cohort:size=4")
+NONE = ("--norm-limit", "1e-9")  # no upload is accepted
+
+
+def said(capsys, code, *arguments):
+    """Standard output, and the only line on standard error, of a command that ends with ``code``."""
+    assert cli.main(arguments) == code
+    done = capsys.readouterr()
+    (line,) = done.err.splitlines()
+    assert line.startswith("fedjax-async: warning: ")
+    return done.out, line.removeprefix("fedjax-async: warning: ")
+
+
+def rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_uploads_of_an_incomplete_round_are_not_counted_as_updates(capsys, tmp_path):
+    out, line = said(capsys, 0, "run", *SMALL, *ROUNDS, "--updates", "6", "--out", str(tmp_path))
+    assert "after 4 updates, 1 server steps, " in out and "; 2 uploads unused" in out
+    assert line.startswith("2 uploads came for a server step that was not complete at the end")
+    counters = json.loads((tmp_path / "counters.json").read_text())
+    assert (counters["updates"], counters["unused"], counters["server_steps"]) == (4, 2, 1)
+    assert [row["used"] for row in rows(tmp_path / "updates.csv")] == ["True"] * 4 + ["False"] * 2
+    assert load(tmp_path).updates["used"].tolist() == [True] * 4 + [False] * 2
+    assert cli.main(["plan", *SMALL[:-1], *ROUNDS, "--updates", "6"]) == 0
+    assert "4 updates, 1 server steps; 2 uploads unused\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_budget_that_trains_nothing_is_refused(capsys, command):
+    assert cli.main([command, *SMALL[: -1 if command == "plan" else None], *ROUNDS, "--updates", "3"]) == 2
+    done = capsys.readouterr()
+    told = "updates = 3: must be at least 4, as the first server step has: with fewer the model never changes"
+    assert done.out == "" and done.err == f"fedjax-async: error: {told}\n"
+
+
+def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
+    out, line = said(capsys, 3, "run", *SMALL, *ROUNDS, "--updates", "4", *NONE, "--out", str(tmp_path))
+    assert "4 rejected" in out and "saved in" in out and line.startswith("EVERY UPLOAD WAS REJECTED")
+    assert load(tmp_path).counters["rejected"] == 4
+
+
+def test_a_comparison_counts_unused_and_rejected_uploads(capsys, tmp_path):
+    command = (
+        "compare",
+        "fedbuff@buffer:size=4",
+        "asgd",
+        *SMALL,
+        "--updates",
+        "6",
+        *NONE,
+        "--out",
+        str(tmp_path),
+    )
+    assert cli.main(command) == 3
+    unused, rejected = capsys.readouterr().err.splitlines()
+    assert "fedbuff@buffer:size=4 seed 0: 2 uploads came" in unused
+    assert "fedbuff@buffer:size=4 seed 0, asgd seed 0: EVERY UPLOAD" in rejected
+    first, second = rows(tmp_path / "comparison.csv")
+    columns = ("updates", "unused", "rejected", "runs with all rejected")
+    assert [float(first[name]) for name in columns] == [4, 2, 6, 1]
+    assert [float(second[name]) for name in columns] == [6, 0, 6, 1]
+
+
+def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
+    file = tmp_path / "limits.toml"
+    base = 'model = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\nmethod = "fedbuff@buffer:size=4"\n'
+    file.write_text(f"[base]\n{base}eval_examples = 40\n[grid]\nnorm_limit = [1e-9, 1e9]\n")
+    out = tmp_path / "out"
+    assert cli.main(["sweep", str(file), "--out", str(out), "--quiet"]) == 3
+    unused, rejected = capsys.readouterr().err.splitlines()
+    assert "norm_limit=1e-09, norm_limit=1000000000.0: 4 uploads came" in unused
+    assert rejected.startswith("fedjax-async: warning: norm_limit=1e-09: EVERY UPLOAD")
+    assert [row["all_rejected"] for row in rows(out / "runs.csv")] == ["1", "0"]
+    assert [(row["updates"], row["unused"], row["rejected"]) for row in rows(out / "runs.csv")] == [
+        ("4", "2", "6"),
+        ("4", "2", "0"),
+    ]
+    assert [row["runs with all rejected"] for row in rows(out / "settings.csv")] == ["1", "0"]
+
+
+def test_other_commands_say_nothing(capsys, tmp_path):
+    assert cli.main(["run", *SMALL, *ROUNDS, "--updates", "4"]) == 0
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,138 @@
+"""Budgets that end before or within a server step: refused, or the uploads of that step counted apart."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import Method, notices, simulate
+from fedjax_async.config import Settings, prepare
+from fedjax_async.server import known, methods
+from fedjax_async.types import Facts, Info, Message, ServerAlgorithm
+
+SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "eval_examples": 40}
+COHORTS = {**SMALL, "method": "fedavg@cohort:size=4"}
+
+
+def quietly(**settings):
+    """The run, and the texts of its warnings."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run = simulate(**settings)
+    assert all(issubclass(one.category, notices.RunWarning) for one in found)
+    return run, [str(one.message) for one in found]
+
+
+BUDGETS = [
+    ({"updates": 3}, "updates"),
+    ({"updates": 3, "time": 1e9}, "updates"),
+    ({"time": 60.0}, "time"),
+    ({"time": 60.0, "updates": 100}, "time"),
+]
+
+
+@pytest.mark.parametrize(("budget", "field"), BUDGETS)
+def test_a_budget_without_a_server_step_is_refused_and_the_number_it_names_is_the_smallest(budget, field):
+    with pytest.raises(ValueError, match=rf"^{field} = .*: must be at least [\d.]+, ") as caught:
+        prepare(Settings(**COHORTS, **budget))
+    named = float(re.search(r"at least ([\d.]+),", str(caught.value)).group(1))
+    enough, less = (4, 3) if field == "updates" else (named, named * (1 - 1e-5))
+    assert named == enough and named > less
+    assert prepare(Settings(**COHORTS, **{**budget, field: enough})).schedule.closes.sum() == 1
+    with pytest.raises(ValueError, match=field):
+        prepare(Settings(**COHORTS, **{**budget, field: less}))
+
+
+def test_a_policy_of_ones_own_is_not_planned_with_another_budget():
+    def endless(scenario):
+        assert scenario.until.updates == 3, "asked for another budget"
+        planned = prepare(Settings(**SMALL, method="asgd", updates=3)).schedule
+        return planned._replace(closes=np.zeros(3, bool), step=np.zeros(3, int), version=np.zeros_like(planned.version))
+
+    with pytest.raises(ValueError, match=r"updates = 3: must be enough to complete a server step"):
+        prepare(Settings(**SMALL, method="fedbuff", timing=endless, updates=3))
+
+
+def at_once():
+    """A rule that adds every upload when it comes."""
+
+    def receive(state, memory, arrival):
+        return jax.tree.map(jnp.add, state, arrival.upload), memory, Info(arrival.weight)
+
+    return ServerAlgorithm(
+        init=lambda params: (params, jnp.zeros(())),
+        receive=receive,
+        dispatch=lambda state, memory, request: (Message(state), memory),
+        params=lambda state: state,
+    )
+
+
+def test_uploads_of_an_incomplete_step_are_counted_apart_and_change_nothing():
+    run, said = quietly(**COHORTS, updates=6, eval_updates=2)
+    whole, nothing = quietly(**COHORTS, updates=4)
+    assert nothing == [] and len(said) == 1 and said[0].startswith("2 uploads came for a server step")
+    closes = np.asarray(run.schedule.closes)
+    assert closes.tolist() == [False, False, False, True, False, False]
+    assert (run.counters["updates"], run.counters["unused"], run.counters["server_steps"]) == (4, 2, 1)
+    assert (whole.counters["updates"], whole.counters["unused"]) == (4, 0)
+    assert run.updates["used"].tolist() == [True] * 4 + [False] * 2
+    assert run.evaluations["update"].tolist() == [0, 2, 4, 4]
+    jax.tree.map(np.testing.assert_array_equal, run.params, whole.params)
+    # a rule that changes the model at every upload uses all of them, whether or not a step is complete
+    all_used, nothing = quietly(**SMALL, method=Method(at_once(), "buffer:size=4"), updates=3)
+    assert nothing == [] and all_used.counters["unused"] == 0 and all_used.counters["updates"] == 3
+    assert all_used.counters["server_steps"] == 0
+    assert any(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(all_used.params))  # logistic starts from zeros
+
+
+def test_every_upload_rejected_is_said():
+    run, said = quietly(**COHORTS, updates=4, norm_limit=1e-9)
+    assert run.counters["rejected"] == 4 and len(said) == 1 and said[0].startswith("EVERY UPLOAD WAS REJECTED")
+
+
+@pytest.mark.parametrize("rejected", [0, 1, 4, 5])
+def test_all_rejected_counts_only_what_came(rejected):
+    counters = {"updates": 4, "unused": 1, "rejected": rejected + 2, "dropped_stale": 2}
+    assert notices.all_rejected(counters) == (rejected == 5)
+    assert not notices.all_rejected({"updates": 0, "unused": 0, "rejected": 2, "dropped_stale": 2})
+
+
+def test_one_warning_names_the_runs():
+    bad, good = {"updates": 3, "rejected": 3}, {"updates": 3, "rejected": 1, "unused": 2}
+    with pytest.warns(notices.RunWarning) as found:
+        notices.warn_about({"a": bad, "b": good, "c": bad, "d": bad, "e": bad})
+    unused, rejected = (str(one.message) for one in found)
+    assert unused.startswith("b: 2 uploads") and rejected.startswith("a, c, d and 1 more: EVERY UPLOAD")
+    assert [one.category for one in found] == [notices.RunWarning, notices.AllRejected]
+
+
+# --- Krum, which needs 2 f + 3 uploads --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 4])
+def test_krum_takes_steps_of_2f_plus_3_uploads_and_no_fewer(bad):
+    least = 2 * bad + 3
+    world = {**SMALL, "clients": least, "server_steps": 2}
+
+    def planned(size, rows):
+        return prepare(Settings(**world, method=f"krum:byzantine={bad},size={rows}", timing=f"buffer:size={size}"))
+
+    assert len(planned(least, least).schedule.job) == 2 * least
+    with pytest.raises(ValueError, match=rf"^size = {least - 1}: must be at least 2 f \+ 3 = {least} "):
+        planned(least - 1, least - 1)
+    with pytest.raises(ValueError, match=rf"server step = {least - 1}: must be at least 2 f \+ 3 = {least} "):
+        planned(least - 1, least)
+
+
+def test_krums_rule_by_hand_knows_no_run():
+    rule = methods.krum(byzantine=2, size=7)
+    assert known(rule, Facts(9)).init({"w": jnp.zeros(2)})[0].params["w"].shape == (2,)
+    with pytest.raises(ValueError, match="server step = 6"):
+        known(rule, Facts(9, longest_step=6))
+    with pytest.raises(ValueError, match="server step = 1"):
+        prepare(Settings(**SMALL, method=Method(methods.krum()), updates=3))

@@ -1,0 +1,182 @@
+"""Metrics, training loss and fine-tuning as settings: names, functions, own parts, sweeps, folders; what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import Metric, Settings, models, register, registry, resume, simulate, sweep
+from fedjax_async.config import plugins
+from fedjax_async.config.measures import metrics_of
+from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.config.sweeping import plan_groups
+from fedjax_async.data.embedded import fashion_mnist_6k
+from fedjax_async.local import local_training
+
+SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 3, "partition": "iid"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    monkeypatch.setattr(plugins, "LOADED", [])
+    registry.forget()
+    yield
+    registry.forget()
+
+
+def hits(outputs, y):
+    return jnp.argmax(outputs, -1) == y
+
+
+def misses(outputs, y):
+    return jnp.argmax(outputs, -1) != y
+
+
+def test_names_and_functions_are_columns_and_a_run_without_them_is_written_as_before():
+    run = simulate(**SMALL, metrics={"hits": hits, "miss_error": misses, "first": "top:k=1"}, train_examples=50)
+    np.testing.assert_allclose(run.evaluations["hits"], run.evaluations["accuracy"], atol=1e-6)
+    np.testing.assert_array_equal(run.evaluations["first"], run.evaluations["hits"])
+    np.testing.assert_allclose(run.evaluations["miss_error"], 1 - run.evaluations["accuracy"], atol=1e-6)
+    assert run.settings["metrics"] == "hits,miss_error,first" and run.settings["train_examples"] == 50
+    assert set(run.settings["own"]["metrics"]) == {"hits", "miss_error", "first"}
+    new = {"metrics", "train_loss", "train_examples", "fine_tune"}
+    assert not new & set(as_dict(Settings(updates=6))) and not new & set(simulate(**SMALL).settings)
+
+
+def test_columns_are_names_with_the_values_of_their_options():
+    assert [name for name, _ in metrics_of("top:k=3,macro_f1,top:k=1")] == ["top3", "macro_f1", "top1"]
+    assert metrics_of("top:k=3")[0][1] is metrics_of("top:k=3")[0][1]  # so that runs share programs
+
+
+def test_a_registered_metric_has_a_name_and_options():
+    @register("metrics", "within")
+    def within(*, share: float = 0.5):
+        """Whether the label's probability is at least a share."""
+        return lambda outputs, y: jnp.max(outputs, -1) >= share
+
+    run = simulate(**SMALL, metrics="within:share=-10.0,macro_f1")
+    assert run.evaluations["within-10.0"].tolist() == [1.0, 1.0, 1.0]
+    assert list(run.settings["own"]["metrics"]) == ["within"]
+
+
+BROKEN = {
+    "a mean": (
+        {"m": lambda o, y: hits(o, y).mean()},
+        r"metrics\['m'\] returned float32\[\]: must return a number an ex",
+    ),
+    "many without finish": (
+        {"m": lambda o, y: o},
+        r"metrics\['m'\] returned float32\[3, 10\]: must return a number an",
+    ),
+    "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number an example"),
+    "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),
+    "a vector": (
+        {"m": Metric(lambda o, y: o, lambda means: means)},
+        r"metrics\['m'\].finish returned float32\[10\]: mu",
+    ),
+    "rows": (
+        {"m": Metric(lambda o, y: o.sum(0), jnp.sum)},
+        r"metrics\['m'\].values returned float32\[10\]: must return",
+    ),
+    "k": ("top:k=11", r"k of top = 11: must be at most 10, the number of classes"),
+    "no such name": ("top_5", r"metrics = 'top_5': unknown; did you mean 'top'"),
+    "no such option": ("top:n=5", r"top has no option 'n'"),
+    "a usual column": ({"accuracy": hits}, r"metrics = 'accuracy': must be named otherwise"),
+    "a column of clients": ({"own_hits": hits}, r"metrics = 'own_hits': must be named otherwise"),
+    "twice": ("top:k=3,top:k=3", r"metrics = 'top3': must be named otherwise"),
+    "no name": ({"a b": hits}, r"name of a metric = 'a b': must be letters, digits and '_'"),
+    "empty": ({}, r"metrics = \{\}: must be at least one name and metric"),
+    "a number": ({"m": 3}, r"metrics\['m'\] = '3': must be f\(outputs, y\) -> \[B\], or a Metric"),
+    "a list": (["top"], r"metrics = \['top'\]: must be a text, or a dict of names and metrics"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_metrics_that_break_their_contract(case):
+    metrics, message = BROKEN[case]
+    with pytest.raises(ValueError, match=message):
+        simulate(**SMALL, metrics=metrics)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"fine_tune": 0}, "fine_tune = 0: must be a whole number >= 1"),
+    ({"fine_tune": 2}, "fine_tune = 2: must be left out without test_fraction or tests of each client"),
+    ({"train_examples": 0}, "train_examples = 0: must be a whole number >= 1"),
+    ({"train_examples": 5001}, "train_examples = 5001: must be a whole number from 1 to 5000"),
+])  # fmt: skip
+def test_bad_numbers(change, message):
+    with pytest.raises(ValueError, match=message):
+        simulate(**SMALL, **change)
+
+
+def test_metrics_of_labels_need_labels_and_fine_tuning_an_optimiser():
+    with pytest.raises(ValueError, match="targets of macro_f1 = 'float32': must be class labels"):
+        simulate(dataset="quadratic", model="linear", clients=4, steps=1, updates=3, metrics="macro_f1")
+    bare = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), fashion_mnist_6k().decode)
+    client = local_training(bare, optimizer=optax.sgd(0.1))
+    with pytest.raises(ValueError, match="fine_tune = 2: must be left out with a client algorithm of your own"):
+        simulate(**SMALL, test_fraction=0.2, client=client, fine_tune=2)
+
+
+def test_a_population_needs_a_sample_and_evaluates_it():
+    population = {"dataset": "population", "clients": 100_000, "model": "logistic", "updates": 2, "steps": 1}
+    with pytest.raises(ValueError, match=r"train_examples = None: must be a number of examples, since .* too many"):
+        simulate(**population, train_loss=True)
+    assert np.isfinite(simulate(**population, train_examples=64).evaluations["train_loss"]).all()
+
+
+# --- sweeps and folders -----------------------------------------------------------------------------
+
+
+def test_runs_that_measure_alike_share_a_program_and_equal_the_runs_alone():
+    base = SMALL | {"test_fraction": 0.2, "metrics": {"hits": hits}, "fine_tune": 2, "train_examples": 40}
+    found = sweep(base, {"lr": [0.1, 0.2]}, progress=False)
+    assert len(plan_groups(found.settings)) == 1
+    for settings, run in zip(found.settings, found.runs, strict=True):
+        alone = simulate(settings)
+        for name in ("hits", "train_loss", "client_tuned_accuracy"):
+            np.testing.assert_allclose(run.evaluations[name], alone.evaluations[name], rtol=1e-5, err_msg=name)
+    assert len(plan_groups([found.settings[0], replace(found.settings[0], fine_tune=3)])) == 2
+    seeds = [Settings(**SMALL, seed=seed, train_examples=40) for seed in (0, 1)]
+    assert len(plan_groups(seeds)) == 1, "another sample is no other program"
+
+
+def test_a_sweep_over_metrics_by_name_and_by_option():
+    points = sweep(SMALL, {"metrics": ["macro_f1", "top:k=3"]}, progress=False)
+    assert [set(run.evaluations) & {"macro_f1", "top3"} for run in points.runs] == [{"macro_f1"}, {"top3"}]
+
+
+def test_a_run_with_functions_is_resumed_with_the_same_ones_only(tmp_path):
+    class Killed(Exception):
+        pass
+
+    def killer(done, total, **status):
+        if done >= 4:
+            raise Killed
+
+    asked = SMALL | {"metrics": {"hits": hits, "miss_error": misses}}
+    with pytest.raises(Killed):
+        simulate(**asked, checkpoint=2, out=tmp_path / "a", plots=False, progress=killer)
+    for wrong in ({"hits": misses, "miss_error": misses}, {"hits": hits}):
+        with pytest.raises(ValueError, match="metrics"):
+            resume(tmp_path / "a", plots=False, metrics=wrong)
+    with pytest.raises(ValueError, match="metrics = 'hits,miss_error': is a part of your own; give it again"):
+        resume(tmp_path / "a", plots=False)
+    have, want = resume(tmp_path / "a", plots=False, metrics=asked["metrics"]), simulate(**asked)
+    for name, values in want.evaluations.items():
+        np.testing.assert_array_equal(have.evaluations[name], values, err_msg=name)
+
+
+def test_settings_come_back_from_a_file():
+    settings = Settings(**SMALL, metrics={"hits": hits}, fine_tune=3, test_fraction=0.2)
+    saved = json.loads(json.dumps(as_dict(settings)))
+    assert from_dict(saved, {"metrics": {"hits": hits}}) == settings
+    assert as_dict(from_dict(saved)) == saved
+    named = Settings(**SMALL, metrics="top:k=3,macro_f1", train_loss=True)
+    assert from_dict(as_dict(named)) == named and "own" not in as_dict(named)

@@ -1,0 +1,250 @@
+"""Curve co-training against float64 NumPy written from Algorithm 2, and what follows from it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_async.geometry import bezier, control_point
+from fedjax_async.local import curve_training, local_training, run_job
+from fedjax_async.local.batches import seed_of
+from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
+from fedjax_async.types import Message
+from tests.local import textbook
+from tests.local.made_up import SIZES, client_data, pool, rows_of, softmax_regression, start_arrays, start_params
+from tests.local.test_training import flat
+
+MODEL = softmax_regression()
+BATCH, LR, CONTROL_LR, MU = 8, 0.05, 0.03, 0.4
+KEY = jax.random.key(7)
+STEP = np.random.default_rng(4).normal(size=flat(start_params()).shape)  # Theta^tau - Theta^{tau+1}
+
+
+def unflat(vector):
+    _, back = jax.flatten_util.ravel_pytree(start_params())
+    return back(jnp.asarray(vector))
+
+
+def made(**options):
+    options = {"metric": "euclidean", "warm": "off", "proximal": MU, "control_lr": CONTROL_LR} | options
+    return curve_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, **options)
+
+
+def job(client, steps, *, extra=(), who=0):
+    """``(delta, offset)`` of a job, as vectors."""
+    upload, _ = run_job(client, KEY, Message(start_params(), extra, jnp.int32(0)), (), client_data(who), steps)
+    return flat(upload.params), flat(upload.offset)
+
+
+class Adam:
+    """Adam with bias correction from a step count of its own."""
+
+    def __init__(self, lr, m=0.0, v=0.0, corrected=False):
+        self.lr, self.m, self.v, self.count, self.corrected = lr, m, v, 0, corrected
+
+    def step(self, w, g):
+        self.count += 1
+        self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
+        one = (1.0, 1.0) if self.corrected else (1 - 0.9**self.count, 1 - 0.999**self.count)
+        return w - self.lr * (self.m / one[0]) / (np.sqrt(self.v / one[1]) + 1e-8)
+
+
+def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0):
+    """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``."""
+    x, y, _ = pool()
+    rows, batches = rows_of(who), -(-SIZES[who] // BATCH)
+    control_key = jax.random.fold_in(KEY, _CONTROL)
+
+    def groups(key, count):
+        seed = tuple(int(word) for word in seed_of(key))
+        return [rows[positions] for positions in textbook.batches(seed, len(rows), BATCH, count)]
+
+    def gradient(vector, group):
+        w, b = np.reshape(vector[3:], (4, 3)), vector[:3]
+        gw, gb = textbook.gradient(w, b, x[group], y[group])
+        return np.concatenate([gb, gw.ravel()])
+
+    def bent(v, chord):
+        square = chord @ chord
+        return v - gamma * (v @ chord) / square * chord if square > 0 else v
+
+    w, b = start_arrays()
+    start = np.concatenate([b, w.ravel()])
+    theta, dphi = start, np.zeros_like(start)
+    end = Adam(LR, *(moments or ()))
+    control_steps = steps if order == "alternate" else epochs * batches
+    ends, controls = groups(KEY, steps), groups(control_key, control_steps)
+
+    def train_end(ks):
+        nonlocal theta
+        for k in ks:
+            theta = end.step(theta, gradient(theta, ends[k]) + MU * (theta - start))
+
+    def train_control(ks):
+        nonlocal dphi
+        adam, chord = Adam(CONTROL_LR), theta - start
+        for k in ks:
+            s = float(jax.random.uniform(jax.random.fold_in(control_key, k), dtype=jnp.float64))
+            phi = (start + theta) / 2 + bent(dphi, chord)
+            at = (1 - s) ** 2 * start + 2 * s * (1 - s) * phi + s**2 * theta
+            slope = 2 * s * (1 - s) * bent(gradient(at, controls[k]), chord)
+            dphi = adam.step(dphi, slope)
+
+    if order == "after":
+        train_end(range(steps))
+        train_control(range(control_steps))
+    else:
+        for low in range(0, steps, batches):
+            train_end(range(low, min(low + batches, steps)))
+            train_control(range(low, min(low + batches, steps)))
+    return theta - start, bent(dphi, theta - start)
+
+
+CASES = {
+    "two epochs": (6, {}),
+    "an epoch and a part": (4, {"gamma": 0.3}),
+    "a part of an epoch": (2, {"gamma": 0.0}),
+    "one batch an epoch": (3, {"who": 1}),
+    "after, fewer": (4, {"order": "after", "epochs": 1}),
+    "after, more": (2, {"order": "after"}),
+}
+
+
+@pytest.mark.parametrize(("steps", "how"), CASES.values(), ids=CASES)
+def test_a_job_is_algorithm_2(steps, how):
+    with jax.enable_x64(True):
+        options = {key: how[key] for key in ("gamma", "order") if key in how}
+        if "epochs" in how:
+            options["control_epochs"] = how["epochs"]
+        have = job(made(**options), steps, who=how.get("who", 0))
+        want = by_hand(steps, **how)
+    for ours, theirs in zip(have, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+        assert np.abs(theirs).max() > 0.02
+
+
+@pytest.mark.parametrize("order", ["alternate", "after"])
+def test_the_end_is_that_of_local_training(order):
+    with jax.enable_x64(True):
+        plain = local_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, proximal=MU)
+        message = Message(start_params(), version=jnp.int32(0))
+        delta, _ = run_job(plain, KEY, message, (), client_data(), 7)
+        end, offset = job(made(order=order), 7)
+    np.testing.assert_allclose(end, flat(delta), rtol=1e-10)
+    assert abs(end @ offset) < 1e-12 * np.linalg.norm(end) * np.linalg.norm(offset)
+
+
+def test_the_slope_of_the_displacement_is_the_derivative_of_the_loss_on_the_curve():
+    """One step of the control point on all examples, by ``jax.grad`` through eq. 30 and the Bezier curve."""
+    with jax.enable_x64(True):
+        client = curve_training(
+            MODEL, optimizer=optax.adam(LR), batch_size=32, warm="off", control_lr=CONTROL_LR, gamma=0.7
+        )
+        delta, offset = job(client, 1, who=2)
+        start, end = start_params(), unflat(flat(start_params()) + delta)
+        s = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(KEY, _CONTROL), 0), dtype=float)
+
+        data, rows = client_data(2), rows_of(2)
+
+        def loss(displacement):
+            points = (start, control_point(start, end, displacement, gamma=0.7), end)
+            return jnp.mean(MODEL.loss(MODEL.apply(bezier(points, s), data.x[rows]), data.y[rows]))
+
+        zero = jax.tree.map(jnp.zeros_like, start)
+        slope = flat(jax.jit(jax.grad(loss))(zero))
+        displacement = -CONTROL_LR * slope / (np.abs(slope) + 1e-8)
+        middle = bezier((start, end), 0.5)
+        want = flat(control_point(start, end, unflat(displacement), gamma=0.7)) - flat(middle)
+    np.testing.assert_allclose(offset, want, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=30)
+@given(steps=st.integers(1, 40), per_epoch=st.integers(1, 12))
+def test_every_step_of_both_is_taken_once_and_the_control_point_follows_the_end(steps, per_epoch):
+    end, number, fresh = map(np.asarray, _alternate(np.arange(2 * steps), np.int32(steps), np.int32(per_epoch)))
+    for which in (end, ~end):
+        np.testing.assert_array_equal(number[which], np.arange(steps))
+    done = np.cumsum(end)[~end]  # the end has finished the epoch, and not begun the next
+    np.testing.assert_array_equal(done, np.minimum((number[~end] // per_epoch + 1) * per_epoch, steps))
+    np.testing.assert_array_equal(fresh, number % per_epoch == 0)
+
+
+@settings(max_examples=30)
+@given(steps=st.integers(1, 40), extra=st.integers(1, 400))
+def test_local_steps_share_the_gradients_of_a_job(steps, extra):
+    low, high = map(np.asarray, _share(np.arange(steps), np.int32(steps), np.int32(extra)))
+    assert low[0] == 0 and high[-1] == steps + extra
+    np.testing.assert_array_equal(low[1:], high[:-1])
+    assert np.ptp(high - low) <= 1
+    end, number, fresh = map(np.asarray, _after(np.arange(steps + extra), np.int32(steps), np.int32(1)))
+    np.testing.assert_array_equal(end, np.arange(steps + extra) < steps)
+    np.testing.assert_array_equal(number, [*range(steps), *range(extra)])
+    assert not fresh.any()
+
+
+@pytest.mark.parametrize("reading", ["corrected", "printed"])
+def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(reading):
+    mean = STEP / 3  # 23 examples in batches of 8
+    with jax.enable_x64(True):
+        have, _ = job(made(warm=reading), 4, extra=unflat(STEP))
+        want, _ = by_hand(4, moments=(mean, mean**2, reading == "corrected"))
+        cold, _ = job(made(), 4)
+        np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
+        assert np.abs(want - cold).max() > 1e-2
+        none, _ = job(made(warm=reading), 4, extra=unflat(0.0 * STEP))
+        np.testing.assert_array_equal(none, cold)
+
+
+def test_the_first_step_of_the_printed_reading_weighs_the_warm_moment_ninefold():
+    """Erratum A6: 0.9 / 0.1 on the first moment, 0.999 / 0.001 on the second, so about 9 / sqrt(999) = 0.285 of it."""
+    with jax.enable_x64(True):
+        large = unflat(1e6 * np.sign(STEP))  # so that the gradient does not count
+        (printed, _), (corrected, _) = (job(made(warm=one), 1, extra=large) for one in ("printed", "corrected"))
+        np.testing.assert_allclose(printed, -LR * 9 / np.sqrt(999) * np.sign(STEP), rtol=1e-3)
+        np.testing.assert_allclose(corrected, -LR * 0.9 / np.sqrt(0.999) * np.sign(STEP), rtol=1e-3)
+
+
+def test_private_leaves_stay_with_the_client_and_off_the_curve():
+    model = MODEL._replace(private=lambda path: path == ("b",))
+    client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off")
+    state = client.init(start_params())
+    upload, (_, kept) = run_job(client, KEY, Message(start_params()), state, client_data(), 6)
+    for each in (upload.params, upload.offset):
+        assert not np.any(each["b"]) and np.any(each["w"])
+    assert np.abs(kept["b"] - start_params()["b"]).max() > 0.01
+    product = np.vdot(upload.params["w"], upload.offset["w"])
+    assert abs(product) < 1e-6 * np.linalg.norm(upload.params["w"]) * np.linalg.norm(upload.offset["w"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"control_lr": 0.0}, "control_lr = 0.0"),
+        ({"gamma": 1.5}, "gamma = 1.5"),
+        ({"order": "both"}, "order = 'both'"),
+        ({"warm": "hot"}, "warm = 'hot'"),
+        ({"control_epochs": 2}, "control_epochs = 2: must be left out"),
+        ({"order": "after", "control_epochs": 0}, "control_epochs = 0"),
+        ({"metric": "taxi"}, "metric = 'taxi': unknown"),
+        ({"sigma": 2.0}, "sigma = 2.0: must be left out"),
+        ({"metric": "hyperbolic", "sigma": 0.0}, "sigma = 0.0"),
+        ({"metric": "hyperbolic", "beta": -1.0}, "beta = -1.0"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError) as error:
+        made(**options)
+    assert str(error.value).startswith(message)
+
+
+def test_warm_moments_need_adam_and_a_server_that_sends_its_steps():
+    sgd = curve_training(MODEL, optimizer=optax.sgd(LR), batch_size=BATCH)
+    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*warm=off"):
+        job(sgd, 1, extra=unflat(STEP))
+    with pytest.raises(ValueError, match=r"^warm = 'corrected': must be off"):
+        job(made(warm="corrected"), 1)

@@ -1,0 +1,130 @@
+"""SAM, ASAM and proximal metrics against their formulas in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async.geometry import lorentz_penalty
+from fedjax_async.local import METRICS, OPTIMIZERS, hyperbolic, local_training, run_job
+from tests.local import textbook
+from tests.local.made_up import client_data, message, pool, softmax_regression, start_arrays
+from tests.local.test_training import flat, groups
+
+MODEL, KEY, LR, MU, STEPS = softmax_regression(), jax.random.key(3), 0.2, 0.3, 5
+
+
+def trained(optimizer, **options):
+    client = local_training(MODEL, optimizer=optimizer, batch_size=8, **options)
+    return flat(run_job(client, KEY, message(), (), client_data(), STEPS)[0])
+
+
+def sharp(climb, proximal=0.0):
+    """SGD along the gradient at ``w + climb(g, w)``, the same minibatch twice; the change, as [b, w]."""
+    x, y, _ = pool()
+    w, b = start_arrays()
+    start = now = np.concatenate([b, w.ravel()])
+
+    def gradient(at, rows):
+        gw, gb = textbook.gradient(at[3:].reshape(4, 3), at[:3], x[rows], y[rows])
+        return np.concatenate([gb, gw.ravel()]) + proximal * (at - start)
+
+    for rows in groups(KEY, 0, 8, STEPS):
+        now = now - LR * gradient(now + climb(gradient(now, rows), now), rows)
+    return now - start
+
+
+def sam(g, w):
+    return 0.4 * g / np.linalg.norm(g)
+
+
+def asam(g, w):
+    t = np.abs(w) + 0.01
+    return 0.4 * t * t * g / np.linalg.norm(t * g)
+
+
+@pytest.mark.parametrize(("name", "climb"), [("sam", sam), ("asam", asam)])
+def test_local_training_takes_sharpness_aware_steps(name, climb):
+    with jax.enable_x64(True):
+        have = trained(OPTIMIZERS[name](LR, rho=0.4), proximal=MU)
+        plain = trained(optax.sgd(LR), proximal=MU)
+    np.testing.assert_allclose(have, sharp(climb, MU), rtol=1e-9, atol=1e-12)
+    assert np.abs(have - plain).max() > 1e-3
+
+
+def test_sam_with_a_tiny_radius_is_its_base():
+    with jax.enable_x64(True):
+        near = trained(OPTIMIZERS["sam"](LR, rho=1e-12, base="adam"))
+        np.testing.assert_allclose(near, trained(optax.adam(LR)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sam", "asam"])
+def test_a_zero_gradient_moves_nothing(name):
+    still = OPTIMIZERS[name](LR)
+    weights = {"w": jnp.ones(3)}
+    zero = jax.tree.map(jnp.zeros_like, weights)
+    updates, _ = still.update(zero, still.init(weights), weights, grad_fn=lambda w, _: zero)
+    np.testing.assert_array_equal(updates["w"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message_"),
+    [({"rho": 0.0}, "rho = 0.0"), ({"rho": -1.0}, "rho = -1.0"), ({"base": "sam"}, "base = 'sam': unknown")],
+)
+@pytest.mark.parametrize("name", ["sam", "asam"])
+def test_bad_options_are_refused(name, options, message_):
+    with pytest.raises(ValueError) as error:
+        OPTIMIZERS[name](LR, **options)
+    assert str(error.value).startswith(message_)
+
+
+# --- proximal metrics -------------------------------------------------------------------------
+
+
+def test_the_euclidean_metric_is_the_proximal_term_of_fedprox():
+    with jax.enable_x64(True):
+        given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (METRICS["euclidean"](), None))
+        np.testing.assert_allclose(given, usual, rtol=1e-12)
+
+
+def test_a_metric_may_be_any_function():
+    def quartic(w, w0):
+        return sum(jnp.sum((a - b) ** 4) for a, b in zip(jax.tree.leaves(w), jax.tree.leaves(w0)))
+
+    x, y, _ = pool()
+    w, b = start_arrays()
+    start = now = np.concatenate([b, w.ravel()])
+    for rows in groups(KEY, 0, 8, STEPS):
+        gw, gb = textbook.gradient(now[3:].reshape(4, 3), now[:3], x[rows], y[rows])
+        now = now - LR * (np.concatenate([gb, gw.ravel()]) + MU / 2 * 4 * (now - start) ** 3)
+    with jax.enable_x64(True):
+        have = trained(optax.sgd(LR), proximal=MU, metric=quartic)
+    np.testing.assert_allclose(have, now - start, rtol=1e-9, atol=1e-12)
+
+
+def test_the_hyperbolic_metric_is_eq_24_near_and_finite_far_away():
+    chance = np.random.default_rng(0)
+    x, y = chance.normal(size=(2, 6))
+    lifted = [np.append(np.sqrt(2.0 + p @ p), p) for p in (x, y)]
+    gap = lifted[0] - lifted[1]
+    with jax.enable_x64(True):
+        want = np.exp((gap[1:] @ gap[1:] - gap[0] ** 2) / 1.5)
+        metric = hyperbolic(sigma=1.5, beta=2.0)
+        np.testing.assert_allclose(metric(jnp.asarray(x), jnp.asarray(y)), want, rtol=1e-10)
+        assert metric(jnp.asarray(x), jnp.asarray(y)) == lorentz_penalty(
+            jnp.asarray(x), jnp.asarray(y), sigma=1.5, beta=2.0
+        )
+    far = jax.jit(jax.value_and_grad(hyperbolic()))
+    for size in (1e-30, 1.0, 1e30):
+        value, slope = far(jnp.float32(size) * jnp.ones(4), jnp.zeros(4))
+        assert np.isfinite(value) and np.all(np.isfinite(slope))
+
+
+def test_a_hyperbolic_term_near_the_start_pulls_as_mu_over_sigma():
+    with jax.enable_x64(True):
+        # almost flat space, and small steps: the penalty is 1 + |w - w_0|^2 / sigma
+        have = trained(optax.sgd(1e-4), proximal=MU, metric=hyperbolic(sigma=2.0, beta=1e8))
+        np.testing.assert_allclose(have, trained(optax.sgd(1e-4), proximal=MU / 2), rtol=1e-5)

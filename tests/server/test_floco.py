@@ -1,0 +1,180 @@
+"""FLOCO, server and clients, against float64 NumPy on the vertices themselves; FedMRUR's reaggregation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import simulate
+from fedjax_async.geometry import sample_weights
+from fedjax_async.local import local_training, run_job
+from fedjax_async.server import closed, floco, known
+from fedjax_async.server.fedmrur import fedmrur_client, reaggregated
+from fedjax_async.server.floco import _POINT, Simplex, floco_client
+from fedjax_async.types import Arrival, Facts, Message, Request
+from tests.local import textbook
+from tests.local.made_up import client_data, pool, softmax_regression, start_arrays, start_params
+from tests.local.test_training import flat, groups
+
+MODEL, KEY, BATCH, V = softmax_regression(), jax.random.key(11), 8, 3
+D = 15  # of the softmax regression, as [b, w]
+
+
+def vertices_of(params, offsets):
+    """[V, D] from a centroid and the offsets of all vertices but the first."""
+    rest = np.stack([flat(jax.tree.map(lambda leaf, v=v: leaf[v], offsets)) for v in range(V - 1)])
+    return flat(params) + np.concatenate([-rest.sum(axis=0)[None], rest])
+
+
+def simplex_of(vertices):
+    """Centroid and offsets as pytrees."""
+    _, back = jax.flatten_util.ravel_pytree(start_params())
+    centre = vertices.mean(axis=0)
+    return back(jnp.asarray(centre)), jax.vmap(back)(jnp.asarray(vertices[1:] - centre))
+
+
+def test_the_first_simplex_lies_around_the_models_initialisation():
+    with jax.enable_x64(True):
+        x = flat(start_params())
+        for spread in (1.0, 0.5, 0.0):
+            server = floco(spread=spread)
+            state, memory = server.init(start_params())
+            message, _ = server.dispatch(state, memory, Request())
+            vertices = vertices_of(message.params, message.extra)
+            np.testing.assert_array_equal(flat(message.params), x)
+            np.testing.assert_array_equal(flat(server.params(state)), x)
+            moved = (vertices - x) / (spread or 1.0)
+            if spread:  # vertex 0 is not shuffled: x - mean; the others differ from it by shuffles of each tensor
+                shuffled = moved + x - moved[0]
+                for part in (slice(0, 3), slice(3, D)):
+                    np.testing.assert_allclose(np.sort(shuffled[:, part]), np.sort([x[part]] * V), atol=1e-12)
+                assert np.abs(moved).max() > 0.3
+            else:
+                np.testing.assert_array_equal(moved, 0.0)
+
+
+def test_the_server_averages_every_vertex_by_examples():
+    chance = np.random.default_rng(0)
+    weights = [3.0, 1.0, 0.0, 2.0]  # one is rejected
+    with jax.enable_x64(True):
+        server = known(floco(server_lr=0.5), Facts(4, False, 4, 1))
+        state, memory = server.init(start_params())
+        message, _ = server.dispatch(state, memory, Request())
+        before = vertices_of(message.params, message.extra)
+        changes = chance.normal(size=(4, V, D))
+        for i, (weight, change) in enumerate(zip(weights, changes)):
+            upload = Simplex(*simplex_of(change * (weight > 0)))
+            arrival = Arrival(
+                upload, message.params, jnp.int32(0), jnp.asarray(weight), jnp.int32(i), jnp.asarray(0.0),
+                jnp.bool_(i == 3), extra=message.extra,
+            )  # fmt: skip
+            state, memory, _ = server.receive(state, memory, arrival)
+        state, memory = closed(server, state, memory)
+        message, _ = server.dispatch(state, memory, Request())
+        want = before + 0.5 * np.average(changes, axis=0, weights=weights)
+        np.testing.assert_allclose(vertices_of(message.params, message.extra), want, rtol=1e-12)
+        np.testing.assert_allclose(flat(server.params(state)), want.mean(axis=0), rtol=1e-12)
+
+
+def by_hand(vertices, steps, lr, mu):
+    """SGD on the vertices: each along its weight times the gradient at a point drawn from the simplex."""
+    x, y, _ = pool()
+    start, now = vertices, vertices
+    for k, rows in enumerate(groups(KEY, 0, BATCH, steps)):
+        key = jax.random.fold_in(jax.random.fold_in(KEY, _POINT), k)
+        share = np.asarray(sample_weights(key, V))
+        point = share @ now
+        gw, gb = textbook.gradient(point[3:].reshape(4, 3), point[:3], x[rows], y[rows])
+        now = now - lr * (share[:, None] * np.concatenate([gb, gw.ravel()]) + mu * (now - start))
+    return now - start
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu):
+    with jax.enable_x64(True):
+        client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu)
+        message, _ = floco().dispatch(*floco().init(start_params()), Request())
+        upload, _ = run_job(client, KEY, message, (), client_data(), 5)
+        want = by_hand(vertices_of(message.params, message.extra), 5, 0.3, mu)
+        np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
+        assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
+
+
+def test_with_one_vertex_it_is_fedavg():
+    with jax.enable_x64(True):
+        one = floco(vertices=1)
+        message, _ = one.dispatch(*one.init(start_params()), Request())
+        client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
+        plain = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
+        upload, _ = run_job(client, KEY, message, (), client_data(), 5)
+        delta, _ = run_job(plain, KEY, Message(start_params()), (), client_data(), 5)
+        np.testing.assert_allclose(flat(upload.params), flat(delta), rtol=1e-12)
+    small = {"model": "logistic", "clients": 5, "updates": 20, "delay": "exponential", "lr": 0.05}
+    runs = [simulate(method=f"{name}@buffer:size=4", **small) for name in ("floco:vertices=1", "fedavg")]
+    for a, b in zip(*(jax.tree.leaves(run.params) for run in runs)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_private_leaves_are_the_same_in_all_vertices():
+    """They train with the whole gradient at the sampled point, and nothing of them is sent."""
+    model = MODEL._replace(private=lambda path: path == ("b",))
+    client = floco_client(model, optimizer=optax.sgd(0.3), batch_size=BATCH)
+    message, _ = floco().dispatch(*floco().init(start_params()), Request())
+    upload, (_, kept) = run_job(client, KEY, message, client.init(start_params()), client_data(), 1)
+    assert not np.any(upload.params["b"]) and np.any(upload.params["w"]) and np.any(upload.offsets["w"])
+    x, y, _ = pool()
+    _, bias = start_arrays()
+    share = np.asarray(sample_weights(jax.random.fold_in(jax.random.fold_in(KEY, _POINT), 0), V))
+    point = share @ vertices_of(message.params, message.extra)
+    (rows,) = groups(KEY, 0, BATCH, 1)
+    _, slope = textbook.gradient(point[3:].reshape(4, 3), bias, x[rows], y[rows])
+    np.testing.assert_allclose(kept["b"], bias - 0.3 * slope, rtol=1e-4)
+
+
+def test_messages_are_as_long_as_the_vertices_and_the_centroid_is_evaluated():
+    small = {"model": "logistic", "clients": 5, "steps": 2, "updates": 10, "delay": "exponential"}
+    plain, run = (simulate(method=f"{name}@every", **small) for name in ("fedavg", "floco:vertices=4"))
+    for column in ("bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(run.evaluations[column], 4 * plain.evaluations[column])
+    np.testing.assert_allclose(run.evaluations["loss"][0], plain.evaluations["loss"][0], rtol=1e-6)
+
+
+# --- FedMRUR ----------------------------------------------------------------------------------
+
+
+def test_reaggregation_keeps_equal_directions_and_lengthens_others():
+    add = reaggregated()
+
+    def mean_of(directions):
+        state = add.init(start_params())
+        for direction in directions:
+            _, back = jax.flatten_util.ravel_pytree(start_params())
+            state = add.add(state, back(jnp.asarray(direction)), jnp.asarray(1.0), None)
+        return flat(add.close(state)[0])
+
+    with jax.enable_x64(True):
+        a, b = np.random.default_rng(2).normal(size=(2, D))
+        np.testing.assert_allclose(mean_of([a, a]), a, rtol=1e-12)
+        length = (np.linalg.norm(a) + np.linalg.norm(b)) / 2
+        np.testing.assert_allclose(np.linalg.norm(mean_of([a, b])), length, rtol=1e-12)
+        np.testing.assert_allclose(mean_of([a, b]) / length, (a + b) / np.linalg.norm(a + b), rtol=1e-12)
+        np.testing.assert_array_equal(mean_of([a, -a]), 0.0)
+
+
+def test_fedmrurs_client_is_fedprox_in_flat_space():
+    with jax.enable_x64(True):
+        given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
+        mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)
+        prox = local_training(MODEL, **given, proximal=0.4)
+        ours, theirs = (run_job(c, KEY, Message(start_params()), (), client_data(), 6)[0] for c in (mrur, prox))
+        np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-6)
+
+
+def test_without_reaggregation_the_server_is_fedavgs():
+    small = {"model": "logistic", "clients": 5, "steps": 2, "updates": 10, "delay": "exponential"}
+    plain = simulate(method="fedavg:weighting=uniform@every", **small)
+    run = simulate(method="fedmrur:reaggregate=false,proximal=0@every", **small)
+    jax.tree.map(np.testing.assert_array_equal, run.params, plain.params)
