@@ -8,6 +8,9 @@ measures these constants on a model and its data.
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
 the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and ``field_examples.py`` fields that are
 known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
+
+``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
+learns a curve of low loss between two of them.
 """
 
 from fedjax_async.theory.closed_forms import (
@@ -21,6 +24,7 @@ from fedjax_async.theory.closed_forms import (
     quadratic_fixed_point,
 )
 from fedjax_async.theory.comparison import TABLE_2, Row, Setting, compare
+from fedjax_async.theory.connectivity import batch_loss, learned_control_point
 from fedjax_async.theory.estimate import (
     Estimates,
     client_gradients,
@@ -43,6 +47,7 @@ from fedjax_async.theory.field_rates import (
     iterate_spectrum,
     surrogate_constants,
 )
+from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
 from fedjax_async.theory.orders import (
     LearningRates,
     corollary_1,
@@ -109,6 +114,8 @@ __all__ = [
     "asynfl_bound",
     "asynflc_bound",
     "asynflc_ef_bound",
+    "barrier",
+    "batch_loss",
     "client_gradients",
     "closed_orbit",
     "compare",
@@ -142,11 +149,15 @@ __all__ = [
     "largest_lr_asynfl",
     "largest_lr_asynflc",
     "largest_lr_asynflc_ef",
+    "learned_control_point",
+    "loss_along",
+    "loss_surface",
     "mean_displacement",
     "orbit",
     "quadratic_displacement",
     "quadratic_fixed_point",
     "residual_order",
+    "scores",
     "server_field",
     "server_iterates",
     "slow_lrs",
