@@ -35,16 +35,24 @@ def plane(one: Params, two: Params, three: Params) -> Plane:
 
     Source: Garipov et al. (2018), appendix A.1.
     """
-    along = jax.tree.map(jnp.subtract, two, one)
-    aside = jax.tree.map(jnp.subtract, three, one)
-    width, reach = float(length(leaves(along))), float(length(leaves(aside)))
+    first, second, *lengths = _axes(one, two, three)
+    width, reach, height = map(float, lengths)
     if not width > 0:
         raise ValueError("plane: must go through three different models, but the first two are equal")
-    rest = project_out(aside, along, per="whole")
-    rest = project_out(rest, along, per="whole")  # again: the first time leaves a rounding error in proportion to reach
-    if not float(length(leaves(rest))) > FLAT * max(width, reach):
+    if not height > FLAT * max(width, reach):
         raise ValueError("plane: must go through three models that are not on one line")
-    return Plane(one, rebuild(unit(leaves(along)), one), rebuild(unit(leaves(rest)), one))
+    return Plane(one, first, second)
+
+
+@jax.jit
+def _axes(one: Params, two: Params, three: Params) -> tuple[Params, Params, Array, Array, Array]:
+    """Both unit vectors, the lengths of both differences, and the part of the second orthogonal to the first."""
+    along = jax.tree.map(jnp.subtract, two, one)
+    aside = jax.tree.map(jnp.subtract, three, one)
+    rest = project_out(aside, along, per="whole")
+    rest = project_out(rest, along, per="whole")  # again: the first time leaves a rounding error in proportion to aside
+    directions = (rebuild(unit(leaves(side)), one) for side in (along, rest))
+    return *directions, *(length(leaves(side)) for side in (along, aside, rest))  # type: ignore[return-value]
 
 
 def plane_point(plane: Plane, at: Any) -> Params:

@@ -2,8 +2,8 @@
 
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
-1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py`` and ``landscape.py``; ``files.py`` and
-   ``store.py`` (its folder);
+1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py`` and ``landscape.py``;
+   ``files.py`` and ``store.py`` (its folder);
 2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
    ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the

@@ -61,17 +61,21 @@ def plane_picture(
     figure, axes = canvas.new(5.6, 4.4, drawing)
     levels = levels_of(loss, np.array([height for _, _, height in models.values()]))
     shown = np.ma.masked_invalid(loss)
-    # a colour for each pair of levels, the last one also for what is higher; rounding may put the lowest below all
-    colours = {"levels": levels, "norm": BoundaryNorm(levels, 256, extend="both"), "cmap": "cividis", "extend": "both"}
+    colours: dict[str, Any] = {
+        "levels": levels,
+        "norm": BoundaryNorm(levels, 256, extend="max"),
+        "cmap": "cividis",
+        "extend": "max",
+    }
     filled = axes.contourf(x, y, shown, **colours)
     axes.contour(x, y, shown, levels=levels, colors="white", linewidths=0.3, alpha=0.6)
-    for index, (name, (across, up)) in enumerate(paths.items()):
+    for index, (name, (xs, ys)) in enumerate(paths.items()):
         _, dash = canvas.look(len(canvas.PALETTE) * (index % len(canvas.DASHES)))
-        axes.plot(across, up, color="white", linestyle=dash, linewidth=1.8, label=name)
-    for name, (across, up, _) in models.items():
-        axes.plot([across], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
+        axes.plot(xs, ys, color="white", linestyle=dash, linewidth=1.8, label=name)
+    for name, (right, up, _) in models.items():
+        axes.plot([right], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
         place: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
-        axes.annotate(name, (across, up), color="white", fontsize=10, **place)
+        axes.annotate(name, (right, up), color="white", fontsize=10, **place)
     canvas.label(axes, "distance in the plane", "")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
     bar.outline.set_visible(False)  # type: ignore[operator]

@@ -10,7 +10,7 @@ the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and 
 known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
-learns a curve of low loss between two of them.
+learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate.
 """
 
 from fedjax_async.theory.closed_forms import (
@@ -48,6 +48,14 @@ from fedjax_async.theory.field_rates import (
     surrogate_constants,
 )
 from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
+from fedjax_async.theory.manifold_rate import (
+    ManifoldBound,
+    ManifoldConstants,
+    fedasync_bound,
+    manifold_bound,
+    manifold_rate,
+    quality_term,
+)
 from fedjax_async.theory.orders import (
     LearningRates,
     corollary_1,
@@ -103,6 +111,8 @@ __all__ = [
     "HeavyBall",
     "LearningRates",
     "Loss",
+    "ManifoldBound",
+    "ManifoldConstants",
     "Orbit",
     "Row",
     "Setting",
@@ -132,6 +142,7 @@ __all__ = [
     "estimate_antisymmetry",
     "estimate_curl",
     "fast_lrs",
+    "fedasync_bound",
     "fedavg_client_lr",
     "fedavg_distance_bound",
     "fedavg_gap_bound",
@@ -152,10 +163,13 @@ __all__ = [
     "learned_control_point",
     "loss_along",
     "loss_surface",
+    "manifold_bound",
+    "manifold_rate",
     "mean_displacement",
     "orbit",
     "quadratic_displacement",
     "quadratic_fixed_point",
+    "quality_term",
     "residual_order",
     "scores",
     "server_field",
