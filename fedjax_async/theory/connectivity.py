@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_async import check
+from fedjax_async import check, tree
 from fedjax_async.geometry import bezier, line
 from fedjax_async.types import Array, Key, Model, Params
 
@@ -86,8 +86,7 @@ def _learned(loss: BatchLoss, points: Any, keys: Key, data: Any, lr: Any) -> tup
         of_position, of_batch = jax.random.split(key)
         s = jax.random.uniform(of_position)
         value, slope = jax.value_and_grad(lambda phi: loss(bezier((start, phi, end), s), of_batch, *data))(control)
-        update, state = adam.update(slope, state)
-        return (optax.apply_updates(control, update), state), value
+        return tree.optimize(adam, slope, state, control), value
 
     (control, _), losses = jax.lax.scan(step, (middle, adam.init(middle)), keys)
     return control, losses
