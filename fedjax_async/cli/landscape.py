@@ -66,6 +66,7 @@ def landscape(arguments: argparse.Namespace) -> None:
         model = model_of(settings, data)
         like, _ = initial(model, settings.compute)(jax.random.key(settings.seed))
         models = [_params_of(*each, like, best=arguments.best) for each in zip(runs, arguments.folders)]
+        _check_distinct(models, arguments.folders)
         subject = _subject(model, data, arguments)
         for letter, run, folder in zip(LETTERS, runs, arguments.folders):
             print(f"{letter}: {folder} ({run.settings.get('method')}, seed {run.settings.get('seed')})")
@@ -118,6 +119,13 @@ def _params_of(run: Run, folder: str, like: Params, *, best: bool) -> Params:
         allowed = f"{want}, as the model on the data of the first run has it"
         check.require(found == want, f"shape of {name} in {folder}", found, allowed)
     return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(saved[name]) for name in paths])
+
+
+def _check_distinct(models: list[Params], folders: list[str]) -> None:
+    """``ValueError`` if two runs hold the same model: there is no path between them."""
+    for (one, here), (two, there) in itertools.combinations(zip(models, folders), 2):
+        if all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
+            raise ValueError(f"folder = {there!r}: must hold another model than {here}, but they are equal")
 
 
 def _subject(model: Model, data: FederatedData, arguments: argparse.Namespace) -> Subject:
