@@ -86,7 +86,15 @@ def with_owners(settings: Settings) -> Settings:
         return dataclasses.replace(settings, partition=partition)
     allowed = "left out: the clients' data are given, and nothing is left to deal"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
+    if settings.clients != Settings.__dataclass_fields__["clients"].default:
+        check_count(settings.clients, dataset)
     return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
+
+
+def check_count(clients: Any, data: FederatedData) -> None:
+    """``ValueError`` unless it is the number of clients that the data are dealt to."""
+    count = len(data.size)
+    check.require(clients == count, "clients", clients, f"left out, or {count}: the data come for {count} clients")
 
 
 # --- the model ------------------------------------------------------------------------------------
