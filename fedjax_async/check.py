@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
+
+LONGEST = 200  # characters of a value in a message
+MOST = 2**63 - 1  # the largest whole number that arrays hold
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it, on one line: ``repr``, without the middle of a long one.
+
+    >>> shown(0.5), shown("9" * 1000)[-40:]
+    ('0.5', "999999999999999999999' (1002 characters)")
+    """
+    try:
+        text = " ".join(repr(value).splitlines())
+    except ValueError:  # Python writes no whole numbers of more than 4300 digits
+        return "a whole number of too many digits"
+    half = LONGEST // 5
+    return text if len(text) <= LONGEST else f"{text[:half]}...{text[-half:]} ({len(text)} characters)"
 
 
 def require(condition: bool, field: str, value: Any, allowed: str) -> None:
     """Raise ``ValueError("{field} = {value}: must be {allowed}")`` unless ``condition``."""
     if not condition:
-        raise ValueError(f"{field} = {value!r}: must be {allowed}")
+        raise ValueError(f"{field} = {shown(value)}: must be {allowed}")
 
 
 def _is_number(field: str, value: Any, allowed: str) -> bool:
@@ -25,14 +43,14 @@ def positive(field: str, value: Any) -> None:
     """A finite number > 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number > 0"
     if _is_number(field, value, allowed):
-        require(math.isfinite(value) and value > 0, field, value, allowed)
+        require(_is_finite(value) and value > 0, field, value, allowed)
 
 
 def non_negative(field: str, value: Any) -> None:
     """A finite number >= 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number >= 0"
     if _is_number(field, value, allowed):
-        require(math.isfinite(value) and value >= 0, field, value, allowed)
+        require(_is_finite(value) and value >= 0, field, value, allowed)
 
 
 def in_range(field: str, value: Any, low: float, high: float) -> None:
@@ -52,13 +70,22 @@ def below_one(field: str, value: Any) -> None:
 def whole(field: str, value: Any, low: int = 1, high: float = math.inf) -> None:
     """An integer in [low, high]."""
     is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    allowed = f"a whole number >= {low}" if high == math.inf else f"a whole number from {low} to {high}"
-    require(is_whole and low <= value <= high, field, value, allowed)
+    top = min(high, MOST)
+    open_ended = high == math.inf and not (is_whole and value > MOST)
+    allowed = f"a whole number >= {low}" if open_ended else f"a whole number from {low} to {top}"
+    require(is_whole and low <= value <= top, field, value, allowed)
 
 
 def is_real(value: Any) -> bool:
-    """Whether ``value`` is a finite real number; truth values are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether ``value`` is a finite real number; truth values are not, nor whole numbers above the largest float."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number above the largest float
+        return False
 
 
 def real_positive(field: str, value: Any) -> None:
@@ -86,3 +113,9 @@ def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
     """One of the listed values."""
     allowed = list(allowed)
     require(value in allowed, field, value, "one of " + ", ".join(map(str, allowed)))
+
+
+def path(field: str, value: Any) -> None:
+    """A path, as a text or ``pathlib.Path``; not an empty text."""
+    fits = isinstance(value, (str, os.PathLike)) and bool(str(value))
+    require(fits, field, value, "a path, such as 'runs/one'")

@@ -63,7 +63,7 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     registry = entries(kind, registry)
     if name in registry:
         return registry[name]
-    near = difflib.get_close_matches(str(name), registry, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry)})")
 

@@ -11,6 +11,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {"common.py", "torch_loop.py", "study.py", "variants.py"}  # imported by the others
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
+# These take longest, and what they call is called by the others too.
+LONG = {"compressors", "conv", "population", "sweep", "figure_9", "figure_10"}
+
+
+def scripts(benchmarks):
+    """Those of the benchmarks, or of the papers; the long ones are slow."""
+    return [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
+        for path in SCRIPTS
+        if (path.parent.name == "benchmarks") == benchmarks
+    ]
 
 
 def start(script, *options, cwd):
@@ -24,13 +35,13 @@ def check_table(path):
     assert "hardware" in path.read_text().splitlines()[0]
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.parent.name == "benchmarks"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", scripts(benchmarks=True))
 def test_benchmark(script, tmp_path):
     start(script, "--smoke", "--out", tmp_path / "table.csv", cwd=tmp_path)
     check_table(tmp_path / "table.csv")
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.parent.name != "benchmarks"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", scripts(benchmarks=False))
 def test_paper(script, tmp_path):
     start(script, "--scale", "smoke", "--quiet", "--out", tmp_path / "out", cwd=tmp_path)
     check_table(tmp_path / "out" / f"{script.stem}.csv")

@@ -14,7 +14,7 @@ ADVICE = "run: python notebooks/execute.py"
 
 
 def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 7
+    assert len(NOTEBOOKS) >= 8
 
 
 @pytest.mark.filterwarnings("default")  # of the notebook machinery, not ours

@@ -55,7 +55,7 @@ def _said() -> Iterator[set[type[Warning]]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 0, or after one line on standard error another number.
 
-    2: unusable input. 3: results are written, but every upload of a run was rejected. 130: interrupted.
+    2: unusable input, or too large. 3: results are written, but every upload of a run was rejected. 130: interrupted.
     """
     arguments = parser().parse_args(argv)
     with _said() as kinds:
@@ -73,7 +73,7 @@ def _act(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt as interrupt:
         print("fedjax-async: interrupted", *interrupt.args, sep="", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
-        print("fedjax-async: error:", *str(error).splitlines(), file=sys.stderr)
+    except (ValueError, OSError, MemoryError) as error:
+        print("fedjax-async: error:", *(str(error) or "memory: exhausted").splitlines(), file=sys.stderr)
         return 2
     return 0

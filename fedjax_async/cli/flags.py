@@ -10,8 +10,9 @@ from typing import Any
 
 from fedjax_async import __version__, home
 from fedjax_async.cli.listing import REGISTRIES
+from fedjax_async.cli.parsing import Parser
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import EVALUATIONS, Settings
 
 Action = Callable[[argparse.Namespace], None]
 Command = Callable[[str, str, Action], argparse.ArgumentParser]  # adds the command of that name and description
@@ -50,6 +51,13 @@ def _folder(text: str) -> str:
     """The type of ``--out``."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a folder")
+    return text
+
+
+def _file(text: str) -> str:
+    """The type of ``--gantt`` and of the page of ``report``."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be the name of a file")
     return text
 
 
@@ -111,7 +119,7 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
     given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(Settings) if hasattr(arguments, f.name)}
     for rivals in (
         ("time", "updates", "server_steps"),
-        ("eval_time", "eval_updates", "eval_steps", "eval_at"),
+        EVALUATIONS,
         ("epochs", "steps"),
     ):
         if any(name in given for name in rivals):
@@ -258,7 +266,7 @@ def _add_runs(command: Command) -> None:
     _add_outputs(run, None)
 
     resume = command("resume", "continue a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
-    resume.add_argument("folder", metavar="DIR", help="the --out of the run")
+    resume.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_drawing(resume)
 
@@ -274,7 +282,7 @@ def _add_runs(command: Command) -> None:
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
-        "--gantt", metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
+        "--gantt", type=_file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
     )
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
@@ -282,9 +290,11 @@ def _add_runs(command: Command) -> None:
 
 def _add_report(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``report``."""
-    sub.add_argument("folders", nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep")
     sub.add_argument(
-        "--out", metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+        "folders", type=_folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+    )
+    sub.add_argument(
+        "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
     sub.add_argument(
         "--target",
@@ -310,7 +320,9 @@ def _add_data(data: argparse.ArgumentParser) -> None:
     ):
         sub = actions.add_parser(name, help=about, description=about)
         sub.set_defaults(action=action)
-        sub.add_argument("--data-dir", metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]")
+        sub.add_argument(
+            "--data-dir", type=_folder, metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]"
+        )
         if name != "list":
             sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
         if name == "fetch":
@@ -319,7 +331,7 @@ def _add_data(data: argparse.ArgumentParser) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="fedjax-async",
         description="Simulate asynchronous federated learning: clients train in vectorised waves on one device.",
         epilog=EPILOG,

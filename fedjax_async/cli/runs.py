@@ -30,6 +30,7 @@ from fedjax_async.results.metrics import (
     target_accuracy,
     window,
 )
+from fedjax_async.results.progress import planning_bar
 from fedjax_async.results.runs import compare as compare_methods
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.results.significance import INTERVALS
@@ -73,8 +74,13 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
     drawing_of(arguments)  # before the work
     if arguments.out:
         require_matplotlib()
+    for name in ("overwrite", "again", "width", "title"):
+        value = getattr(arguments, name)
+        check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
-        _run_prepared(arguments, prepare(settings), callbacks)
+        with planning_bar(enabled=False if arguments.quiet else None) as part:
+            experiment = prepare(settings, planning=part(0))
+        _run_prepared(arguments, experiment, callbacks)
 
 
 def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks) -> None:
@@ -93,9 +99,11 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
                 run = execute(experiment, progress=meter.report, watch=watch)
             finally:
                 watch.close()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, MemoryError) as error:
         kept = arguments.out and any((Path(arguments.out) / CHECKPOINTS).glob("*.npz"))
         advice = f"; continue with: fedjax-async resume {shlex.quote(arguments.out)}" if kept else ""
+        if isinstance(error, MemoryError):
+            raise MemoryError(f"{error}{advice}") from error
         raise KeyboardInterrupt(advice or "; there is no checkpoint (see --checkpoint)") from None
     finally:
         meter.close()
@@ -192,8 +200,8 @@ def plan(arguments: argparse.Namespace) -> None:
     settings, drawing = settings_of(arguments, RUN_BASE), drawing_of(arguments)
     if arguments.gantt:
         require_picture("gantt", arguments.gantt)
-    with precision(settings):
-        experiment = prepare(settings)
+    with precision(settings), planning_bar() as part:
+        experiment = prepare(settings, planning=part(0))
     schedule = experiment.schedule
     came = len(schedule.job)
     used = used_arrivals(schedule) if waits_for_close(experiment.components) else came

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_async import check, notices
 from fedjax_async.cli.runs import callbacks_of, check_finals, drawing_of
@@ -182,7 +182,8 @@ def sweep(arguments: argparse.Namespace) -> None:
     with claimed(None if arguments.dry_run else arguments.out):
         file = _with_flags(read(arguments.file), arguments)
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
-        work = plan_sweep(file.points, folder=arguments.out, callbacks=callbacks, **limits)
+        options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks}
+        work = plan_sweep(file.points, folder=arguments.out, **options, **limits)
         work = work._replace(roles=file.roles)
         print(describe(work), flush=True)
         if not arguments.dry_run and arguments.submit is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_async import check, registry
+from fedjax_async.config.settings import SWEEP_KEYS
 
 SWEEP_EXAMPLE = """\
 # mixing.toml: how much of an arriving model FedAsync should mix in. (16 + 2) settings x 4 seeds = 72 runs.
@@ -59,8 +60,6 @@ scores on the test set.
 Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
 every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
 """
-
-SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")
 
 
 def sweep_content(path: str | Path) -> dict[str, Any]:

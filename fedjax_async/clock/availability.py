@@ -47,6 +47,7 @@ NEVER = (math.inf, math.inf)
 
 # Sources that are never online together: the search for a common moment has to end.
 _MOST_CHANGES = 10_000
+_MOST_MISSING = 10**7  # changes of a client: more are taken for a mistake
 
 _CHANGES = 8  # the fewest changes (online, offline) of a client drawn at once
 _KEPT = 1 << 17  # clients with changes kept in memory; beyond that they are drawn again when needed
@@ -179,6 +180,11 @@ def alternation(
         column = np.array(clients)[:, None]
         counts = [len(times) for times in known]
         missing = 2 * (time - min(times[-1] for times in known)) / (on + off)  # expected, of the client furthest behind
+        if missing > _MOST_MISSING:
+            raise ValueError(
+                f"{stream} of {on:.6g} s on, {off:.6g} s off: must be longer, or the run shorter: a client would come "
+                f"and go {missing / 2:.2g} times until {time:.6g} s"
+            )
         width = max(_CHANGES, min(counts) // 2, int(min(missing, _MOST_CHANGES)))
         positions = np.array(counts)[:, None] + np.arange(width)
         means = np.where(positions % 2, on, off)

@@ -117,6 +117,7 @@ def from_profiles(
     """The delay model of per-client profiles, ``draw_profiles(count, seed)``, and a family of noise."""
     heterogeneity = client_speeds.heterogeneity
     check.real_non_negative("heterogeneity", heterogeneity)
+    check.in_range("heterogeneity", heterogeneity, 0, 10)
     for field, value in scaling._asdict().items():
         check.optional(check.real_positive, field, value)
     speed_family = registry.find("speeds", FAMILIES, client_speeds.family)

@@ -36,11 +36,14 @@ from fedjax_async.clock.record import APPLIED, Outcome, Record
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
 # After so many jobs in a row without a sound upload applied, none ever will be.
-_FRUITLESS = 100_000
+FRUITLESS = 100_000
 
 # Members of the enumeration by themselves: the look-up in the class would take much of the time of an event.
 _APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
 _LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
+
+# A job with more pauses is taken for a mistake.
+_MOST_PAUSES = 1_000_000
 
 UPLOAD, FREED = 0, 1
 Event = tuple[float, int, int, int]  # time, kind, client, job
@@ -107,7 +110,7 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
 
 def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
     """When ``seconds`` of work are done that continues only while the client is online."""
-    while True:
+    for _ in range(_MOST_PAUSES):
         start, end = window(client, time)
         time = max(time, start)
         if time + seconds <= end or time == math.inf:
@@ -115,6 +118,10 @@ def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -
         seconds -= end - time
         # Rounding (``scenario.in_units``) may put the end of a window at ``time`` itself: then step beyond it.
         time = end if end > time else math.nextafter(time, math.inf)
+    raise ValueError(
+        f"availability: stretches online must be longer, or jobs shorter: a job of client {client} pauses more than "
+        f"{_MOST_PAUSES:,} times"
+    )
 
 
 class EventQueue:
@@ -277,8 +284,13 @@ class EventQueue:
         sound = self.record.applied - self._corrupt
         self._fruitless = self._fruitless + 1 if sound == self._sound else 1
         self._sound = sound
-        if self._fruitless > _FRUITLESS:
-            raise ValueError(f"faults, limits: of the last {_FRUITLESS} jobs not one was applied, nor will the next be")
+        if self._fruitless > FRUITLESS:
+            raise fruitless()
+
+
+def fruitless() -> ValueError:
+    """The error for a budget that will never be spent."""
+    return ValueError(f"faults, limits: of the last {FRUITLESS} jobs not one was applied, nor will the next be")
 
 
 def _always(client: int, time: float) -> tuple[float, float]:

@@ -22,13 +22,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.clock.durations import AHEAD, Draw, DurationCache, Predict
+from fedjax_async.clock.event_queue import FRUITLESS, fruitless
+from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.idle_clients import SUCCESSORS, Rule
 from fedjax_async.clock.record import SLACK, Outcome, job_numbers
-from fedjax_async.clock.scenario import Scenario, checked_durations, too_short
+from fedjax_async.clock.scenario import Scenario, Until, checked_durations, too_short
 from fedjax_async.types import Schedule
 
 # The most events that one step of the merge adds to the timelines that lag behind.
 _CHUNK = 1 << 18
+_DRAWN = 8  # entries of timelines that need as much memory as one job of a schedule
 
 _CELLS, _SHALLOWEST = 1 << 19, 4  # of a duration table: the most cells, the fewest jobs in a row
 _DEEPEST = 64  # the most jobs in a row
@@ -50,27 +53,95 @@ def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Sc
     is spent sends a client off.
     """
     most, _ = budget(scenario, size)
+    arrivals = _arrivals(scenario, size, concurrency, sampling)
+    everything = np.ones(len(arrivals.job), np.bool_)
+    return _schedule(scenario, arrivals, size, concurrency, everything, len(everything) == most)
+
+
+def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
+    """Every ``size`` arrivals that are not too stale are a step; equals ``timing.plan_buffer`` without conditions
+    other than ``max_staleness``.
+
+    A dropped upload sends a client off as an applied one does, so the arrivals are those of ``buffer``. How many of
+    them the budget takes is known only afterwards: if too few, it is tried again with more.
+    """
+    most, limit = budget(scenario, size)[0], scenario.conditions.limits.max_staleness or 0
+    forecast, count, spent = Forecast(scenario.until, scenario.progress), 2 * most, 0.0
+    while True:
+        forecast.expect(0.0 if count == math.inf else count, 0.0)
+        until = Until(time=scenario.until.time, updates=None if count == math.inf else int(count))
+        halfway = partial(_tell_half, forecast, spent)  # each attempt is shown as half of what is left
+        arrivals = _arrivals(scenario._replace(until=until, progress=halfway), size, concurrency, sampling)
+        fresh = _fresh(_seen_before(arrivals)[arrivals.job], size, most, limit)
+        applied = int(fresh.sum())
+        if applied == most or len(arrivals.job) < count:
+            arrivals = arrivals._replace(job=arrivals.job[: len(fresh)])
+            return _schedule(scenario, arrivals, size, concurrency, fresh, applied == most)
+        count, spent = 4 * count, (1 + spent) / 2
+
+
+def _tell_half(forecast: Forecast, spent: float, share: float) -> None:
+    forecast.tell(spent + (1 - spent) * share / 2)
+
+
+def _fresh(seen_before: np.ndarray, size: int, most: float, limit: int) -> np.ndarray:
+    """Which arrivals are applied, in order, until ``most`` are; bool, at most one entry an arrival.
+
+    ``seen_before``: of the job of each arrival, how many arrivals came before it was sent. ``ValueError`` if so many
+    uploads in a row are dropped that none will ever be applied again.
+    """
+    closed, fresh = array("q", [0]), array("b")
+    steps = applied = dropped = 0
+    for before in seen_before.tolist():
+        good = steps - closed[before] <= limit
+        fresh.append(good)
+        if good:
+            applied, dropped = applied + 1, 0
+            steps += applied % size == 0
+        else:
+            dropped += 1
+            if dropped > FRUITLESS:
+                raise fruitless()
+        closed.append(steps)
+        if applied == most:
+            break
+    return np.array(fresh, np.bool_)
+
+
+def _arrivals(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Arrivals:
     if concurrency == scenario.num_clients or sampling == "same":
-        arrivals = merged(scenario, size, concurrency)
-    else:
-        arrivals = sampled(scenario, size, concurrency, SUCCESSORS[sampling])
-    job = arrivals.job
-    time = arrivals.upload[job]
-    sending = int(np.searchsorted(time, time[-1])) if len(job) == most else len(job)
+        return merged(scenario, size, concurrency)
+    return sampled(scenario, size, concurrency, SUCCESSORS[sampling])
+
+
+def _seen_before(arrivals: Arrivals) -> np.ndarray:
+    """For each job, how many arrivals came before it was sent: all up to the moment at which it was; int64[J]."""
+    time = arrivals.upload[arrivals.job]
+    first = np.zeros(len(arrivals.client) - len(time), np.int64)
+    return np.concatenate([first, np.searchsorted(time, time, side="right")])
+
+
+def _schedule(
+    scenario: Scenario, arrivals: Arrivals, size: int, concurrency: int, fresh: np.ndarray, spent: bool
+) -> Schedule:
+    """The schedule of these arrivals, of which the ``fresh`` are applied; ``spent``: the last one ends the budget."""
+    came, moment = arrivals.job, arrivals.upload[arrivals.job]
+    sending = int(np.searchsorted(moment, moment[-1])) if spent else len(came)
     jobs = concurrency + sending
     client = arrivals.client[:jobs].astype(np.int32)
     upload = arrivals.upload[:jobs]
+    job, time = came[fresh], moment[fresh]
     first = np.zeros(concurrency, np.int64)
-    dispatched_after = np.concatenate([first, np.searchsorted(time, time[:sending], side="right")])
+    dispatched_after = np.concatenate([first, np.searchsorted(time, moment[:sending], side="right")])
     position = np.arange(1, len(job) + 1)
     outcome = np.full(jobs, Outcome.UNDER_WAY, np.int8)
-    outcome[job] = Outcome.APPLIED
+    outcome[came] = np.where(fresh, np.int8(Outcome.APPLIED), np.int8(Outcome.DROPPED_STALE))
     return Schedule(
         num_clients=scenario.num_clients,
         client=client,
         number=arrivals.number[:jobs].astype(np.int32),
         local_steps=scenario.local_steps[client].astype(np.int32),
-        dispatch_time=np.concatenate([np.zeros(concurrency), time[:sending]]),
+        dispatch_time=np.concatenate([np.zeros(concurrency), moment[:sending]]),
         upload_time=upload,
         dispatched_after=dispatched_after,
         version=dispatched_after // size,
@@ -117,11 +188,15 @@ def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arri
     heapq.heapify(heap)
     clients, arrived = array("q", first), array("q")
     pop, replace, next_job = cache.pop, heapq.heapreplace, concurrency
+    forecast, next_look = Forecast(scenario.until, scenario.progress), concurrency + EVERY
     events = _known_draws(np.frombuffer(idle, np.int32), pool.positions(count), cache.pop_each)
     for position, known_client, known_seconds in islice(events, None if most == math.inf else int(most)):
         now, client, job = heap[0]
         if now > horizon:
             break
+        if next_job == next_look:
+            applied, next_look = next_job - concurrency, next_look + EVERY
+            forecast.note(next_job, time=now, updates=applied, steps=applied // size)
         arrived.append(job)
         if known_seconds:
             chosen, upload = known_client, now + known_seconds
@@ -260,7 +335,7 @@ def _timelines(
     The timelines are drawn until each reaches beyond the end of the budget. The end is at the latest the time of the
     ``most``-th earliest upload drawn so far.
     """
-    everyone = np.arange(concurrency)
+    everyone, forecast = np.arange(concurrency), Forecast(scenario.until, scenario.progress)
     reach, drawn = np.zeros(concurrency), np.zeros(concurrency, np.int64)
     columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     lagging, rows = everyone, 1
@@ -283,6 +358,11 @@ def _timelines(
             together = np.concatenate([times for _, _, times in columns])
             end = min(end, float(np.partition(together, int(most) - 1)[int(most) - 1]))
         lagging = np.flatnonzero(reach <= end)
+        if len(lagging):
+            done = float(drawn.sum())
+            expected = min(float(most), float(np.sum(drawn * (end / reach)))) + concurrency
+            forecast.expect(done / _DRAWN, expected, doubt=2)
+            forecast.tell(done / expected)
         rows *= 2
     client, number, time = (np.concatenate(column) for column in zip(*columns))
     return client, number, time

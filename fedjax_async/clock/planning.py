@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedjax_async import check, registry
@@ -34,6 +36,7 @@ def plan(
     faults: FaultModel | str | None = None,
     network: NetworkModel | str | None = None,
     limits: Limits = NO_LIMITS,
+    progress: Callable[[float], None] | None = None,
 ) -> Schedule:
     """Decide when everything happens: which client starts from which version, what arrives when and closes a step.
 
@@ -41,11 +44,12 @@ def plan(
     factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and
     ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
     ``faults`` and ``network`` are specs or models too; specs of the first two may be joined with ``+``
-    (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. The same arguments give the
-    same schedule, and a longer budget continues a shorter one. A schedule also ends when no client will ever
-    be online again.
+    (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. ``progress(share)`` is called now and
+    then with the share of the budget that is planned. The same arguments give the same schedule, and a longer budget
+    continues a shorter one. A schedule also ends when no client will ever be online again.
 
-    Raises ``ValueError`` for impossible settings, and ``NothingArrives`` if not a single upload fits into the budget.
+    Raises ``ValueError`` for impossible settings and for a schedule that does not fit the machine's memory, and
+    ``NothingArrives`` if not a single upload fits into the budget.
 
     >>> schedule = plan("every", "constant:mean=10", num_clients=3, local_steps=5, until=Until(updates=6))
     >>> schedule.client[schedule.job].tolist(), schedule.time.tolist()
@@ -54,6 +58,8 @@ def plan(
     [0, 1, 2, 0, 1, 2]
     """
     _check_until(until)
+    for field, value, kinds in (("timing", timing, "TIMINGS"), ("delays", delays, "DELAYS")):
+        check.require(isinstance(value, str) or callable(value), field, value, f"a name of {kinds} or a model")
     check.whole("num_clients", num_clients)
     check.whole("seed", seed, low=0)
     num_clients, seed = int(num_clients), int(seed)
@@ -66,6 +72,7 @@ def plan(
         _per_client("bytes_down", bytes_down, num_clients, low=0),
         _per_client("bytes_up", bytes_up, num_clients, low=0),
         scenarios.bind(availability, faults, limits, num_clients, seed),
+        progress,
     )
     policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
     schedule = policy(scenario)

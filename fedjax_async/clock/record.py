@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async.clock.faults import job_faults
+from fedjax_async.clock.forecast import EVERY, Forecast
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.types import Schedule
 
@@ -83,10 +84,14 @@ class Record:
         self.horizon = math.inf if until.time is None else until.time * SLACK
         self._last_update = math.inf if until.updates is None else until.updates
         self._last_step = math.inf if until.steps is None else until.steps
+        self._forecast, self._next_look = Forecast(until, scenario.progress), EVERY
 
     def dispatch(self, client: int, time: float, upload: float) -> int:
         """Note a job sent now, with an upload that reaches the server at ``upload``; returns the job."""
         job = len(self.client)
+        if job == self._next_look:
+            self._next_look += EVERY
+            self._forecast.note(job, time=time, updates=self.applied, steps=self.closed)
         self.client.append(client)
         self.dispatch_time.append(time)
         self.upload_time.append(upload)

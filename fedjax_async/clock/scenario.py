@@ -71,6 +71,7 @@ class Scenario(NamedTuple):
     bytes_down: int | np.ndarray = 0
     bytes_up: int | np.ndarray = 0
     conditions: Conditions = NO_CONDITIONS
+    progress: Callable[[float], None] | None = None  # called with the share of the budget that is planned
 
 
 def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:

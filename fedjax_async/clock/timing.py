@@ -29,7 +29,7 @@ from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profile
 from fedjax_async.clock.event_queue import FREED, UPLOAD, EventQueue, Release
 from fedjax_async.clock.idle_clients import SUCCESSORS, IdleClients
 from fedjax_async.clock.record import APPLIED, SLACK, Outcome
-from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, in_units
+from fedjax_async.clock.scenario import NO_CONDITIONS, NO_LIMITS, Scenario, in_units
 from fedjax_async.types import Schedule
 
 Timing = Callable[[Scenario], Schedule]
@@ -70,7 +70,12 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
     def timing(scenario: Scenario) -> Schedule:
         jobs = _jobs_under_way(scenario, concurrency)
         check.require(size <= jobs, "size", size, f"at most the {jobs} clients in flight (it would never fill)")
-        plan = fast_paths.buffer if scenario.conditions == NO_CONDITIONS else plan_buffer
+        limits = scenario.conditions.limits
+        plan = plan_buffer
+        if scenario.conditions == NO_CONDITIONS:
+            plan = fast_paths.buffer
+        elif scenario.conditions._replace(limits=NO_LIMITS) == NO_CONDITIONS and limits.timeout is None:
+            plan = fast_paths.buffer_of_fresh
         return plan(scenario, int(size), jobs, sampling)
 
     return timing

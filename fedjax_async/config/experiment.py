@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ from fedjax_async.config.clients import (
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, ignored_by, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
-from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.config.settings import Settings, as_dict, moments
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.components import (
     Client,
@@ -43,7 +43,8 @@ from fedjax_async.engine.components import (
     shapes_of_server,
     waits_for_close,
 )
-from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners
+from fedjax_async.engine.devices import naming_remedies, require_fits
+from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -93,6 +94,7 @@ class Resolved(NamedTuple):
     measures: Measures = NOTHING
 
 
+@naming_remedies()
 def prepare(
     settings: Settings,
     *,
@@ -101,6 +103,7 @@ def prepare(
     data: FederatedData | None = None,
     client: Any = None,
     probes: Mapping[str, Any] | None = None,
+    planning: Callable[[float], None] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
@@ -111,9 +114,10 @@ def prepare(
     compressed if the settings or the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
+    ``planning(share)`` is called now and then with the share of the budget that is planned.
     """
     run = resolve(with_objects(settings, method=method, model=model, data=data, client=client))
-    schedule, points = planned(run)
+    schedule, points = planned(run, planning)
     return built(run, schedule, points, probes)
 
 
@@ -144,6 +148,8 @@ def resolve(settings: Settings) -> Resolved:
     contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
     check_model(model, shapes, data)
+    require_fits(str(s.model), shapes)
+    check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
     batch_size = min(s.batch_size, int(data.size.max()))  # a longer batch would only be padded
     trainer, hyper = client_of(model, s, batch_size, chosen)
     epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
@@ -192,18 +198,20 @@ def delay_of(s: Settings) -> DelayModel:
     return model
 
 
-def planned(run: Resolved) -> tuple[Schedule, Points]:
-    """Plan the schedule of a run, and choose its evaluations."""
+def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
+    """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`."""
     s = run.settings
+    every = Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))
+    if sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1:  # the length is known
+        require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
     # a timing policy of the user's own may know no other budget than the one that it is given
     known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
-    schedule = plan_within(s, lambda until: _plan(run, until), **known)
-    every = Every(time=s.eval_time, updates=s.eval_updates, steps=s.eval_steps, at=_moments(s.eval_at))
+    schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
-def _plan(run: Resolved, until: Until) -> Schedule:
+def _plan(run: Resolved, until: Until, planning: Callable[[float], None] | None) -> Schedule:
     s = run.settings
     return plan(
         run.timing,
@@ -218,6 +226,7 @@ def _plan(run: Resolved, until: Until) -> Schedule:
         faults=own.object_or_spec("faults", s.faults),
         network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
+        progress=planning,
     )
 
 
@@ -267,13 +276,3 @@ def _sent(
     pool = (row_of(data.x), row_of(data.y))
     found: tuple[Message, Any] = jax.eval_shape(both, params, jax.random.key(0), pool)
     return found
-
-
-def _moments(text: str | None) -> list[float] | None:
-    """``"100,500"`` -> [100.0, 500.0]."""
-    if text is None:
-        return None
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"eval_at = {text!r}: must be virtual seconds joined by commas, such as 100,500") from None

@@ -96,7 +96,11 @@ def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
 
 def _seeds(seeds: int | Iterable[int], first: int) -> list[int]:
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        return list(seeds)
+        listed = list(seeds)
+        for seed in listed:
+            check.whole("seeds", seed, low=0, high=2**31 - 1)
+        check.require(len(listed) == len(set(listed)) > 0, "seeds", listed, "different seeds, at least one")
+        return listed
     check.whole("seeds", seeds, high=MOST_RUNS)
     return list(range(first, first + seeds))
 
@@ -123,6 +127,8 @@ def expand(
     ['mixing=0.4,seed=0', 'mixing=0.4,seed=1', 'mixing=0.8,seed=0', 'mixing=0.8,seed=1']
     """
     fields = base_fields(base)
+    listed = points is None or (isinstance(points, Iterable) and not isinstance(points, (str, Mapping)))
+    check.require(listed, "points", points, "a list of mappings, setting -> values")
     entries = [*([grid] if grid else []), *(points or [])]
     for entry in entries:
         check.require(isinstance(entry, Mapping), "grid or point", entry, "a mapping, setting -> values")

@@ -34,7 +34,6 @@ KINDS = {
 JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
 ABSENT = object()  # in the place of an object that a file names
 SHOWN = 12  # characters of a fingerprint in a text
-LONGEST = 80  # characters of a plain value in an error message
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds
 
 
@@ -79,7 +78,7 @@ class Named(str):
 
 def shown(thing: Any) -> str:
     """An object in an error message."""
-    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) or len(repr(thing)) > LONGEST else repr(thing)
+    return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
 
 
 def named(name: str, thing: Any) -> Named:
@@ -107,8 +106,7 @@ def as_setting(field: str, value: Any) -> Named:
     if field == "metrics" and isinstance(value, Mapping):
         return _metrics(value)
     fits = field in KINDS and not isinstance(value, PLAIN)
-    brief = shown(value) if len(repr(value)) > LONGEST else value
-    check.require(fits, field, brief, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
+    check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
     own_name = getattr(value, "name", None) if field == "dataset" else None
     if isinstance(own_name, str):
         return Named(own_name, value, fingerprint(value))

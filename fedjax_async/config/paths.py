@@ -17,7 +17,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.methods import method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, parts_of
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -144,6 +144,11 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _unknown(path: str, fields: Fields) -> ValueError:
     """The error for a path that is neither a setting nor an option, naming the nearest that is."""
+    first = path.partition(".")[0]
+    if first in SWEEP_KEYS:
+        return ValueError(f"{path}: must stand above the first [table] of a sweep's file, or be an argument of sweep")
+    if first in FLAGS:
+        return ValueError(f"{path}: is no setting of a run but a flag of the command, --{first.replace('_', '-')}")
     known = [*FIELDS]
     for field in REGISTRIES:
         models = _models(fields, field)
@@ -163,6 +168,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
 CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
+FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "baseline")
 KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
@@ -174,7 +180,11 @@ def _field_value(field: str, value: Any) -> Any:
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
         return None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
-    check.require(FITS[kinds[0]](value), field, value, " or ".join(KIND_NAMES[kind] for kind in kinds) + hint)
+    allowed = EXAMPLES.get(field) or " or ".join(KIND_NAMES[kind] for kind in kinds)
+    check.require(FITS[kinds[0]](value), field, value, allowed + hint)
+    check.require(
+        kinds[0] != "float" or check.is_real(value) or isinstance(value, float), field, value, "a finite number"
+    )
     return CONVERT[kinds[0]](value)
 
 

@@ -60,7 +60,14 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
         _, seed, _, validation_fraction = options
         return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
     given = own.thing_of("partition", partition)
-    return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+    try:
+        return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
+    except ValueError as error:
+        names = {"num_clients = ": "clients = ", "partitioner = ": "partition = "}  # settings call them otherwise
+        for name, setting in names.items():
+            if str(error).startswith(name):
+                raise ValueError(setting + str(error).removeprefix(name)) from None
+        raise
 
 
 def data_of(s: Settings) -> FederatedData:
@@ -111,7 +118,16 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
     """The model that a spec names, or the object that stands for one; a flax module becomes a classifier."""
     given = own.thing_of("model", spec)
     if given is None:
-        given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+        try:
+            given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
+        except ValueError as error:
+            counted = not str(error).startswith("num_classes = None")
+            check.require(
+                counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes"
+            )
+            if str(error).startswith("input_shape = "):
+                raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
+            raise
     if is_module(given):
         allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)

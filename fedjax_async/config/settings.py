@@ -9,6 +9,8 @@ from typing import Any
 from fedjax_async import check
 from fedjax_async.config import own
 
+SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
+MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
 
@@ -42,11 +44,32 @@ def _size(field: str, value: Any) -> None:
     parse_size(field, value)
 
 
+def _fraction(field: str, value: Any) -> None:
+    check.require(check.is_real(value) and 0 < value < 1, field, value, "a number between 0 and 1, both excluded")
+
+
+def moments(text: str) -> list[float]:
+    """``"100,500"`` -> [100.0, 500.0]; ``ValueError`` naming ``eval_at``."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = [-1.0]
+    check.require(all(check.is_real(moment) and moment >= 0 for moment in found), "eval_at", text, MOMENTS)
+    return found
+
+
 # Checks of values other than the default.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
-    "lr": check.positive,
+    "lr": check.real_positive,
+    "time": check.real_positive,
+    "updates": check.whole,
+    "server_steps": check.whole,
+    "eval_time": check.real_positive,
+    "eval_updates": check.whole,
+    "eval_steps": check.whole,
+    "eval_at": lambda field, value: moments(value),
     "seed": lambda field, value: check.whole(field, value, low=0, high=2**31 - 1),
     "engine": _one_of("waves", "reference"),
     "on_bad": _one_of("reject", "raise"),
@@ -65,13 +88,35 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "lanes": check.whole,
     "devices": check.whole,
     "checkpoint": check.whole,
-    "timeout": check.positive,
-    "norm_limit": check.positive,
+    "timeout": check.real_positive,
+    "norm_limit": check.real_positive,
+    "test_fraction": _fraction,
+    "validation_fraction": _fraction,
+    "epochs": check.real_positive,
+    "steps": lambda field, value: check.whole(field, value, high=2**31 - 1),
     "max_staleness": lambda field, value: check.whole(field, value, low=0),
     "memory_limit": _size,
 }
 
+# Of settings that hold a text and have no default that could be the example.
+EXAMPLES = {
+    "timing": "a text such as 'every'",
+    "availability": "a text such as 'sessions'",
+    "faults": "a text such as 'drop:probability=0.1'",
+    "network": "a text such as 'link:down=1e6,up=2e5'",
+    "partition": "a text such as 'iid'",
+    "client": "a text, the name of a registered client",
+    "compress": "a text such as 'topk:ratio=0.1'",
+    "feedback": "a text such as 'ef'",
+    "compress_per": "a text such as 'layer'",
+    "eval_at": MOMENTS,
+    "batching": "a text such as 'vmap'",
+    "metrics": "a text such as 'top:k=5,macro_f1'",
+    "memory_limit": "a text such as '4GB'",
+}
 
+
+EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 # Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
@@ -182,11 +227,14 @@ class Settings:
                 if field.name in own.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
+                example = EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
                 check.require(
-                    isinstance(value, str), field.name, value, "a text such as " + repr(field.default or "every")
+                    isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
                 )
             if field.type == "bool":
                 check.require(isinstance(value, bool), field.name, value, "True or False")
+            elif getattr(value, "shape", None) == ():  # a number of NumPy or JAX
+                object.__setattr__(self, field.name, value.item())
         for name, requirement in _CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
@@ -195,10 +243,13 @@ class Settings:
             given = getattr(self, name)
             waves = self.engine != "reference" or given is None
             check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"epochs = {self.epochs}, steps = {self.steps}: give at most one of the two")
+        for rivals in (("epochs", "steps"), EVALUATIONS):
+            given = [f"{name} = {getattr(self, name)}" for name in rivals if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise ValueError(f"{', '.join(given)}: give at most one of the {'two' if len(rivals) == 2 else 'four'}")
         if self.time is None and self.updates is None and self.server_steps is None:
             raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
 

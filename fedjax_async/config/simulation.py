@@ -16,7 +16,7 @@ from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import waits_for_close
-from fedjax_async.engine.devices import parse_size
+from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
@@ -25,6 +25,7 @@ from fedjax_async.types import ClientAlgorithm, FederatedData, Run
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
+@naming_remedies()
 def execute(
     experiment: Experiment,
     *,
@@ -70,6 +71,8 @@ def execute(
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
     """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
+    check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     for name in changes:
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}

@@ -17,7 +17,7 @@ from fedjax_async.config.simulation import execute
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
-from fedjax_async.engine.devices import bytes_of, device_memory
+from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.run import run_stacks
@@ -64,12 +64,14 @@ def plan_groups(
     memory_limit: int | None = None,
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
+    planning: Callable[[int], Callable[[float], None]] | None = None,
 ) -> list[Group]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
 
     ``memory_limit``: bytes of device memory for everything that runs at a time. ``lanes``: stacks at a time, by
     default one a CPU core, or as many as fit; a group of fewer stacks trains several batches of each at a time.
-    Nothing is compiled. ``ValueError`` where one run alone needs more memory, or one a lane where ``lanes`` is given.
+    ``planning(i)(share)`` is told what share of run i is planned. Nothing is compiled. ``ValueError`` where one run
+    alone needs more memory, or one a lane where ``lanes`` is given.
     """
     if lanes is not None:
         check.whole("lanes", lanes)
@@ -77,7 +79,9 @@ def plan_groups(
         for name in OF_SWEEP:
             value = getattr(one, name)
             check.require(value is None, name, value, "left out of the runs of a sweep, which sees to it as a whole")
-    experiments = [prepare(s, probes=probes) for s in settings]
+    experiments = [
+        prepare(s, probes=probes, planning=None if planning is None else planning(i)) for i, s in enumerate(settings)
+    ]
     found: dict[Any, list[int]] = {}
     for i, experiment in enumerate(experiments):
         alone = (i,) if experiment.settings.engine == "reference" else ()
@@ -136,6 +140,7 @@ def member_of(e: Experiment) -> Member:
     return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
 
 
+@naming_remedies()
 def execute_group(
     settings: Sequence[Settings],
     group: Group,

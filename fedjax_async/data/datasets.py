@@ -222,6 +222,7 @@ def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
 def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed]:
     """All data sets, then the pretrained models, with their state on this machine; nothing is loaded."""
     home = resolve_data_dir(data_dir)
+    require(not home.exists() or home.is_dir(), "data_dir", str(home), "a folder")
     digits_state = "ready" if importlib.util.find_spec("sklearn") else "needs scikit-learn"
     cifar100_state = "ready" if _has_cifar100(home) else "not available offline"
     facts = {

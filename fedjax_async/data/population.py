@@ -15,6 +15,8 @@ from fedjax_async.data.federated import Federation
 from fedjax_async.data.virtual import MOST_ROWS, generate, generated
 from fedjax_async.types import Array, FederatedData
 
+MANY = 1_000_000  # clients
+
 
 class Problem(NamedTuple):
     """Parameters of a population, from which every example is made; all leaves may be traced."""
@@ -88,6 +90,11 @@ def population(
             raise ValueError("num_clients = None: must be given, since a population may have any number of clients")
         allowed = f"at most {MOST_ROWS} with the test set's"
         require(num_clients + test_examples <= MOST_ROWS, "num_clients", num_clients, allowed)
+        if num_clients > MANY:  # a first look at the longest, since so many sizes take long to draw
+            some = np.random.default_rng(seed + 1).standard_normal(4096)
+            longest = min(MOST_ROWS, size * math.exp(min(std_log_size * float(some.max()), math.log(MOST_ROWS))))
+            allowed = f"at most about {MOST_ROWS / longest:.3g} clients of such sizes, since rows are numbered by int32"
+            require(num_clients * longest <= 2 * MOST_ROWS, "num_clients", num_clients, allowed)
         rng = np.random.default_rng(seed)
         problem = Problem(
             seed=rng.integers(2**32, size=2, dtype=np.uint32),

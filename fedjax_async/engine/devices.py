@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,8 +13,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_async import check
+from fedjax_async.clock.forecast import host_memory
 
 JOBS = "jobs"  # the only axis
+LONGEST = 200  # characters of a reason in an error
 
 
 def make_mesh(devices: int | None) -> Mesh | None:
@@ -84,3 +88,38 @@ def device_memory() -> int:
     """Bytes of memory that a run may use on the first device; 8 GiB where the backend does not say, as on a CPU."""
     statistics = jax.devices()[0].memory_stats() or {}
     return int(statistics.get("bytes_limit", 2**33))
+
+
+def require_fits(model: str, params: Any) -> None:
+    """``ValueError`` unless a few copies of the params (arrays or their shapes) fit the memory of the first device.
+
+    Training needs at least four: the global model, a start model, the local model and its gradient.
+    """
+    on_host = jax.devices()[0].platform == "cpu"
+    memory, size = host_memory() if on_host else device_memory(), bytes_of(params)
+    allowed = f"of at most a quarter of the device's {memory / 1e9:.3g} GB, not {size / 1e9:.3g} GB of parameters"
+    check.require(4 * size <= memory, "model", model, allowed)
+
+
+REMEDIES = (
+    "lower it with a smaller max_width (jobs in a batch), lanes = 1, remat, slots = 'bfloat16' or batch_size; "
+    "memory_limit chooses the batches by itself, and in a sweep trains fewer runs at a time"
+)
+
+
+@contextlib.contextmanager
+def naming_remedies() -> Iterator[None]:
+    """Turn the errors of a device or a host without memory into one ``MemoryError`` that says what lowers the need."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        first = str(error).partition("\n")[0].rstrip(". ")
+        if "RESOURCE_EXHAUSTED" not in first:
+            raise
+        raise MemoryError(f"device memory: exhausted ({first[:LONGEST]}); {REMEDIES}") from error
+    except MemoryError as error:
+        if "memory: exhausted" in str(error):  # by an inner call
+            raise
+        first = str(error).partition("\n")[0].rstrip(". ") or "no reason given"
+        advice = "fewer updates, clients or evaluations need less"
+        raise MemoryError(f"memory: exhausted ({first[:LONGEST]}); {advice}; {REMEDIES}") from error

@@ -6,6 +6,7 @@ An evaluation never changes the run. Scores stay on the device until the end: th
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +56,30 @@ class Every(NamedTuple):
     at: Sequence[float] | None = None
 
 
+MOST_POINTS = 1_000_000  # a finer grid is taken for a mistake: each of its points evaluates a whole test set
+
+
+def require_few(every: Every, *, time: float | None = None, updates: int | None = None) -> None:
+    """``ValueError`` if ``every`` asks for more than ``MOST_POINTS`` evaluations of a run of this length.
+
+    ``updates``: applied arrivals, or closed steps where ``every`` counts these. Errors name fields as settings do.
+    """
+    gap: float | None
+    length: float | None
+    gap, field = (every.updates, "eval_updates") if every.steps is None else (every.steps, "eval_steps")
+    gap, field, length = (gap, field, updates) if every.time is None else (every.time, "eval_time", time)
+    if gap is not None and length is not None and (count := length / gap) > MOST_POINTS:
+        least = length / MOST_POINTS
+        text = f"{least:.3g}" if float(f"{least:.3g}") >= least else f"{1.01 * least:.3g}"
+        remedy = text if every.time is not None else f"{math.ceil(least)}"
+        allowed = (
+            f"{remedy} or more in a run of {length:.6g}, for at most {MOST_POINTS:,} evaluations instead of {count:.3g}"
+        )
+        check.require(False, field, gap, allowed)
+    count = 0 if every.at is None else len(every.at)
+    check.require(count <= MOST_POINTS, "eval_at", f"{count} moments", f"at most {MOST_POINTS:,}")
+
+
 def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = None) -> Points:
     """The evaluations that ``every`` asks for, in order.
 
@@ -62,12 +87,14 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
     ``horizon``: the end of the run in virtual seconds, if it was bounded by time; else the last arrival is the end.
     """
     if sum(value is not None for value in every) > 1:
-        raise ValueError(f"evaluate = {every}: give at most one of time, updates, steps, at")
+        given = ", ".join(f"eval_{name} = {value}" for name, value in every._asdict().items() if value is not None)
+        raise ValueError(f"{given}: give at most one of them")
     total = len(schedule.job)
     end = float(horizon if horizon is not None else (schedule.time[-1] if total else 0.0))
     if every.updates is not None or every.steps is not None:
         gap = every.updates if every.updates is not None else every.steps
-        check.whole("evaluate every", gap)
+        check.whole("eval_updates" if every.updates is not None else "eval_steps", gap)
+        require_few(every, updates=total if every.updates is not None else int(schedule.closes.sum()))
         after = np.arange(1, total + 1) if every.updates is not None else np.flatnonzero(schedule.closes) + 1
         position = after[int(gap or 1) - 1 :: int(gap or 1)]
         position = np.unique(np.concatenate([[0], position, [total]]))
@@ -75,11 +102,13 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
         return Points(position, time)
     if every.at is not None:
         for moment in every.at:
-            check.non_negative("evaluate at", float(moment))
+            check.real_non_negative("eval_at", moment)
+        require_few(every)
         inner = np.asarray(sorted(every.at), float)
     else:
         if every.time is not None:
-            check.positive("evaluate every", every.time)
+            check.real_positive("eval_time", every.time)
+            require_few(every, time=end)
         interval = every.time if every.time is not None else end / 50
         inner = interval * np.arange(1, int(end / interval) + 2) if end > 0 else np.zeros(0)
     inner = inner[(inner > 0) & (at_or_before(np.array([end]), inner) == 0)]  # the end itself comes last

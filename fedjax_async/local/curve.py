@@ -106,23 +106,33 @@ def curve_training(
         start, old = trained(model, message.params), trained(model, work.params)
         chord = shared_part(model, jax.tree.map(jnp.subtract, old, start))
         s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
-        away = bent(work.displacement, chord)
-        on_curve = jax.tree.map(lambda a, b, c: line(a, b, s) + _times(c, 2.0 * s * (1.0 - s)), start, old, away)
-        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
-        gradient_at = batch_gradient(model, work.params, data, which, batch_size)
-        gradient, moved = gradient_at(tree.where(phase.end, old, on_curve))
+        sway = 2.0 * s * (1.0 - s)
         factor = None if scale is None else scale(jnp.asarray(message.version))
 
-        def total(weights: Params, _: Any = None) -> Params:
-            return pulled(gradient_at(weights)[0], weights, start)
+        def on_curve() -> Params:
+            away = bent(work.displacement, chord)
+            return jax.tree.map(lambda a, b, c: line(a, b, s) + _times(c, sway), start, old, away)
 
-        descent = pulled(gradient, old, start)
-        weights, state = tree.optimize(optimizer, descent, work.optimizer, old, factor, grad_fn=total)
-        slope = jax.tree.map(lambda g: _times(g, 2.0 * s * (1.0 - s)), bent(shared_part(model, gradient), chord))
-        fresh = tree.where(phase.fresh, control.init(slope), work.control)
-        displacement, after = tree.optimize(control, slope, fresh, work.displacement, factor)
-        end = work._replace(params=replaced(model, weights, moved), optimizer=state)
-        return tree.where(phase.end, end, work._replace(displacement=displacement, control=after))
+        # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
+        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
+        gradient_at = batch_gradient(model, work.params, data, which, batch_size)
+        gradient, moved = gradient_at(jax.lax.cond(phase.end, lambda: old, on_curve))
+
+        def end_moves() -> Work:
+            def total(weights: Params, _: Any = None) -> Params:
+                return pulled(gradient_at(weights)[0], weights, start)
+
+            descent = pulled(gradient, old, start)
+            weights, state = tree.optimize(optimizer, descent, work.optimizer, old, factor, grad_fn=total)
+            return work._replace(params=replaced(model, weights, moved), optimizer=state)
+
+        def control_moves() -> Work:
+            slope = jax.tree.map(lambda g: _times(g, sway), bent(shared_part(model, gradient), chord))
+            fresh = tree.where(phase.fresh, control.init(slope), work.control)
+            displacement, state = tree.optimize(control, slope, fresh, work.displacement, factor)
+            return work._replace(displacement=displacement, control=state)
+
+        return jax.lax.cond(phase.end, end_moves, control_moves)
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)

@@ -177,6 +177,9 @@ def write_report(
     """
     path = Path(path)
     check.one_of("file ending", path.suffix, (".html",))
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)
     options = Options(target, final, interval)
     require_final(options.of_tables["final"])

@@ -1,18 +1,21 @@
-"""A progress bar on standard error: virtual time, updates per second, staleness, accuracy.
+"""Progress bars on standard error: of planning, and of training with virtual time, staleness and accuracy.
 
 The engine does not import it: it calls ``progress(done, total, *, time, staleness, accuracy)``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Callable
-from typing import NamedTuple, TextIO
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TextIO
 
 from tqdm import tqdm
 
 from fedjax_async import check
+
+PATIENCE = 1.0  # seconds before a bar of planning appears: most plans are done by then
 
 
 class Progress(NamedTuple):
@@ -20,6 +23,12 @@ class Progress(NamedTuple):
 
     report: Callable[..., None]
     close: Callable[[], None]
+
+
+def require_progress(report: Any) -> None:
+    """``ValueError`` unless ``report`` can be called, or is None."""
+    allowed = "a function such as results.bar(total_updates).report, or None"
+    check.require(report is None or callable(report), "progress", report, allowed)
 
 
 def clock_text(seconds: float) -> str:
@@ -46,7 +55,7 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
     ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
-    hidden = None if enabled is None else not enabled
+    hidden = _hidden(enabled)
     stream = sys.stderr if file is None else file
     shown = tqdm(
         total=total_updates, desc=label or None, unit=" updates", file=stream, disable=hidden, dynamic_ncols=True
@@ -63,3 +72,34 @@ def bar(total_updates: int, enabled: bool | None = None, *, label: str = "", fil
         shown.update(done - shown.n)
 
     return Progress(report, shown.close)
+
+
+def _hidden(enabled: bool | None) -> bool | None:
+    """tqdm's ``disable``."""
+    check.one_of("progress", enabled, (None, True, False))
+    return None if enabled is None else not enabled
+
+
+@contextlib.contextmanager
+def planning_bar(
+    runs: int = 1, enabled: bool | None = None, *, file: TextIO | None = None
+) -> Iterator[Callable[[int], Callable[[float], None]]]:
+    """A bar over the planning of ``runs`` runs, with an estimate of what is left; it disappears at the end.
+
+    Gives ``part(i) -> report`` for run i; ``report(share)`` is called with the share of its budget that is planned.
+    ``enabled`` and ``file`` as in :func:`bar`.
+    """
+    stream = sys.stderr if file is None else file
+    form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
+    hidden = _hidden(enabled)
+    options: dict[str, Any] = {"disable": hidden, "file": stream, "leave": False, "delay": PATIENCE}
+    with tqdm(total=runs, bar_format=form, dynamic_ncols=True, miniters=0, **options) as shown:
+
+        def part(index: int) -> Callable[[float], None]:
+            def report(share: float) -> None:
+                shown.update(max(0.0, index + share - shown.n))
+
+            report(0.0)
+            return report
+
+        yield part

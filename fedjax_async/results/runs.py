@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk, notices
+from fedjax_async import check, disk, notices, registry
 from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config.experiment import timing_of
+from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.methods import brings_timing
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.watching import Callback
@@ -27,7 +30,7 @@ from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
-from fedjax_async.results.progress import bar
+from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_room
 from fedjax_async.types import Run
 
@@ -255,8 +258,12 @@ def compare(
 
     Returns: method -> its runs, one per seed.
     """
+    check.whole("seeds", seeds, high=MOST_RUNS)
+    check.require(isinstance(settings, Settings), "settings", settings, "Settings, as in Settings(updates=100)")
+    check.optional(check.path, "folder", folder)
+    listed = isinstance(methods, Sequence) and not isinstance(methods, str)
+    check.require(listed, "methods", methods, "a list of methods, such as ['fedavg', 'fedasync']")
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)
-    check.whole("seeds", seeds)
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
     for one in given:
@@ -264,23 +271,30 @@ def compare(
     by_name = {str(method): method for method in given}
     check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
     names = list(by_name)
+    parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
+    distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
+    check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
 
     def settings_of(method: str, seed: int) -> Settings:
         timing = None if brings_timing(by_name[method]) else settings.timing
         return replace(settings, method=by_name[method], timing=timing, seed=seed)
 
+    for method in names:
+        timing_of(settings_of(method, settings.seed))  # a wrong name is found before the first is planned
+
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
 
-    def check_run(method: str, seed: int) -> None:
+    def check_run(method: str, seed: int, planning: Callable[[float], None]) -> None:
         with claimed(None if folder is None else folder_of(method, seed)):
-            experiment = prepare(settings_of(method, seed))
+            experiment = prepare(settings_of(method, seed), planning=planning)
             if folder is not None:
                 require_named(experiment.settings)
                 require_room(folder_of(method, seed), as_dict(experiment.settings), overwrite=overwrite)
 
     def train(method: str, seed: int) -> Run:
-        experiment = prepare(settings_of(method, seed))
+        with planning_bar(1, progress) as part:
+            experiment = prepare(settings_of(method, seed), planning=part(0))
         name = f"{method} seed {seed}"
         meter = bar(len(experiment.schedule.job), progress, label=name)
         watch = looking.watch_of(looking_on, experiment, None, name) if folder is None else None
@@ -297,9 +311,9 @@ def compare(
 
     all_seeds = range(settings.seed, settings.seed + seeds)
     with claimed(folder):
-        for method in names:
-            for seed in all_seeds:
-                check_run(method, seed)
+        with planning_bar(len(names) * seeds, progress) as part:
+            for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
+                check_run(method, seed, part(index))
         runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
             for method in names:

@@ -17,6 +17,7 @@ from fedjax_async.engine.record import Progress
 from fedjax_async.results.callbacks import chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import require_matplotlib
+from fedjax_async.results.progress import require_progress
 from fedjax_async.results.runs import load_plugins, run_into, unfinished
 from fedjax_async.types import Run
 
@@ -66,6 +67,7 @@ def simulate(
     (``notices.AllRejected``) if every upload was rejected.
     """
     settings = settings_from(settings, changes)
+    require_progress(progress)
     if out is None:
         for name, value in (("overwrite", overwrite), ("again", again)):
             check.require(not value, name, value, "left out without a folder (out)")
@@ -78,7 +80,7 @@ def simulate(
             watch.close()
         notices.warn_about({"": run.counters})
         return run
-    check.require(bool(str(out)), "out", str(out), "the name of a folder")
+    check.path("out", out)
     if plots:
         require_matplotlib()
     with claimed(out):
@@ -107,6 +109,8 @@ def resume(
     Raises: ``ValueError`` if there is nothing to continue, and naming the object or plugin whose code differs from the
     code that the run began with.
     """
+    check.path("folder", folder)
+    require_progress(progress)
     folder = Path(folder)
     if "data" in objects:
         objects["dataset"] = objects.pop("data")

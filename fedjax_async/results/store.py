@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
 from fedjax_async.types import Best, Params, Run, Stopped
@@ -140,6 +140,8 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     The same run gives the same bytes: no file holds a wall-clock time or a host name. Temporary files of killed
     processes are removed, other files in the folder are left alone. ``ValueError`` as in ``require_room``.
     """
+    check.require(isinstance(run, Run), "run", run, "a Run, as simulate returns it")
+    check.path("folder", folder)
     folder = require_room(folder, run.settings, overwrite=overwrite)
     contents = _contents(run)
     folder.mkdir(parents=True, exist_ok=True)
@@ -202,6 +204,7 @@ def load(folder: str | Path) -> Run:
     Settings and counters come back as JSON holds them: tuples as lists, non-finite numbers as None.
     ``ValueError`` naming the file if the folder is missing, foreign, incomplete, truncated or edited.
     """
+    check.path("folder", folder)
     folder = Path(folder)
     manifest = read_manifest(folder)
     content = {name: read_checked(folder, name, digest) for name, digest in manifest["sha256"].items()}

@@ -23,7 +23,7 @@ from fedjax_async.results import callbacks as looking
 from fedjax_async.results import store, streams, sweep_folder
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks
 from fedjax_async.results.claim import claimed
-from fedjax_async.results.progress import bar
+from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import is_finished
 from fedjax_async.types import Run
 
@@ -101,12 +101,14 @@ def plan_sweep(
     memory_limit: int | None = None,
     lanes: int | None = None,
     probes: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> Work:
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
-    results bit for bit. A stack of which only some runs are saved is trained as a whole.
+    results bit for bit. A stack of which only some runs are saved is trained as a whole. ``progress``: as in
+    :func:`sweep`.
 
     Raises: ``ValueError`` if the settings of any run cannot be used.
     """
@@ -114,9 +116,9 @@ def plan_sweep(
     for name, value in (("memory_limit", memory_limit), ("lanes", lanes)):
         if value is not None:
             check.whole(name, value)
-    with precision(points):
-        settings = [point.settings for point in points]
-        groups = sweeping.plan_groups(settings, memory_limit=memory_limit, lanes=lanes, probes=probes)
+    with precision(points), planning_bar(len(points), progress) as part:
+        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
+        groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
         return Work(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     finished = _finished(points, Path(folder), callbacks)
@@ -280,6 +282,7 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
+    check.optional(check.path, "folder", folder)
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     with claimed(folder):
@@ -287,8 +290,8 @@ def sweep(
         roles_of(swept(expanded), roles)  # refuses roles that do not exist
         if folder is not None:
             sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
-        limits: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes}
-        work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **limits)
+        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
+        work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **options)
         found = run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
     notices.warn_about(found.counters)
     return found

@@ -129,8 +129,10 @@ def test_a_killed_command_does_not_block_its_restart(capsys):
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_bad_settings_leave_no_folder(capsys, tmp_path, command):
     Path("sweep.toml").write_text(SWEEP.replace("clients = 4", "clients = 0"))
-    more = () if command[0] == "sweep" else ("--clients", "0")
-    assert "clients = 0" in refused(capsys, *command, *more, "--out", "deep/out")
+    bad = [*command]
+    if command[0] != "sweep":
+        bad[bad.index("--clients") + 1] = "0"
+    assert "clients = 0" in refused(capsys, *bad, "--out", "deep/out")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 
 

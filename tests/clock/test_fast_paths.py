@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import SUCCESSORS, Scenario, Until, bind_delays, fast_paths, plan, timing
+from fedjax_async.clock import (
+    SUCCESSORS,
+    Conditions,
+    Limits,
+    Outcome,
+    Scenario,
+    Until,
+    bind_delays,
+    fast_paths,
+    plan,
+    timing,
+)
 from tests.clock.textbook import check_invariants, table_of
 
 BUDGETS = [
@@ -31,12 +42,16 @@ def equal(one, other):
         assert np.asarray(mine).dtype == np.asarray(theirs).dtype, name
 
 
-def both(delays, num_clients, size, concurrency, sampling, until, seed=0):
+def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_staleness=None):
     """The schedule by the fast path and by the definition."""
     steps = np.arange(1, num_clients + 1)
     bound = bind_delays(delays, num_clients, seed)
     scenario = Scenario(num_clients, steps, bound, until, seed)
-    return [made(scenario, size, concurrency, sampling) for made in (fast_paths.buffer, timing.plan_buffer)]
+    fast = fast_paths.buffer
+    if max_staleness is not None:
+        scenario = scenario._replace(conditions=Conditions((), (), Limits(max_staleness)))
+        fast = fast_paths.buffer_of_fresh
+    return [made(scenario, size, concurrency, sampling) for made in (fast, timing.plan_buffer)]
 
 
 @pytest.mark.parametrize("until", BUDGETS, ids=str)
@@ -66,6 +81,45 @@ def test_a_fast_buffer_is_the_general_one_on_ties(rows, until, seed, data):
     scale = data.draw(st.sampled_from([1, 0.1]))
     rows = [[scale * seconds for seconds in row] for row in rows]
     equal(*both(table_of(*rows), len(rows), size, concurrency, sampling, until, seed))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.builds(
+        Until, time=st.none() | st.integers(6, 30), updates=st.integers(1, 60), steps=st.none() | st.integers(1, 9)
+    ),
+    st.integers(0, 4),
+    st.data(),
+)
+@settings(deadline=None, max_examples=150)
+def test_a_fast_buffer_of_fresh_uploads_is_the_general_one_on_ties(rows, until, limit, data):
+    concurrency = data.draw(st.integers(1, len(rows)))
+    size = data.draw(st.integers(1, concurrency))
+    sampling = data.draw(st.sampled_from(list(SUCCESSORS)))
+    scale = data.draw(st.sampled_from([1, 0.1]))
+    table = table_of(*[[scale * seconds for seconds in row] for row in rows])
+    equal(*both(table, len(rows), size, concurrency, sampling, until, seed=limit, max_staleness=limit))
+
+
+@pytest.mark.parametrize("sampling", SUCCESSORS)
+@pytest.mark.parametrize("until", [Until(updates=300), Until(steps=40), Until(time=9.0)], ids=str)
+def test_a_fast_buffer_of_fresh_uploads_is_the_general_one(sampling, until):
+    dropped = set()
+    for limit in (0, 2, 20):
+        for size, concurrency in ((1, 40), (3, 40), (1, 17), (5, 17)):
+            options = {"seed": limit, "max_staleness": limit}
+            fast, general = both("lognormal:heterogeneity=0.5", 40, size, concurrency, sampling, until, **options)
+            equal(fast, general)
+            dropped.add(int((fast.outcome == Outcome.DROPPED_STALE).sum()))
+    assert max(dropped) > 300 and min(dropped) < 60  # several extensions of the arrivals, and one
+
+
+def test_uploads_that_are_dropped_for_ever_are_said(monkeypatch):
+    monkeypatch.setattr(fast_paths, "FRUITLESS", 4)
+    with pytest.raises(ValueError, match="jobs not one was applied"):
+        plan(
+            "every", "constant", num_clients=30, local_steps=1, until=Until(updates=900), limits=Limits(max_staleness=0)
+        )
 
 
 @pytest.mark.parametrize("clients", [5, 60, 2500])

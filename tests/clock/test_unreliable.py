@@ -461,7 +461,7 @@ def test_every_step_has_a_sound_upload(timing, limits):
 
 @pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3"])
 def test_a_plan_in_which_everything_is_corrupt_never_ends_by_itself(timing, monkeypatch):
-    monkeypatch.setattr("fedjax_async.clock.event_queue._FRUITLESS", 2000)
+    monkeypatch.setattr("fedjax_async.clock.event_queue.FRUITLESS", 2000)
     faults = "corrupt:probability=1"
     s = make(timing, faults=faults, updates=30)
     assert len(s.job) == 30
@@ -496,7 +496,7 @@ def test_a_plan_ends_when_nobody_will_ever_be_there_again(timing):
 
 @pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3", "participation"])
 def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
-    monkeypatch.setattr("fedjax_async.clock.event_queue._FRUITLESS", 2000)
+    monkeypatch.setattr("fedjax_async.clock.event_queue.FRUITLESS", 2000)
     for options in (
         {"faults": "drop:probability=1"},
         {"faults": "crash:probability=1"},

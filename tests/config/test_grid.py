@@ -283,7 +283,13 @@ def test_bad_grids_are_one_line(grid, says):
 
 
 def test_bad_points_seeds_and_bases():
-    for seeds, says in ((0, "seeds = 0"), ("4", "seeds = '4'"), ([], "seed = []"), ([1, 1], "different"), (1.5, "1.5")):
+    for seeds, says in (
+        (0, "seeds = 0"),
+        ("4", "seeds = '4'"),
+        ([], "seeds = []"),
+        ([1, 1], "different"),
+        (1.5, "1.5"),
+    ):
         with pytest.raises(ValueError, match=re.escape(says)):
             expand(BASE, {"lr": [0.1]}, seeds=seeds)
     with pytest.raises(ValueError, match="seeds = 2: must be left out"):

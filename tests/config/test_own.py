@@ -285,7 +285,7 @@ def change_of(server_rule):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
 def test_no_two_own_rules_share_a_program(way, factors):
     changes = [change_of(WAYS[way](factor)) for factor in factors]

@@ -68,7 +68,7 @@ def test_clients_evaluated_on_their_own_rows():
         ({"optimizer": "sgd:nesterov=true"}, "nesterov"),
         ({"steps": 10**12}, "steps"),
         ({"eval_at": "1,two"}, "eval_at"),
-        ({"eval_at": "-1"}, "evaluate at"),
+        ({"eval_at": "-1"}, "eval_at"),
         ({"eval_at": "1", "eval_updates": 2}, "at most one"),
     ],
 )

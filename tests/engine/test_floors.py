@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_async import sweep
 from fedjax_async.compress import topk
@@ -49,6 +50,7 @@ def floors(cases, *, heterogeneity=1.0, timing="window:length=100", updates=2500
     return {case: np.array(values) for case, values in ends.items()}
 
 
+@pytest.mark.slow
 def test_feedback_removes_the_floor_that_heterogeneity_makes():
     """Over eight seeds (windows 10, 100): 1.06 to 1.44 with feedback, 17 or more between without and with."""
     near, far = floors([PLAIN, *OFF, *FEEDBACK]), floors(OFF, heterogeneity=4.0)
@@ -58,6 +60,7 @@ def test_feedback_removes_the_floor_that_heterogeneity_makes():
         assert (far[off] > 8 * near[off]).all(), "four times the spread of the gradients: sixteen times the floor"
 
 
+@pytest.mark.slow
 def test_feedback_removes_it_under_staleness_too():
     """A server step every quarter of a job: the order of arrivals costs more, and what feedback adds stays as small."""
     stale = floors([PLAIN, OFF[0], FEEDBACK[0]], timing="window:length=25")
@@ -65,6 +68,7 @@ def test_feedback_removes_it_under_staleness_too():
     assert (stale[OFF[0]] > 10 * stale[FEEDBACK[0]]).all(), stale
 
 
+@pytest.mark.slow
 def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
     """Unscaled signs step as far however small the gradient, and turn back only when the news has come round.
 

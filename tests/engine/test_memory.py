@@ -36,7 +36,7 @@ def needed(**changes):
     return make_stack(members, made, shape_of(made)).num_bytes
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
+@pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_a_memory_limit_shortens_batches_and_changes_nothing_else(batching):
     whole = run(batching=batching, max_width=16, lanes=1)
     limit = (needed(batching=batching, max_width=16) + 2 * needed(batching=batching, max_width=2)) // 3

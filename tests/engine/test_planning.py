@@ -153,5 +153,5 @@ def test_default_is_about_fifty_points():
     "every", [Every(time=1, updates=2), Every(updates=0), Every(time=-1), Every(steps=1.5), Every(at=[-1.0])]
 )
 def test_impossible_points(every):
-    with pytest.raises(ValueError, match="evaluate"):
+    with pytest.raises(ValueError, match=r"^eval_"):
         evaluation_points(schedule(updates=7), every)

@@ -31,7 +31,12 @@ def made_up(settings: Settings) -> Run:
 
 
 def plan_groups(
-    settings: Sequence[Settings], *, memory_limit: int | None = None, lanes: int | None = None, probes: Any = None
+    settings: Sequence[Settings],
+    *,
+    memory_limit: int | None = None,
+    lanes: int | None = None,
+    probes: Any = None,
+    planning: Any = None,
 ) -> list[Group]:
     """A group a method, two runs a stack."""
     by_method: dict[str, list[int]] = {}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import time
 
 import pytest
 
-from fedjax_async.results import bar
+from fedjax_async.results import bar, progress
 
 
 def test_a_forced_bar_shows_time_rate_staleness_and_accuracy():
@@ -42,3 +44,23 @@ def test_the_bar_goes_to_standard_error(capsys):
 def test_the_total_must_be_a_whole_number():
     with pytest.raises(ValueError, match=r"total_updates = -1"):
         bar(-1)
+
+
+def test_the_bar_of_planning_shows_an_estimate_and_goes_away(monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    stream = io.StringIO()
+    with progress.planning_bar(2, True, file=stream) as part:
+        for index in range(2):
+            report = part(index)
+            for share in (0.2, 0.5, 0.4, 0.9):  # never goes back
+                report(share)
+                time.sleep(0.12)
+    shown = re.findall(r"planning +(\d+)% .*?\[(\d\d:\d\d) so far, (\S+) left\]", stream.getvalue())
+    shares = [int(share) for share, _, _ in shown]
+    assert len(shares) >= 4 and shares == sorted(shares) and shares[-1] <= 95
+    assert stream.getvalue().split("\r")[-1].strip() == "" or stream.getvalue().endswith("\r")
+    silent = io.StringIO()
+    for enabled in (False, None):  # None: not a terminal
+        with progress.planning_bar(1, enabled, file=silent) as part:
+            part(0)(0.5)
+    assert silent.getvalue() == ""

@@ -1,0 +1,46 @@
+"""The parser of flags: an error is one line, and an option that takes a value is given once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently.
+
+    Flags without a value, and those that collect a list (``action="append"``), may be repeated.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("action", None, _StoreOnce)
+        self.register("action", "store", _StoreOnce)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; arguments left over are an error of this command, which names the nearest flag."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            near = difflib.get_close_matches(str(left[0]).partition("=")[0], known, n=1, cutoff=0.6)
+            self.error(f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {near[0]}?" if near else ""))
+        return found, left
+
+    def error(self, message: str) -> NoReturn:
+        """End with 2 and one line: the usage of a command with 50 flags would hide the message."""
+        self.exit(2, f"fedjax-async: error: {' '.join(message.split())} (see {self.prog} --help)\n")
+
+
+class _StoreOnce(argparse.Action):
+    """Store a value. The namespace lists the options that were given under ``_given``."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given: set[str] = namespace.__dict__.setdefault("_given", set())
+        if self.dest in given:
+            parser.error(f"{self.option_strings[0]} {values}: must be given once, not twice")
+        if option is not None:
+            given.add(self.dest)
+        setattr(namespace, self.dest, values)

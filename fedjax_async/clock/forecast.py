@@ -1,0 +1,69 @@
+"""How far planning has come, and how long the schedule will be: for a progress bar, and to refuse what cannot fit.
+
+Policies tell a :class:`Forecast` now and then how far they are. A schedule that will not fit the machine's memory is
+refused after the first few thousand jobs, not when the memory is used up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedjax_async.clock.scenario import Until
+
+EVERY = 1 << 12  # jobs between two looks
+BYTES_PER_JOB = 256  # in planning, at the peak: the columns of the schedule, and the lists that they are made from
+DOUBT = 8  # the first jobs may come this much faster than the later ones
+
+
+def host_memory() -> int:
+    """Bytes of the machine's memory; 8 GiB where the platform does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 2**33
+
+
+class Forecast:
+    """``note`` what is planned so far; ``report(share)`` is called with the share of the budget that is spent."""
+
+    def __init__(self, until: Until, report: Callable[[float], None] | None = None):
+        self.until, self._report = until, report
+        self.most = host_memory() // BYTES_PER_JOB
+        self._first: tuple[float, float] | None = None  # jobs and share at the first look after the start
+
+    def note(self, jobs: float, *, time: float = 0.0, updates: float = 0, steps: float = 0) -> None:
+        """So many jobs are planned, up to this moment, applied arrivals and closed steps.
+
+        Raises: ``ValueError`` naming the budget if the schedule needs more memory than the machine has.
+        """
+        until = self.until
+        budget = ((time, until.time), (updates, until.updates), (steps, until.steps))
+        share = max(0.0 if whole is None else spent / whole for spent, whole in budget)
+        if share > 0 and self._first is None:  # many jobs are sent at time 0: what counts is the rate from here on
+            self._first = jobs, share
+        before, since = self._first or (jobs, share)
+        rate = (jobs - before) / (share - since) if share > since else 0.0
+        self.expect(jobs, jobs + rate * max(0.0, 1 - share), doubt=DOUBT)
+        self.tell(share)
+
+    def tell(self, share: float) -> None:
+        """Report a share."""
+        if self._report is not None:
+            self._report(min(1.0, share))
+
+    def expect(self, jobs: float, total: float, *, doubt: float = 1.0) -> None:
+        """``ValueError`` if ``jobs``, or about ``total`` jobs in the end, are more than the memory holds."""
+        if jobs <= self.most and total <= self.most * doubt:
+            return
+        names = {"time": self.until.time, "updates": self.until.updates, "server_steps": self.until.steps}
+        budget = ", ".join(f"{name} = {value:.6g}" for name, value in names.items() if value is not None)
+        total = max(total, jobs)
+        count = f"about {total:.2g}" if math.isfinite(total) else "endless"
+        raise ValueError(
+            f"{budget}: must end within {self.most:.2g} jobs, which fill this machine's memory, and not {count}; "
+            "shorten the budget"
+        )

@@ -1,0 +1,159 @@
+"""Wrong calls of the command line: each ends with 2 and one line that names the flag or field, and plans little."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedjax_async import cli
+
+SMALL = ("--model", "logistic", "--clients", "4")
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line on standard error of a command that must end with 2 and print nothing else."""
+    try:
+        code = cli.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    done = capsys.readouterr()
+    assert code == 2 and done.out == "" and done.err.count("\n") == 1, (code, done)
+    assert done.err.startswith("fedjax-async: error: ")
+    return done.err
+
+
+USAGE = [
+    (("run", "--lr", "0.1", "--lr", "0.2"), "--lr 0.2: must be given once, not twice (see fedjax-async run --help)"),
+    (("run", "--lr=0.1", "--lr", "0.1"), "--lr 0.1: must be given once"),
+    (("compare", "fedavg", "--seeds", "2", "--seeds", "3"), "--seeds 3: must be given once"),
+    (("sweep", "a.toml", "--out", "x", "--out", "y"), "--out y: must be given once"),
+    (("report", "a", "--out", "x.html", "--out", "y.html"), "--out y.html: must be given once"),
+    (("data", "fetch", "mnist", "--data-dir", "x", "--data-dir", "y"), "--data-dir y: must be given once"),
+    (("run", "--format", "png", "--format", "pdf"), "--format ('pdf',): must be given once"),
+    (("run", "--clints", "3"), "unrecognized arguments: --clints 3; did you mean --clients?"),
+    (("run", "extra"), "unrecognized arguments: extra (see fedjax-async run --help)"),
+    (("run", "--lr", "fast"), "argument --lr: invalid float value: 'fast'"),
+    (("resume", ""), "argument DIR: must be the name of a folder"),
+    (("report", ""), "argument DIR: must be the name of a folder"),
+    (("plan", "--gantt", ""), "argument --gantt: must be the name of a file"),
+    (("report", "a", "--out", ""), "argument --out: must be the name of a file"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), USAGE, ids=lambda item: " ".join(item) if type(item) is tuple else "")
+def test_usage_errors_are_one_line(capsys, arguments, says):
+    assert says in refused(capsys, *arguments)
+
+
+def test_lists_and_flags_without_a_value_may_be_repeated():
+    parse = cli.parser().parse_args
+    assert parse(["run", "--plugin", "a.py", "--plugin", "b.py", "--quiet", "--quiet"]).plugin == ["a.py", "b.py"]
+    assert parse(["compare", "fedavg", "asgd", "--lr", "0.1"]).methods == ["fedavg", "asgd"]
+    for _ in range(2):  # nothing is remembered from one call to the next
+        assert parse(["run", "--lr", "0.1"]).lr == 0.1
+
+
+MANY = "9" * 300
+SETTINGS = [
+    (
+        ("--time", "1000", "--eval-time", "1e-9"),
+        "eval_time = 1e-09: must be 0.001 or more in a run of 1000, for at most",
+    ),
+    (("--time", "1000", "--eval-time", "1e-300"), "instead of 1e+303"),
+    (("--time", "1000", "--updates", "5", "--eval-time", "1e-9"), "eval_time = 1e-09: must be"),
+    (("--updates", "3000000000", "--eval-updates", "2"), "eval_updates = 2: must be 3000 or more"),
+    (("--server-steps", "2000000", "--eval-steps", "1"), "eval_steps = 1: must be 2 or more"),
+    (("--eval-time", "5", "--eval-at", "1"), "eval_time = 5.0, eval_at = 1: give at most one of the four"),
+    (("--eval-at", "10,abc"), "eval_at = '10,abc': must be a text of virtual seconds >= 0 joined by commas"),
+    (("--eval-at", "1e400"), "eval_at = '1e400': must be"),
+    (("--eval-at", ""), "eval_at = '': must be"),
+    (("--eval-updates", "0"), "eval_updates = 0: must be a whole number >= 1"),
+    (("--updates", "1" + "0" * 13), "updates = 1e+13: must end within"),
+    (("--time", "1e300"), "time = 1e+300: must end within"),
+    (("--updates", MANY), "(300 characters): must be a whole number from 1 to 9223372036854775807"),
+    (("--clients", MANY), "(300 characters): must be a whole number from 1 to"),
+    (("--time", "-1"), "time = -1.0: must be a finite number > 0"),
+    (("--clients", "100000"), "error: clients = 100000: must be at most the number of examples, 5000"),
+    (("--dataset", "quadratic"), "model = 'logistic': must be such as linear: the targets of the data set are numbers"),
+    (("--model", "minilm_lora"), "model = 'minilm_lora': does not fit the data; input_shape"),
+    (
+        ("--model", "mlp:hidden=1000000000"),
+        "model = 'mlp:hidden=1000000000': must be of at most a quarter of the device's",
+    ),
+    (("--partition", "natural"), "error: partition = 'natural': needs groups"),
+    (("--timing", ""), "timing = '': must be a text such as 'every'"),
+    (("--availability", ""), "availability = '': must be a text such as 'sessions'"),
+    (("--late", "drop"), "late = 'drop': must be left out without a timeout"),
+    (("--devices", "1000"), "devices = 1000: must be a whole number from 1 to"),
+    (("--delay", "lognormal:heterogeneity=1000"), "heterogeneity = 1000: must be between 0 and 10"),
+    (("--availability", "sessions:on=1e-12,off=1e-12"), "sessions of 1e-12 s on, 1e-12 s off: must be longer"),
+    (("--availability", "periodic:on=1e-9,off=1e-9,leaving=pause"), "pauses more than 1,000,000 times"),
+    (("--dataset", "population", "--clients", "50000000"), "error: clients = 50000000: must be at most about"),
+    (("--method", "FEDASYNC"), "did you mean 'fedasync'?"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), SETTINGS, ids=lambda item: " ".join(item)[:60] if type(item) is tuple else ""
+)
+def test_settings_that_cannot_be_used(capsys, arguments, says):
+    base = {flag: value for flag, value in zip(SMALL[::2], SMALL[1::2]) if flag not in arguments}
+    assert says in refused(capsys, "plan", *(part for pair in base.items() for part in pair), *arguments)
+
+
+BASE = "[base]\nupdates = 5\n"
+SWEEPS = {
+    "seeds below base": (BASE + "seeds = 4\n[grid]\nlr = [0.1]\n", "seeds: must stand above the first [table]"),
+    "seeds below grid": (BASE + "[grid]\nlr = [0.1]\nseeds = 4\n", "seeds: must stand above"),
+    "target below base": (BASE + "target = 0.7\n[grid]\nlr = [0.1]\n", "target: must stand above"),
+    "a grid inside base": (BASE + "[base.grid]\nlr = [0.1]\n", "grid.lr: must stand above"),
+    "out": (BASE + 'out = "x"\n[grid]\nlr = [0.1]\n', "out: is no setting of a run but a flag of the command, --out"),
+    "moments as numbers": (BASE + "eval_at = [10, 20]\n", "eval_at = [10, 20]: must be a text of virtual seconds"),
+    "a number of 300 digits": (BASE + f"[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
+    "a seed twice": ("seeds = [1, 1]\n" + BASE, "seeds = [1, 1]: must be different seeds"),
+    "no seeds": ("seeds = []\n" + BASE, "seeds = []: must be different seeds, at least one"),
+    "a fine grid": ("[base]\ntime = 1000\neval_time = 1e-9\n[grid]\nlr = [0.1]\n", "eval_time = 1e-09: must be 0.001"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), SWEEPS.values(), ids=SWEEPS)
+def test_files_of_sweeps_that_cannot_be_used(capsys, tmp_path, text, says):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text.replace("[base]\n", '[base]\nmodel = "logistic"\n'))
+    assert says in refused(capsys, "sweep", str(path), "--dry-run")
+
+
+def test_folders_and_comparisons_that_cannot_be_used(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("no folder")
+    for arguments, says in (
+        (("report", "file"), "folder = 'file': must hold a finished run"),
+        (("data", "list", "--data-dir", "file"), "data_dir = 'file': must be a folder"),
+        (("run", "--overwrite", *SMALL), "overwrite = True: must be left out without a folder (--out)"),
+        (("run", "--title", "One", *SMALL), "title = 'One': must be left out without a folder (--out)"),
+        (("compare", "fedavg", "asgd", "--seeds", "9" * 13), "seeds = 9999999999999: must be a whole number from 1 to"),
+        (("compare", "asgd", "asgd:", *SMALL), "two have the same name and options"),
+        (("compare", "fedbuff@buffer:size=2", "fedbuff@buffer:size=02"), "two have the same name and options"),
+        (("compare", "fedavg", "ASGD"), "method = 'ASGD': unknown; did you mean 'asgd'?"),
+    ):
+        assert says in refused(capsys, *arguments)
+    assert [path.name for path in Path().iterdir()] == ["file"]
+
+
+def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, monkeypatch):
+    """The device fails after the first checkpoint; the message names what lowers the need, and how to go on."""
+    import jax
+
+    from fedjax_async.config import simulation
+
+    def exhausted(*given, **options):
+        (tmp_path / "one" / "checkpoints" / "1.npz").write_bytes(b"")
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore\nlines")
+
+    monkeypatch.setitem(simulation.ENGINES, "waves", exhausted)
+    command = ("run", *SMALL, "--steps", "1", "--updates", "2", "--quiet", "--checkpoint", "1")
+    said = refused(capsys, *command, "--out", str(tmp_path / "one"))
+    assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); lower it with" in said
+    assert all(knob in said for knob in ("max_width", "remat", "memory_limit", "fewer runs", "fedjax-async resume"))
+    assert (tmp_path / "one" / "checkpoints" / "1.npz").exists()

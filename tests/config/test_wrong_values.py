@@ -1,0 +1,102 @@
+"""Wrong values in calls from Python: a ``ValueError`` of one line that names the argument, before any planning."""
+
+from __future__ import annotations
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, clock, compare, results, resume, simulate, sweep
+from fedjax_async.config.settings import as_dict
+from fedjax_async.engine import Every, evaluation_points
+
+SMALL = {"model": "logistic", "clients": 4, "updates": 6}
+LARGE = 10**400
+MOMENTS = "must be a text of virtual seconds >= 0 joined by commas, such as '100,500'"
+
+
+def planned(**until):
+    return clock.plan("every", "constant", num_clients=3, local_steps=1, until=clock.Until(**until))
+
+
+CALLS = [
+    (lambda: simulate(**SMALL, eval_at=[10, 20]), f"eval_at = [10, 20]: {MOMENTS}"),
+    (lambda: simulate(**SMALL, eval_at=10), f"eval_at = 10: {MOMENTS}"),
+    (lambda: simulate(**SMALL, eval_time=float("inf")), "eval_time = inf: must be a finite number > 0"),
+    (lambda: simulate(**SMALL, lr=[0.1, 0.2]), "lr = [0.1, 0.2]: must be a finite number > 0"),
+    (lambda: simulate(**SMALL, lr=LARGE), "lr = 1"),
+    (lambda: simulate(**SMALL, time=LARGE), "time = 1"),
+    (lambda: simulate(**SMALL, seed=LARGE), "seed = 1"),
+    (lambda: simulate(**SMALL, test_fraction="0.2"), "test_fraction = '0.2': must be a number between 0 and 1"),
+    (lambda: simulate(**SMALL, epochs="2"), "epochs = '2': must be a finite number > 0"),
+    (lambda: simulate(**SMALL, network=5), "network = 5: must be a text"),
+    (lambda: simulate(**SMALL, feedback=5), "feedback = 5: must be a text such as 'ef'"),
+    (lambda: simulate(**SMALL, memory_limit=4e9), "memory_limit = 4000000000.0: must be a text such as '4GB'"),
+    (lambda: simulate("fedavg"), "settings = 'fedavg': must be Settings; a single setting is a keyword"),
+    (lambda: simulate(**SMALL, out=5), "out = 5: must be a path"),
+    (lambda: simulate(**SMALL, out=""), "out = '': must be a path"),
+    (lambda: simulate(**SMALL, progress=True), "progress = True: must be a function"),
+    (lambda: resume(5), "folder = 5: must be a path"),
+    (lambda: resume(""), "folder = '': must be a path"),
+    (lambda: results.load(5), "folder = 5: must be a path"),
+    (lambda: results.save(5, "nowhere"), "run = 5: must be a Run"),
+    (lambda: compare("fedavg", Settings(**SMALL)), "methods = 'fedavg': must be a list of methods"),
+    (lambda: compare(["fedavg"], SMALL), "settings = {"),
+    (lambda: compare(["fedavg"], Settings(**SMALL), folder=""), "folder = '': must be a path"),
+    (lambda: compare(["fedavg"], Settings(**SMALL), progress="yes"), "progress = 'yes': must be one of"),
+    (lambda: sweep(SMALL, {"lr": [LARGE]}), "lr = 1"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[]), "seeds = []: must be different seeds, at least one"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[0, 0]), "seeds = [0, 0]: must be different seeds"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[0.5]), "seeds = 0.5: must be a whole number"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, points={"lr": 0.1}), "points = {'lr': 0.1}: must be a list of mappings"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, points=5), "points = 5: must be a list of mappings"),
+    (lambda: sweep(SMALL, {"lr": [0.1]}, folder=5), "folder = 5: must be a path"),
+    (lambda: sweep(SMALL, {"seeds": [1, 2]}), "seeds: must stand above the first [table] of a sweep"),
+    (lambda: sweep(SMALL, {"eval_at": [10, 20]}), f"eval_at = 10: {MOMENTS}"),
+    (lambda: planned(updates=LARGE), "until.updates = 1"),
+    (lambda: planned(time=LARGE), "until.time = 1"),
+    (lambda: planned(updates=10**13), "updates = 1e+13: must end within"),
+    (
+        lambda: clock.plan(None, "constant", num_clients=3, local_steps=1, until=clock.Until(updates=3)),
+        "timing = None: must be a name of TIMINGS or a model",
+    ),
+    (
+        lambda: clock.plan("every", None, num_clients=3, local_steps=1, until=clock.Until(updates=3)),
+        "delays = None: must be a name of DELAYS or a model",
+    ),
+    (lambda: evaluation_points(planned(updates=9), Every(time=1e-12)), "eval_time = 1e-12: must be 3e-06 or more"),
+    (lambda: evaluation_points(planned(updates=9), Every(at=["a"])), "eval_at = 'a': must be a finite number >= 0"),
+    (lambda: evaluation_points(planned(updates=9), Every(at=np.zeros(1_000_001))), "eval_at = '1000001 moments'"),
+    (lambda: evaluation_points(planned(updates=9), Every(time=1, steps=2)), "eval_time = 1, eval_steps = 2: give"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "says"), CALLS, ids=[says[:40] for _, says in CALLS])
+def test_wrong_values_are_one_line(call, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        call()
+    said = str(error.value)
+    assert said.startswith(says) and "\n" not in said and len(said) < 400
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
+    """The step in the message is accepted, whatever the length of the run is."""
+    schedule = planned(time=510.0)
+    for end in (510.382, 999.9, 1.0, 77.77):
+        with pytest.raises(ValueError, match=r"^eval_time") as error:
+            evaluation_points(schedule, Every(time=end / 1.01e6), horizon=end)
+        step = float(str(error.value).partition("must be ")[2].partition(" or more")[0])
+        assert end / 1e6 <= step <= 1.02 * end / 1e6
+    assert len(evaluation_points(schedule, Every(time=step * 100), horizon=end).time) > 9800
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, jnp.float32])
+def test_numbers_of_numpy_and_jax_are_kept_as_plain_ones(number):
+    settings = Settings(updates=np.int64(6), lr=number(0.5), seed=jnp.int32(3))
+    assert (settings.lr, settings.updates, settings.seed) == (0.5, 6, 3)
+    assert type(settings.lr) is float and type(settings.updates) is int
+    assert json.dumps(as_dict(settings)) == json.dumps(as_dict(Settings(updates=6, lr=0.5, seed=3)))
