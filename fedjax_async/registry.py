@@ -65,7 +65,7 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
         return registry[name]
     near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry)})")
+    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry) or 'none'})")
 
 
 def parse_value(text: str) -> Any:

@@ -90,16 +90,12 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
     named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     first = [p for p in found if p not in named]
     takes = f"f(model, *, ...) with keyword-only options: {', '.join(GIVEN)} come from the run"
-    shown = f"{getattr(factory, '__name__', 'f')}({', '.join(map(_argument, found))})"
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in found])
+    shown = f"{getattr(factory, '__name__', 'f')}{plain}"
     check.require(len(first) == 1, field, shown, takes)
     for p in named:
         lacks = p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in {*GIVEN, *options}
         check.require(not lacks, field, shown, f"{takes}; the option {p.name} needs a default")
-
-
-def _argument(parameter: inspect.Parameter) -> str:
-    """A parameter without its annotation."""
-    return str(parameter.replace(annotation=parameter.empty))
 
 
 def with_factory(chosen: Method, factory: Callable[..., ClientAlgorithm]) -> Method:

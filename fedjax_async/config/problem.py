@@ -121,15 +121,18 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
         try:
             given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
         except ValueError as error:
-            counted = not str(error).startswith("num_classes = None")
+            labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
             check.require(
-                counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes"
+                not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}"
             )
             if str(error).startswith("input_shape = "):
                 raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
             raise
     if is_module(given):
-        allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
+        allowed = (
+            "a Model of models.from_flax(net, input_shape=..., loss=...): the targets y are numbers, not classes "
+            "(classes are integer labels, not one-hot or floats)"
+        )
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
     check.require(
