@@ -1,7 +1,7 @@
 """The map: the contracts between the rooms of the package, in one file.
 
 Contracts of one room stand in it: ``DelayModel`` and ``Delays`` in ``clock/durations.py``, ``Timing`` in
-``clock/timing.py``, ``Scenario`` in ``clock/scenario.py``, ``Compressor`` in ``compress/compose.py``, ``Metric`` in
+``clock/timing.py``, ``Scenario`` in ``clock/scenario.py``, ``Compressor`` in ``compress/payload.py``, ``Metric`` in
 ``models/metrics.py``. ``Method``, what a run needs of a method, is in ``config/methods.py``.
 
 Letters in shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters,

@@ -108,10 +108,11 @@ def prepare(
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
     Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
-    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
-    trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
-    minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
-    compressed if the settings or the method ask for it.
+    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A
+    factory gets a model that decodes raw rows, and takes what it names of the settings. A client algorithm trains on
+    raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser, minibatches and proximal
+    term; the settings' ``batch_size`` then only counts its local steps. Its uploads are compressed if the settings or
+    the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     ``planning(share)`` is called now and then with the share of the budget that is planned.

@@ -85,7 +85,7 @@ def ignored_by(takes: Collection[str]) -> list[str]:
 
 
 def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
-    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: given beside ``GIVEN``."""
+    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: beside ``GIVEN``."""
     found = list(inspect.signature(factory).parameters.values())
     named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     first = [p for p in found if p not in named]

@@ -122,9 +122,7 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
             given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
-            check.require(
-                not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}"
-            )
+            check.require(not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}")
             if str(error).startswith("input_shape = "):
                 raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
             raise

@@ -52,9 +52,8 @@ def from_flax(
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train`` (or ``deterministic``), it receives whether a key was given; the key
-    seeds ``dropout``. Any other argument than the input needs a default; ``training`` is refused, it would never be set.
-    Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see
-    ``Model``.
+    seeds ``dropout``. Others than the input need a default; ``training`` is refused, since it would never be set.
+    Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see ``Model``.
 
     The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
     "batch_stats": ...}``, and the model has ``train``. The module's ``__call__`` must then take ``train`` and ``mask``,

@@ -18,8 +18,8 @@ from fedjax_async.config import Experiment, Settings, execute, own, plugins, pre
 from fedjax_async.config.experiment import timing_of
 from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.methods import brings_timing
-from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.settings import as_dict, from_dict, require_named
+from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
@@ -236,7 +236,7 @@ def _methods_by_name(methods: Any) -> dict[str, str]:
     check.require(len(methods) > 0, "methods", list(methods), "at least one method")
     if isinstance(methods, Mapping):
         for name, one in methods.items():
-            allowed = "a Method; the name of a spec is the spec itself, in a list: ['fedavg', named('mine', Method(rule))]"
+            allowed = "a Method; a spec is its own name, so give a list: ['fedavg', named('mine', Method(rule))]"
             check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
         methods = [one if isinstance(one, str) else own.named(name, one) for name, one in methods.items()]
     given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
