@@ -285,11 +285,10 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
 
     if is_own(s, "delay"):
         delays = made("delay", Delays, num_clients, s.seed)
-        call = "durations(clients, numbers, local_steps, bytes_down, bytes_up)"
-        _check_seconds("delay's durations", call, delays.durations, clients, numbers, 1, 0, 0)
+        _check_durations(delays.durations, clients, numbers)
     if is_own(s, "network") and (network := made("network", Network, num_clients, s.seed)) is not None:
         call = "seconds(clients, numbers, bytes_down, bytes_up)"
-        _check_seconds("network's seconds", call, network.seconds, clients, numbers, 0, 0)
+        _seconds("network's seconds", call, network.seconds, clients, numbers, 0, 0)
     if is_own(s, "faults"):
         made("faults", Faults, num_clients, s.seed, 0)
     if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
@@ -299,13 +298,14 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         _fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
 
 
-def _check_seconds(part: str, call: str, function: Callable[..., Any], clients: Any, numbers: Any, *sizes: Any) -> None:
+def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:
     """Two jobs; jobs of several clients at once; and these one by one in another order: the same seconds."""
-    _seconds(part, call, function, clients, numbers, *(np.full(2, size) for size in sizes))
+    part, call = "delay's durations", "durations(clients, numbers, local_steps, bytes_down, bytes_up)"
+    _seconds(part, call, durations, clients, numbers, np.ones_like(clients), 0, 0)
     clients = np.unique(clients)[:, None]
-    whole = _seconds(part, call, function, clients, numbers[None], *(np.full_like(clients, size) for size in sizes))
+    whole = _seconds(part, call, durations, clients, numbers[None], np.ones_like(clients), 0, 0)
     for (i, j), seconds in reversed(list(np.ndenumerate(whole))):
-        (alone,) = np.ravel(_seconds(part, call, function, clients[i], numbers[j : j + 1], *sizes))
+        (alone,) = np.ravel(_seconds(part, call, durations, clients[i], numbers[j : j + 1], 1, 0, 0))
         if not np.isclose(alone, seconds, rtol=1e-9):
             raise ValueError(
                 f"{part}: must be the same whenever they are asked for, but job {numbers[j]} of client {clients[i, 0]} "

@@ -20,8 +20,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.methods import Method
-from fedjax_async.config.own import JOINED
-from fedjax_async.config.own import shown as shown_object
+from fedjax_async.config.own import JOINED, shown
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
@@ -106,11 +105,13 @@ def _check_signature(kind: str, name: str, factory: Any) -> None:
     rest = " (the rule alone; its timing, client, ... are given to register)" if isinstance(factory, Method) else ""
     wrap = f"def {name}({GIVEN.get(kind, '')}): return ...{rest}"
     allowed = f"a factory, a function of keyword-only options; wrap it: {wrap}"
-    check.require(callable(factory), what, shown_object(factory), allowed)
+    check.require(callable(factory), what, shown(factory) if isinstance(factory, tuple) else factory, allowed)
     wanted = [GIVEN[kind]] if kind in GIVEN else []
     positional = [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    shown = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
-    check.require(len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {shown}")
+    example = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
+    check.require(
+        len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {example}"
+    )
 
 
 def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:
