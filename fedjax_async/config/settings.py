@@ -111,6 +111,7 @@ EXAMPLES = {
     "compress_per": "a text such as 'layer'",
     "eval_at": MOMENTS,
     "batching": "a text such as 'vmap'",
+    "optimizer": "a text such as 'sgd:momentum=0.9'",
     "metrics": "a text such as 'top:k=5,macro_f1'",
     "memory_limit": "a text such as '4GB'",
 }

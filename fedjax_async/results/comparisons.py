@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
 
+MOST_PAIRS = 10  # printed
 ALL_REJECTED = "runs with all rejected"  # the column of tables that counts them, where there are any
 
 Values = Callable[[str, str], Sequence[float]]  # column and kind of final value -> one value per seed
@@ -133,9 +135,9 @@ def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL, interval
 
 
 def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
-    """Write ``pairs.csv`` and ``pairs.md``; returns the Markdown. No rows: remove the files; returns an empty text.
+    """Write ``pairs.csv`` and ``pairs.md``; returns the text to print, with the 10 smallest p.
 
-    ``title``: the name of the compared number.
+    ``title``: the name of the compared number. No rows: remove the files; returns an empty text.
     """
     if not rows:
         for name in ("pairs.csv", "pairs.md"):
@@ -143,7 +145,14 @@ def write_pairs(rows: Sequence[tables.Row], folder: Path, title: str) -> str:
         return ""
     digits = 4 if title.startswith("loss") else 2
     decimals = {name: 4 if name.startswith("p (") else digits for name in rows[0]}
-    text = f"{significance.explained(rows, title)}\n\n{tables.table(rows, 'markdown', decimals=decimals)}"
+    explained = significance.explained(rows, title)
+
+    def text(shown: Sequence[tables.Row]) -> str:
+        return f"{explained}\n\n{tables.table(shown, 'markdown', decimals=decimals)}"
+
     tables.write(rows, folder / "pairs.csv")
-    disk.write(folder / "pairs.md", text.encode())
-    return text
+    disk.write(folder / "pairs.md", text(rows).encode())
+    if len(rows) <= MOST_PAIRS:
+        return text(rows)
+    least = sorted(rows, key=lambda row: (math.isnan(row["p (t)"]), row["p (t)"]))[:MOST_PAIRS]
+    return f"{text(least)}and {len(rows) - MOST_PAIRS} pairs with larger p, in pairs.md\n"

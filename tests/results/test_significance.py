@@ -136,3 +136,19 @@ def test_the_lower_loss_is_better():
     rows = pairs({"": values}, larger_is_better=False)
     assert [row["better"] for row in rows] == ["a", "a", "-"]
     assert rows[2]["p (t)"] == rows[2]["p (Wilcoxon)"] == 1.0
+
+
+def test_of_many_pairs_those_with_the_smallest_p_are_printed(tmp_path):
+    scores = {f"m{k}": [0.5 + 0.01 * seed + 0.002 * k**2 * (1 + seed) for seed in range(3)] for k in range(6)}
+    many = {
+        name: [with_seed(make_run([0.1, 0.2, score]), seed) for seed, score in enumerate(values)]
+        for name, values in scores.items()
+    }
+    text = write_comparison(many, tmp_path, plots=False)
+    rows = [row for row in text.splitlines() if row.startswith("| m") and row.count("| m") > 1]
+    every = list(csv.DictReader((tmp_path / "pairs.csv").read_text().splitlines()))
+    least = sorted(every, key=lambda row: float(row["p (t)"]))[:10]
+    assert len(every) == 15 and "and 5 pairs with larger p, in pairs.md" in text
+    assert [tuple(cell.strip() for cell in row.split("|")[1:3]) for row in rows] == [
+        (row["first"], row["second"]) for row in least
+    ]
