@@ -306,7 +306,7 @@ def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers
     whole = _seconds(part, call, durations, clients, numbers[None], np.ones_like(clients), 0, 0)
     for (i, j), seconds in reversed(list(np.ndenumerate(whole))):
         (alone,) = np.ravel(_seconds(part, call, durations, clients[i], numbers[j : j + 1], 1, 0, 0))
-        if not np.isclose(alone, seconds, rtol=1e-9):
+        if not np.isclose(alone, seconds, rtol=1e-9, equal_nan=True):
             raise ValueError(
                 f"{part}: must be the same whenever they are asked for, but job {numbers[j]} of client {clients[i, 0]} "
                 f"took {seconds:.6g} s and then {alone:.6g} s; draw by client and number, not by the order of calls: "

@@ -8,7 +8,7 @@ import optax
 import pytest
 from flax import linen as nn
 
-from fedjax_async import Method, Settings, compare, data, models, named, register, registry, server, simulate
+from fedjax_async import Method, Settings, cli, compare, data, models, named, register, registry, server, simulate
 from fedjax_async.clock import Delays, Draws
 from fedjax_async.config import prepare
 from fedjax_async.config.settings import as_dict, from_dict
@@ -239,3 +239,11 @@ def test_compare_takes_keywords_and_a_dict():
     runs = compare({"fedasync": "fedasync", "mine": Method(RULE)}, **SMALL, eval_examples=40, progress=False)
     assert list(runs) == ["fedasync", "mine"] and runs["mine"][0].settings["method"] == "mine"
     np.testing.assert_array_equal(*(one.params["output"]["kernel"] for (one,) in runs.values()))
+
+
+def test_list_shows_no_docstring_of_a_preset_for_a_factory_without_one(monkeypatch, capsys):
+    monkeypatch.setattr(registry, "ADDED", {})
+    register("method", "undescribed")(lambda: RULE)
+    assert cli.main(["list", "methods"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "undescribed" in line]
+    assert line.strip() == "undescribed"
