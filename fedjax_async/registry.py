@@ -5,10 +5,12 @@ A *spec* is ``NAME`` or ``NAME:key=value,key=value``, such as ``dirichlet:alpha=
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -63,7 +65,7 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
         return registry[name]
     near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry)})")
+    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry) or 'none'})")
 
 
 def parse_value(text: str) -> Any:
@@ -114,12 +116,26 @@ def listed(spec: str) -> list[str]:
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a factory, which a spec may set; with types as annotations, not text."""
-    types = typing.get_type_hints(getattr(factory, "func", factory), include_extras=True)
+    annotations = _annotations(getattr(factory, "func", factory))
     return {
-        name: parameter.replace(annotation=types.get(name, parameter.annotation))
+        name: parameter.replace(annotation=annotations.get(name, parameter.annotation))
         for name, parameter in inspect.signature(factory).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter -> type; those whose name is imported for type checkers only are left out."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        pass
+    found: dict[str, Any] = {}
+    for name, text in getattr(function, "__annotations__", {}).items():
+        alone = types.SimpleNamespace(__annotations__={name: text})
+        with contextlib.suppress(NameError, TypeError):
+            found |= typing.get_type_hints(alone, getattr(function, "__globals__", {}), include_extras=True)
+    return found
 
 
 def is_traced(parameter: inspect.Parameter) -> bool:

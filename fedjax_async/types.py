@@ -1,4 +1,8 @@
-"""The map: every contract between the rooms of the package, in one file.
+"""The map: the contracts between the rooms of the package, in one file.
+
+Contracts of one room stand in it: ``DelayModel`` and ``Delays`` in ``clock/durations.py``, ``Timing`` in
+``clock/timing.py``, ``Scenario`` in ``clock/scenario.py``, ``Compressor`` in ``compress/payload.py``, ``Metric`` in
+``models/metrics.py``. ``Method``, what a run needs of a method, is in ``config/methods.py``.
 
 Letters in shapes: N clients, J jobs, E arrivals (events), W wave width, S slots, K local steps, B batch, D parameters,
 M training examples, T test examples. Times are virtual seconds. No JAX here: the clock, pure NumPy, imports this file.
@@ -180,7 +184,10 @@ class ServerAlgorithm(NamedTuple):
     of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs a memory, if only
     ``jnp.zeros(())``.
-    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run.
+    ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
+    rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
+    ``rule._replace(receive=...)`` has no effect on a rule whose ``given`` builds the functions afresh (as those of
+    ``server.rule`` do), unless ``given`` is replaced too.
     """
 
     init: Callable[[Params], tuple[State, State]]

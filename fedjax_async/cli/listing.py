@@ -55,7 +55,7 @@ def list_names(arguments: argparse.Namespace) -> None:
         found = entries(kind)
         print(f"{kind}:")
         for name, entry in found.items():
-            about = getattr(entry, "about", None) or registry.summary(entry)
+            about = entry.about if hasattr(entry, "about") else registry.summary(entry)
             print(f"  {name:<20} {about}")
             options = _options(entry, name)
             if arguments.options and options:

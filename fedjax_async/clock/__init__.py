@@ -13,7 +13,7 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
-from fedjax_async.clock.chance import FAMILIES
+from fedjax_async.clock.chance import FAMILIES, Draws
 from fedjax_async.clock.checking import check_schedule, make_schedule
 from fedjax_async.clock.cutting import cut
 from fedjax_async.clock.delays import DELAYS
@@ -58,6 +58,7 @@ __all__ = [
     "DelayModel",
     "DelayStatistics",
     "Delays",
+    "Draws",
     "FaultModel",
     "Faults",
     "JobFaults",

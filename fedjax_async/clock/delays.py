@@ -53,36 +53,36 @@ def _default_std(mean: float, std: float | None) -> float:
     return mean / 4 if std is None else std
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def constant(
     *,
     mean: float = 1.0,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Every job of a client takes the same time: `mean` seconds times the client's own speed factor."""
-    return from_profiles(_same_profiles(mean, 0.0), FAMILIES["constant"], scaling, clients)
+    return from_profiles(_same_profiles(mean, 0.0), FAMILIES["constant"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def normal(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Gaussian job times, redrawn while <= 0 (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["normal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["normal"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def lognormal(
     *,
     mean: float = 1.0,
     sigma: float = 0.5,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Lognormal job times: mean `mean`, standard deviation `sigma` of the logarithm."""
@@ -90,73 +90,73 @@ def lognormal(
     check.real_non_negative("sigma", sigma)
     check.in_range("sigma", sigma, 0, 10)
     profiles = _same_profiles(mean, mean * math.sqrt(math.expm1(sigma**2)))
-    return from_profiles(profiles, FAMILIES["lognormal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["lognormal"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def half_normal(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Half-normal job times, shifted to match `mean` and `std` (no shift, std 0.76 mean, unless given)."""
     check.real_positive("mean", mean)
     profiles = _same_profiles(mean, mean if std is None else std)
-    return from_profiles(profiles, FAMILIES["half_normal"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["half_normal"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def uniform(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Uniform job times that match `mean` and `std` (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["uniform"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["uniform"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def exponential(
     *,
     mean: float = 1.0,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Exponential job times of mean `mean`: the memoryless case."""
-    return from_profiles(_same_profiles(mean, mean), FAMILIES["exponential"], scaling, clients)
+    return from_profiles(_same_profiles(mean, mean), FAMILIES["exponential"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def gamma(
     *,
     mean: float = 1.0,
     std: float | None = None,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Gamma job times with `mean` and `std` (`std`: a quarter of the mean unless given)."""
     profiles = _same_profiles(mean, _default_std(mean, std))
-    return from_profiles(profiles, FAMILIES["gamma"], scaling, clients)
+    return from_profiles(profiles, FAMILIES["gamma"], scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=scaling_of)
+@takes(client_speeds=speeds_of, scaling=scaling_of)
 def pareto(
     *,
     mean: float = 1.0,
     shape: float = 2.5,
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Pareto job times, the heavy tail: tail index `shape` > 1 (infinite variance from 2 down)."""
     check.real_positive("mean", mean)
     check.real_positive("shape", shape)
     check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
-    return from_profiles(_same_profiles(mean, mean), pareto_tail(shape), scaling, clients)
+    return from_profiles(_same_profiles(mean, mean), pareto_tail(shape), scaling, client_speeds)
 
 
 # --- measured delays ----------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def rpi_table(profiles: str = "slow") -> Table:
     return table._replace(mean=table.mean[keep], std=table.std[keep], compute=compute, group=None)
 
 
-def _from_table(table: Table, family: str, scaling: Scaling, clients: Speeds, source: str) -> DelayModel:
+def _from_table(table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
     sample = registry.find("family", FAMILIES, family)
@@ -214,15 +214,15 @@ def _from_table(table: Table, family: str, scaling: Scaling, clients: Speeds, so
             rows = csv_tables.rows_of(table.client, count, source)
         return Profiles(table.mean[rows], table.std[rows], share[rows])
 
-    return from_profiles(draw_profiles, sample, scaling, clients)
+    return from_profiles(draw_profiles, sample, scaling, client_speeds)
 
 
-@takes(clients=speeds_of, scaling=measured_scaling_of)
+@takes(client_speeds=speeds_of, scaling=measured_scaling_of)
 def rpi(
     *,
     profiles: str = "slow",
     family: str = "normal",
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
@@ -237,15 +237,15 @@ def rpi(
     Source: the latency table released with OrthoFL (the released code replaces draws <= 0 by the
     mean instead).
     """
-    return _from_table(rpi_table(profiles), family, scaling, clients, "rpi")
+    return _from_table(rpi_table(profiles), family, scaling, client_speeds, "rpi")
 
 
-@takes(clients=speeds_of, scaling=measured_scaling_of)
+@takes(client_speeds=speeds_of, scaling=measured_scaling_of)
 def csv(
     *,
     path: str,
     family: str = "normal",
-    clients: Speeds,
+    client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Means and deviations from a CSV file: columns client or device, mean, std and, if known, compute.
@@ -253,7 +253,7 @@ def csv(
     With a ``client`` column row ``i`` belongs to client ``i`` and every client needs a row; with a
     ``device`` column clients draw devices like ``rpi``'s profiles. Other options as for ``rpi``.
     """
-    return _from_table(read_table(str(path)), family, scaling, clients, str(path))
+    return _from_table(read_table(str(path)), family, scaling, client_speeds, str(path))
 
 
 DELAYS: dict[str, Callable[..., DelayModel]] = {

@@ -38,8 +38,16 @@ class Delays(NamedTuple):
 
     ``durations(clients, numbers, local_steps, bytes_down, bytes_up) -> float64``: the seconds of job
     ``numbers[k]`` (0, 1, ...) of client ``clients[k]``. All arguments are integer arrays or scalars that
-    broadcast. The result depends on nothing else: not on the order of calls, the timing policy,
-    the number of clients or the algorithm.
+    broadcast, and so does the result: ``[N, 1]`` and ``[1, k]`` give ``[N, k]``. It depends on nothing else: not on
+    the order of calls, the timing policy, the number of clients or the algorithm. ``clock.Draws`` draws so:
+
+    >>> def model(num_clients, seed):
+    ...     def durations(clients, numbers, local_steps=1, bytes_down=0, bytes_up=0):
+    ...         return 60 + 10 * chance.Draws(seed, "mine", clients, numbers).standard_exponential()
+    ...
+    ...     return Delays(num_clients, durations)
+    >>> model(3, seed=0).durations(np.arange(3)[:, None], np.arange(2)).shape
+    (3, 2)
     """
 
     num_clients: int
@@ -104,15 +112,15 @@ def measured_scaling_of(
 
 
 def from_profiles(
-    draw_profiles: Callable[[int, int], Profiles], sample: Distribution, scaling: Scaling, clients: Speeds
+    draw_profiles: Callable[[int, int], Profiles], sample: Distribution, scaling: Scaling, client_speeds: Speeds
 ) -> DelayModel:
     """The delay model of per-client profiles, ``draw_profiles(count, seed)``, and a family of noise."""
-    heterogeneity = clients.heterogeneity
+    heterogeneity = client_speeds.heterogeneity
     check.real_non_negative("heterogeneity", heterogeneity)
     check.in_range("heterogeneity", heterogeneity, 0, 10)
     for field, value in scaling._asdict().items():
         check.optional(check.real_positive, field, value)
-    speed_family = registry.find("speeds", FAMILIES, clients.family)
+    speed_family = registry.find("speeds", FAMILIES, client_speeds.family)
 
     def model(num_clients: int, seed: int) -> Delays:
         profiles = draw_profiles(num_clients, seed)

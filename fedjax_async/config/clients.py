@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import own
-from fedjax_async.config.methods import Method, local_options, with_client
+from fedjax_async.config.methods import (
+    Method,
+    ignored_by,
+    local_options,
+    registered_client,
+    with_client,
+    with_factory,
+)
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
@@ -33,28 +40,38 @@ Private = Callable[[Path], bool] | None
 def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[Client, dict[str, float]]:
     """Local training: the object of the settings, the factory that they name, or else the method's."""
     given = own.thing_of("client", s.client)
-    if given is not None:
-        allowed = "a ClientAlgorithm, or a name registered for a factory of one"
+    if given is not None and not callable(given):
+        allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen, takes=())
         check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
         return cast(ClientAlgorithm, own.lasting(given)), {}
-    used = chosen if s.client is None else with_client(chosen, s.client)
+    if given is not None:
+        used = with_factory(chosen, given)
+    else:
+        used = chosen if s.client is None else with_client(chosen, s.client)
     _check_ignored(s, used, takes=registry.options_of(used.client))
     return training_of(model, s, batch_size, used)
 
 
+def factory_of(s: Settings, usual: Usual) -> Callable[..., Any] | None:
+    """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
+    given = own.thing_of("client", s.client)
+    if given is not None:
+        return given if callable(given) else None
+    if s.client is None:
+        return usual.client
+    return registered_client(s.client)[0]
+
+
 _BRINGS = "the client algorithm (client) does not take it"
-# Settings of local training -> options of a factory through which it takes them.
-_THROUGH = {"optimizer": ("optimizer",), "lr": ("optimizer", "lr"), "decay": ("scale",)}
 
 
 def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
-    for name, through in _THROUGH.items():
-        ignored = getattr(s, name) not in (None, usual[name]) and not {*through} & {*takes}
-        check.require(not ignored, name, getattr(s, name), f"left out: {_BRINGS}")
+    for name in ignored_by(takes):
+        check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")
     if s.client is not None and (options := local_options(s.method)):
@@ -132,6 +149,9 @@ class Usual(Protocol):
 
     @property
     def lr(self) -> float: ...
+
+    @property
+    def client(self) -> Callable[..., Any]: ...
 
 
 def with_optimizer(settings: Settings, usual: Usual) -> Settings:

@@ -19,6 +19,7 @@ from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
     Arrival,
@@ -50,13 +51,15 @@ def has_own_timing(s: Settings) -> bool:
     return is_own(s, "timing") or any(name.startswith("@") for name in of_method)
 
 
-def returned(part: str, contract: str, function: Callable[..., Any], *given: Any) -> Any:
-    """What a part returns; an error inside it names the part."""
+def returned(part: str, contract: str, function: Callable[..., Any], *given: Any, note: str = "") -> Any:
+    """What a part returns; an error inside it names the part. ``note``: what it was given, to say in the error."""
     try:
         return function(*given)
     except Exception as error:
         line = " ".join(str(error).split())
-        raise ValueError(f"{part}: must be a function {contract}; it raised {type(error).__name__}: {line}") from error
+        kind = contract if contract.startswith("a ") else f"a function {contract}"
+        note = f" ({note})" if note else ""
+        raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error
 
 
 def _fits(good: bool, part: str, found: Any, contract: str) -> None:
@@ -87,13 +90,14 @@ def _pair(part: str, found: Any, contract: str) -> Any:
     return found
 
 
-def _alike(part: str, found: Any, like: Any, contract: str) -> None:
-    """The same structure, shapes and types as ``like``."""
+def _alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> None:
+    """The same structure, shapes and types as ``like``; ``note``: where ``like`` comes from."""
     same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
-    _fits(same, part, found, f"{contract} of the structure {_shown(like)}")
+    note = f" ({note})" if note else ""
+    _fits(same, part, found, f"{contract} of the structure {_shown(like)}{note}")
     for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like)):
         good = _is_array(have) and have.shape == want.shape and have.dtype == want.dtype
-        _fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}")
+        _fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}{note}")
 
 
 # --- learning ---------------------------------------------------------------------------------------
@@ -110,10 +114,14 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
         leaves = jax.tree.leaves(params)
         floats = all(_is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
         _fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
-        outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x)
+        note = f"x is {_shown(jax.eval_shape(data.decode, x))}"
+        outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x, note=note)
         good = _is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
         _fits(good, "model.apply", outputs, f"an array of a row an example, [{ROWS}, ...] for {ROWS} of them")
-        loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y)
+        if model.loss is cross_entropy:
+            _check_labels(outputs, y, note)
+        note = f"outputs are {_shown(outputs)}, y is {_shown(y)}"
+        loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y, note=note)
         good = _is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
         _fits(good, "model.loss", loss, f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean")
         if model.train is not None:
@@ -127,6 +135,15 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
 
     x, y = (_rows(rows) for rows in (data.x, data.y))
     jax.eval_shape(tried, jax.random.key(0), x, y)
+
+
+def _check_labels(outputs: Any, y: Any, note: str) -> None:
+    """What the usual loss, the cross entropy, needs: a row of logits and an integer label an example."""
+    labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
+    good = y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.integer)
+    check.require(good, "data.y", _shown(y), f"{labels}: models.from_flax(net, input_shape=..., loss=...)")
+    flat = f"[{ROWS}, classes] for {ROWS} examples; {note}: flatten it first, x.reshape(len(x), -1)"
+    _fits(outputs.ndim == 2, "model.apply", outputs, flat)
 
 
 def _rows(rows: Any) -> jax.ShapeDtypeStruct:
@@ -173,15 +190,19 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     zero = jnp.int32(0)
     rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
     state = jax.tree.map(jnp.asarray, returned("client.init", "init(params) -> state", client.init, params))
-    work = returned("client.begin", "begin(key, message, state, data) -> work", client.begin, key, message, state, rows)
+    note = f"client.init returned {_shown(state)}"
+    kind = "begin(key, message, state, data) -> work"
+    work = returned("client.begin", kind, client.begin, key, message, state, rows, note=note)
     work = jax.tree.map(jnp.asarray, work)
     stepped = returned("client.step", "step(work, k, message, data) -> work", client.step, work, zero, message, rows)
     _alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
-    found = returned("client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, message, state)
+    found = returned(
+        "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, message, state, note=note
+    )
     upload, after = _pair("client.finish", found, kind)
     _fits(all(map(_is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
-    _alike("client.finish's state", after, state, "state")
+    _alike("client.finish's state", after, state, "state", note)
     return upload
 
 
@@ -190,9 +211,8 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
     zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
     arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)
     kind = "(state, memory, Info)"
-    found = returned(
-        "method.receive", f"receive(state, memory, arrival) -> {kind}", rule.receive, state, memory, arrival
-    )
+    contract, note = f"receive(state, memory, arrival) -> {kind}", f"the client uploads {_shown(upload)}"
+    found = returned("method.receive", contract, rule.receive, state, memory, arrival, note=note)
     _fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
     _fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is no Info")
     _alike("method.receive's state", found[0], state, "state")
@@ -265,9 +285,10 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
 
     if is_own(s, "delay"):
         delays = made("delay", Delays, num_clients, s.seed)
-        _seconds("delay's durations", delays.durations, clients, numbers, np.array([1, 1]), 0, 0)
+        _check_durations(delays.durations, clients, numbers)
     if is_own(s, "network") and (network := made("network", Network, num_clients, s.seed)) is not None:
-        _seconds("network's seconds", network.seconds, clients, numbers, 0, 0)
+        call = "seconds(clients, numbers, bytes_down, bytes_up)"
+        _seconds("network's seconds", call, network.seconds, clients, numbers, 0, 0)
     if is_own(s, "faults"):
         made("faults", Faults, num_clients, s.seed, 0)
     if is_own(s, "availability") and (there := made("availability", Availability, num_clients, s.seed, 0)) is not None:
@@ -277,11 +298,32 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         _fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
 
 
-def _seconds(part: str, function: Callable[..., Any], *given: Any) -> None:
+def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:
+    """Two jobs; jobs of several clients at once; and these one by one in another order: the same seconds."""
+    part, call = "delay's durations", "durations(clients, numbers, local_steps, bytes_down, bytes_up)"
+    _seconds(part, call, durations, clients, numbers, np.ones_like(clients), 0, 0)
+    clients = np.unique(clients)[:, None]
+    whole = _seconds(part, call, durations, clients, numbers[None], np.ones_like(clients), 0, 0)
+    for (i, j), seconds in reversed(list(np.ndenumerate(whole))):
+        (alone,) = np.ravel(_seconds(part, call, durations, clients[i], numbers[j : j + 1], 1, 0, 0))
+        if not np.isclose(alone, seconds, rtol=1e-9, equal_nan=True):
+            raise ValueError(
+                f"{part}: must be the same whenever they are asked for, but job {numbers[j]} of client {clients[i, 0]} "
+                f"took {seconds:.6g} s and then {alone:.6g} s; draw by client and number, not by the order of calls: "
+                'clock.Draws(seed, "NAME", clients, numbers).random()'
+            )
+
+
+def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) -> np.ndarray:
     contract = "an array of virtual seconds, one a job"
-    found = returned(part, f"of clients and numbers of jobs that returns {contract}", function, *given)
-    good = isinstance(found, np.ndarray) and found.shape == (2,) and found.dtype.kind == "f"
-    _fits(good, part, found, f"{contract}: here float64[2]")
+    found = returned(part, f"{call} of integers and arrays that broadcast, which returns {contract}", function, *given)
+    shape = np.broadcast_shapes(*map(np.shape, given))
+    is_array = isinstance(found, np.ndarray)
+    whole = is_array and found.dtype.kind in "iu"
+    hint = " (whole numbers: add .astype(float))" if whole else f", from {call} of arrays that broadcast"
+    good = is_array and found.shape == shape and found.dtype.kind == "f"
+    _fits(good, part, found, f"{contract}: here float64{list(shape)}{hint}")
+    return np.asarray(found)
 
 
 def checked_timing(timing: Any) -> Timing:

@@ -19,11 +19,19 @@ from fedjax_async import check, registry, tree
 from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
-from fedjax_async.config.clients import client_of, compressing, traffic_of, with_optimizer, with_uploads
+from fedjax_async.config.clients import (
+    client_of,
+    compressing,
+    factory_of,
+    traffic_of,
+    with_optimizer,
+    with_uploads,
+)
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import Method, brings_timing, method_of, preset_of
+from fedjax_async.config.methods import Method, brings_timing, ignored_by, method_of, preset_of
 from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
 from fedjax_async.config.settings import Settings, as_dict, moments
+from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.components import (
     Client,
     Components,
@@ -100,10 +108,11 @@ def prepare(
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
     Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
-    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm``. A client algorithm
-    trains on raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser,
-    minibatches and proximal term; the settings' ``batch_size`` then only counts its local steps. Its uploads are
-    compressed if the settings or the method ask for it.
+    ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A
+    factory gets a model that decodes raw rows, and takes what it names of the settings. A client algorithm trains on
+    raw rows (give it ``models.decoded(model, data.decode)``) and brings its own optimiser, minibatches and proximal
+    term; the settings' ``batch_size`` then only counts its local steps. Its uploads are compressed if the settings or
+    the method ask for it.
 
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     ``planning(share)`` is called now and then with the share of the budget that is planned.
@@ -116,9 +125,10 @@ def prepare(
 def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
     """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
     kinds = (FederatedData, own.Named)
-    check.require(
-        data is None or isinstance(data, kinds), "data", own.shown(data), "FederatedData; give a Dataset as dataset="
-    )
+    allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes it of arrays"
+    if isinstance(data, (Dataset, Federation)):
+        allowed = "FederatedData; a Dataset or Federation is given as dataset="
+    check.require(data is None or isinstance(data, kinds), "data", f"a {type(data).__name__}", allowed)
     given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
     return dataclasses.replace(settings, **given) if given else settings
 
@@ -156,9 +166,17 @@ def resolve(settings: Settings) -> Resolved:
 
 
 def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method."""
+    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
+
+    Optimiser and rate stay open where neither the local training nor fine-tuning takes them.
+    """
     usual = preset_of(settings.method)
-    return with_optimizer(with_uploads(with_owners(settings), usual), usual)
+    filled = with_uploads(with_owners(settings), usual)
+    factory = factory_of(settings, usual)
+    if factory is None or settings.fine_tune is not None:
+        return with_optimizer(filled, usual)
+    given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
+    return dataclasses.replace(with_optimizer(filled, usual), **given)
 
 
 def timing_of(s: Settings) -> Timing:

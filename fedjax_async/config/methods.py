@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple
@@ -26,8 +26,9 @@ class Method(NamedTuple):
     ``hyper`` that returns the rule: runs that differ in those numbers then share compiled programs. ``compress`` and
     ``feedback`` are the defaults of the settings of those names. ``client`` is a factory of local training that
     takes what it needs of ``model, *, optimizer, lr, batch_size, proximal, scale``, and ``client_options``, pairs of
-    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. ``optimizer`` and ``lr`` are the
-    defaults of the settings of those names.
+    name and value; ``plain_sgd`` says that it only makes sense with plain SGD. The ``model`` that it gets decodes raw
+    rows (images) by itself. ``optimizer`` and ``lr`` are the defaults of the settings of those names. What the factory
+    does not take may not be set, here or in the settings: ``ValueError``.
     """
 
     server: ServerAlgorithm | ServerFamily
@@ -43,8 +44,8 @@ class Method(NamedTuple):
     lr: float = 0.01
 
 
-# Options of local training that the settings of a run give.
-LOCAL = ("optimizer", "batch_size", "proximal", "scale", "lr", "correct")
+GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale")  # options of local training that every run gives
+LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot set
 
 
 def method_options(name: str) -> dict[str, Any]:
@@ -74,16 +75,57 @@ def preset_of(spec: str) -> Preset | Method:
     return preset
 
 
-def with_client(chosen: Method, spec: str) -> Method:
-    """The method with the local training that a spec names: a factory that the user registered."""
+# Settings of local training -> options of a factory through which it takes them.
+_THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
+
+
+def ignored_by(takes: Collection[str]) -> list[str]:
+    """The settings that local training with the options ``takes`` would ignore."""
+    return [name for name, through in _THROUGH.items() if not through & {*takes}]
+
+
+def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
+    """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: beside ``GIVEN``."""
+    found = list(inspect.signature(factory).parameters.values())
+    named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    first = [p for p in found if p not in named]
+    takes = f"f(model, *, ...) with keyword-only options: {', '.join(GIVEN)} come from the run"
+    plain = inspect.Signature([p.replace(annotation=p.empty) for p in found])
+    shown = f"{getattr(factory, '__name__', 'f')}{plain}"
+    check.require(len(first) == 1, field, shown, takes)
+    for p in named:
+        lacks = p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in {*GIVEN, *options}
+        check.require(not lacks, field, shown, f"{takes}; the option {p.name} needs a default")
+
+
+def with_factory(chosen: Method, factory: Callable[..., ClientAlgorithm]) -> Method:
+    """The method with local training by a factory of the user's own, which has the place of a name in ``client``."""
+    check_factory("client", factory)
+    return _with_local(chosen, own.lasting(factory), (), {})
+
+
+def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[str, Any]]:
+    """The factory that the user registered under the name of a spec, and the spec's options."""
     name, options = registry.parse_spec("client", spec)
     known = registry.entries("client", {})
     allowed = "a name registered for local training of your own (the number of clients is 'clients')"
     check.require(bool(known), "client", spec, allowed)
-    factory = registry.find("client", {}, name)
+    return registry.find("client", {}, name), options
+
+
+def with_client(chosen: Method, spec: str) -> Method:
+    """The method with the local training that a spec names: a factory that the user registered."""
+    factory, options = registered_client(spec)
+    name = spec.partition(":")[0]
     for option in options:
         registry.find(f"option of client {name}", client_options(factory), option)
-    static, traced = split_options(factory, options, without=LOCAL)
+    check_factory(f"client {name}", factory, options)
+    return _with_local(chosen, factory, *split_options(factory, options, without=LOCAL))
+
+
+def _with_local(
+    chosen: Method, factory: Callable[..., ClientAlgorithm], static: tuple[tuple[str, Any], ...], traced: Hyper
+) -> Method:
     hyper = {key: value for key, value in chosen.hyper.items() if not key.startswith("client.")}
     hyper |= {f"client.{option}": value for option, value in traced.items()}
     return chosen._replace(client=factory, client_options=static, hyper=hyper, plain_sgd=False)
@@ -94,7 +136,8 @@ def checked_method(given: Any) -> Method:
     wrap = "a Method; wrap the rule: Method(rule, timing='every')"
     if isinstance(given, ServerAlgorithm):
         raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
-    check.require(isinstance(given, Method), "method", own.shown(given), "a name or a Method")
+    call = "; call the factory: Method(f())" if callable(given) else ""
+    check.require(isinstance(given, Method), "method", own.shown(given), f"a name or a Method{call}")
     found: Method = given
     _check_fields(found)
     return found
@@ -102,8 +145,8 @@ def checked_method(given: Any) -> Method:
 
 def _check_fields(given: Method) -> None:
     """``ValueError`` for a field of a ``Method`` that is out of range, naming it as ``method.FIELD``."""
-    rule = isinstance(given.server, ServerAlgorithm) or callable(given.server)
-    check.require(rule, "method.server", own.shown(given.server), "a ServerAlgorithm, or a function of hyper")
+    allowed = "a ServerAlgorithm, or a function of hyper (call a factory: Method(f()))"
+    check.require(_is_server(given.server), "method.server", own.shown(given.server), allowed)
     check.require(isinstance(given.timing, str), "method.timing", given.timing, "a text such as 'every'")
     registry.bind("timing", TIMINGS, given.timing)()
     check.require(_is_finite(given.proximal), "method.proximal", given.proximal, "a finite number >= 0")
@@ -118,7 +161,8 @@ def _check_fields(given: Method) -> None:
     check.require(compress, "method.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
     check.optional(check.one_of, "method.feedback", given.feedback, allowed=FEEDBACKS)
     check.require(isinstance(given.plain_sgd, bool), "method.plain_sgd", given.plain_sgd, "True or False")
-    check.require(callable(given.client), "method.client", own.shown(given.client), "a factory of a ClientAlgorithm")
+    allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
+    check.require(callable(given.client), "method.client", own.shown(given.client), allowed)
     pairs = isinstance(given.client_options, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in given.client_options
     )
@@ -126,6 +170,27 @@ def _check_fields(given: Method) -> None:
     for name, _ in given.client_options:
         check.require(name not in LOCAL, "method.client_options", name, "left out: settings of the run give it")
         registry.find("option of method.client", client_options(given.client), name)
+    traced = [name.removeprefix("client.") for name in given.hyper if name.startswith("client.")]
+    check_factory("method.client", given.client, [*traced, *(name for name, _ in given.client_options)])
+    for name in {"optimizer", "lr"} & {*ignored_by(registry.options_of(given.client))}:
+        value, usual = getattr(given, name), Method._field_defaults[name]
+        check.require(value == usual, f"method.{name}", value, f"left out: {_IGNORES}")
+
+
+_IGNORES = "the factory method.client does not take it"
+
+
+def _is_server(thing: Any) -> bool:
+    """Whether it is a server rule, or a function that can be called with ``hyper`` alone."""
+    if isinstance(thing, ServerAlgorithm) or not callable(thing):
+        return isinstance(thing, ServerAlgorithm)
+    try:
+        inspect.signature(thing).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def _is_finite(value: Any) -> bool:
@@ -186,7 +251,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
     rule = preset.server(**rule_options)  # checks their ranges
-    check.require(isinstance(rule, ServerAlgorithm), f"method {name}", rule, "a factory of a ServerAlgorithm")
+    allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
+    check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
     static, traced = split_options(preset.server, rule_options)
     server = _family(preset.server, static, tuple(traced), repr(static))
     local, local_traced = split_options(preset.client, options, without=LOCAL)

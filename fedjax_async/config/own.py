@@ -24,10 +24,10 @@ KINDS = {
     "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
     "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",
     "network": "a network model, model(num_clients, seed) -> clock.Network",
-    "dataset": "a Dataset, a Federation or FederatedData",
+    "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one of arrays)",
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
     "model": "a Model, or a flax module",
-    "client": "a ClientAlgorithm",
+    "client": "a ClientAlgorithm, or a factory of one, f(model, *, ...)",
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config.own import JOINED
+from fedjax_async.config.methods import Method
+from fedjax_async.config.own import JOINED, shown
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
@@ -101,11 +102,16 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
 
 def _check_signature(kind: str, name: str, factory: Any) -> None:
     what = f"{kind} {name}"
-    check.require(callable(factory), what, factory, "a factory: a function of keyword-only options")
+    rest = " (the rule alone; its timing, client, ... are given to register)" if isinstance(factory, Method) else ""
+    wrap = f"def {name}({GIVEN.get(kind, '')}): return ...{rest}"
+    allowed = f"a factory, a function of keyword-only options; wrap it: {wrap}"
+    check.require(callable(factory), what, shown(factory) if isinstance(factory, tuple) else factory, allowed)
     wanted = [GIVEN[kind]] if kind in GIVEN else []
     positional = [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    shown = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
-    check.require(len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {shown}")
+    example = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
+    check.require(
+        len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {example}"
+    )
 
 
 def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:

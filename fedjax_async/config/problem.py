@@ -93,7 +93,15 @@ def with_owners(settings: Settings) -> Settings:
         return dataclasses.replace(settings, partition=partition)
     allowed = "left out: the clients' data are given, and nothing is left to deal"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
+    if settings.clients != Settings.__dataclass_fields__["clients"].default:
+        check_count(settings.clients, dataset)
     return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
+
+
+def check_count(clients: Any, data: FederatedData) -> None:
+    """``ValueError`` unless it is the number of clients that the data are dealt to."""
+    count = len(data.size)
+    check.require(clients == count, "clients", clients, f"left out, or {count}: the data come for {count} clients")
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -113,15 +121,16 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
         try:
             given = registry.bind("model", MODELS, spec, input_shape=shape, num_classes=num_classes)()
         except ValueError as error:
-            counted = not str(error).startswith("num_classes = None")
-            check.require(
-                counted, "model", spec, "such as linear: the targets of the data set are numbers, not classes"
-            )
+            labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
+            check.require(not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}")
             if str(error).startswith("input_shape = "):
                 raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
             raise
     if is_module(given):
-        allowed = "a Model where targets are not classes, made by models.from_flax with a loss"
+        allowed = (
+            "a Model of models.from_flax(net, input_shape=..., loss=...): the targets y are numbers, not classes "
+            "(classes are integer labels, not one-hot or floats)"
+        )
         check.require(num_classes is not None, "model", f"a {type(given).__name__}", allowed)
         return from_module(given, input_shape=shape)
     check.require(

@@ -111,6 +111,7 @@ EXAMPLES = {
     "compress_per": "a text such as 'layer'",
     "eval_at": MOMENTS,
     "batching": "a text such as 'vmap'",
+    "optimizer": "a text such as 'sgd:momentum=0.9'",
     "metrics": "a text such as 'top:k=5,macro_f1'",
     "memory_limit": "a text such as '4GB'",
 }
@@ -276,9 +277,19 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     plain = {name: str(value) if isinstance(value, own.Named) else value for name, value in fields.items()}
     unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
-    if isinstance(settings.client, own.Named):
+    if _trains_by_itself(settings):
         plain |= dict.fromkeys(OF_CLIENT)
     return plain | ({"own": parts} if parts else {})
+
+
+def _trains_by_itself(settings: Settings) -> bool:
+    """Whether the client is an algorithm with its own optimiser, and neither a name nor a factory."""
+    client = settings.client
+    if not isinstance(client, own.Named):
+        return False
+    if client.thing is own.ABSENT:  # known from a file, which keeps the optimiser or the rate that a factory takes
+        return settings.optimizer is None and settings.lr is None
+    return not callable(client.thing)
 
 
 def require_named(settings: Settings) -> None:

@@ -11,6 +11,7 @@ import jax
 from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, with_objects
 from fedjax_async.config.own import Named
+from fedjax_async.config.problem import check_count
 from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
@@ -19,7 +20,7 @@ from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
-from fedjax_async.types import Run
+from fedjax_async.types import ClientAlgorithm, FederatedData, Run
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
 
@@ -76,9 +77,13 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
         registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
-    if (client := changes.get("client")) is not None and (isinstance(client, Named) or not isinstance(client, str)):
+    client = changes.get("client")
+    if isinstance(client.thing if isinstance(client, Named) else client, ClientAlgorithm):
         for name in OF_CLIENT:
             check.require(name not in fields, name, fields.get(name), "left out: the client algorithm brings its own")
-    if not isinstance(data := changes.get("data"), str):
-        return with_objects(Settings(**(base | fields)), data=data)
-    raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
+    if isinstance(data := changes.get("data"), str) and not isinstance(data, Named):
+        raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
+    given = data.thing if isinstance(data, Named) else data
+    if isinstance(given, FederatedData) and "clients" in fields:
+        check_count(fields["clients"], given)
+    return with_objects(Settings(**(base | fields)), data=data)

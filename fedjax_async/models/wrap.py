@@ -29,6 +29,19 @@ def cross_entropy(outputs: Array, y: Array) -> Array:
     return jax.nn.logsumexp(outputs, axis=-1) - picked
 
 
+_GIVEN = ("train", "deterministic", "mask")  # arguments of a module's __call__ that a run gives
+_MISNAMED = ("training", "is_training", "is_train")
+
+
+def _check_arguments(module: str, others: list[inspect.Parameter]) -> None:
+    """``ValueError`` for an argument beside the input that no run would give."""
+    allowed = "called train (or deterministic) if it says whether to train; others need a default"
+    for one in others:
+        several = one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        lacks = one.default is one.empty and not several and one.name not in _GIVEN
+        check.require(not lacks and one.name not in _MISNAMED, f"argument of {module}.__call__", one.name, allowed)
+
+
 def from_flax(
     module: nn.Module,
     *,
@@ -39,8 +52,8 @@ def from_flax(
     """A ``Model`` from any ``flax.linen`` module that maps ``[B, *input_shape]`` to outputs.
 
     If the module's ``__call__`` takes ``train`` (or ``deterministic``), it receives whether a key was given; the key
-    seeds ``dropout``. Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see
-    ``Model``.
+    seeds ``dropout``. Others than the input need a default; ``training`` is refused, since it would never be set.
+    Parameters start as float32; inputs are cast to the parameters' dtype. ``private``: see ``Model``.
 
     The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
     "batch_stats": ...}``, and the model has ``train``. The module's ``__call__`` must then take ``train`` and ``mask``,
@@ -50,6 +63,7 @@ def from_flax(
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters
     mode = next((name for name in ("train", "deterministic") if name in accepted), None)
+    _check_arguments(type(module).__name__, list(accepted.values())[2:])  # after self and the input
 
     def mode_of(key: Key | None) -> dict[str, Any]:
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}

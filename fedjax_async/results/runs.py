@@ -19,6 +19,7 @@ from fedjax_async.config.experiment import timing_of
 from fedjax_async.config.grid import MOST_RUNS
 from fedjax_async.config.methods import brings_timing
 from fedjax_async.config.settings import as_dict, from_dict, require_named
+from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
@@ -227,9 +228,32 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
 # --- several methods ----------------------------------------------------------------------------------
 
 
+def _methods_by_name(methods: Any) -> dict[str, str]:
+    """Row of a comparison -> spec or named object, from a list of both, or from a dict of names and objects."""
+    listed = isinstance(methods, (Sequence, Mapping)) and not isinstance(methods, str)
+    allowed = "a list of methods, such as ['fedavg', 'fedasync'], or a dict such as {'mine': Method(rule)}"
+    check.require(listed, "methods", methods, allowed)
+    check.require(len(methods) > 0, "methods", list(methods), "at least one method")
+    if isinstance(methods, Mapping):
+        for name, one in methods.items():
+            allowed = "a Method; a spec is its own name, so give a list: ['fedavg', named('mine', Method(rule))]"
+            check.require(not isinstance(one, str) or one == name, f"methods[{name!r}]", one, allowed)
+        methods = [one if isinstance(one, str) else own.named(name, one) for name, one in methods.items()]
+    given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
+    for one in given:
+        own.require_names({"method": one}, "its row of a comparison")
+    by_name = {str(method): method for method in given}
+    names = list(by_name)
+    check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
+    parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
+    distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
+    check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
+    return by_name
+
+
 def compare(
-    methods: Sequence[Any],
-    settings: Settings,
+    methods: Sequence[Any] | Mapping[str, Any],
+    settings: Settings | None = None,
     *,
     seeds: int = 1,
     folder: str | Path | None = None,
@@ -239,6 +263,7 @@ def compare(
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
     keep_best: bool = False,
+    **changes: Any,
 ) -> dict[str, list[Run]]:
     """Run every method with the seeds ``settings.seed, settings.seed + 1, ...``.
 
@@ -248,8 +273,9 @@ def compare(
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
-        ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``.
-        ``settings.timing`` is for those without a timing of their own.
+        ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``,
+        or a dict gives it: ``{"fair": Method(...)}``. ``settings.timing`` is for those without a timing of their own.
+      settings, changes: as in :func:`fedjax_async.simulate`: every other setting is a keyword.
       folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more.
@@ -259,28 +285,19 @@ def compare(
     Returns: method -> its runs, one per seed.
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
-    check.require(isinstance(settings, Settings), "settings", settings, "Settings, as in Settings(updates=100)")
+    check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    common = settings_from(settings, changes)
     check.optional(check.path, "folder", folder)
-    listed = isinstance(methods, Sequence) and not isinstance(methods, str)
-    check.require(listed, "methods", methods, "a list of methods, such as ['fedavg', 'fedasync']")
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)
-    check.require(len(methods) > 0, "methods", list(methods), "at least one method")
-    given = [method if isinstance(method, str) else own.as_setting("method", method) for method in methods]
-    for one in given:
-        own.require_names({"method": one}, "its row of a comparison")
-    by_name = {str(method): method for method in given}
-    check.require(len(by_name) == len(methods), "methods", list(map(str, given)), "different from each other")
+    by_name = _methods_by_name(methods)
     names = list(by_name)
-    parsed = [tuple(map(registry.parse_spec, ("method", "timing"), one.split("@"))) for one in names]
-    distinct = all(one not in parsed[:i] for i, one in enumerate(parsed))
-    check.require(distinct, "methods", names, "different from each other, but two have the same name and options")
 
     def settings_of(method: str, seed: int) -> Settings:
-        timing = None if brings_timing(by_name[method]) else settings.timing
-        return replace(settings, method=by_name[method], timing=timing, seed=seed)
+        timing = None if brings_timing(by_name[method]) else common.timing
+        return replace(common, method=by_name[method], timing=timing, seed=seed)
 
     for method in names:
-        timing_of(settings_of(method, settings.seed))  # a wrong name is found before the first is planned
+        timing_of(settings_of(method, common.seed))  # a wrong name is found before the first is planned
 
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
@@ -309,7 +326,7 @@ def compare(
             if watch is not None:
                 watch.close()
 
-    all_seeds = range(settings.seed, settings.seed + seeds)
+    all_seeds = range(common.seed, common.seed + seeds)
     with claimed(folder):
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):

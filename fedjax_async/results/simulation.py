@@ -40,6 +40,8 @@ def simulate(
 
     Every field of :class:`Settings` is a keyword. An object of your own may stand for the name of a part (``method``,
     ``model``, ``dataset``, ``partition``, ``delay``, ...); ``data`` is ``FederatedData`` that are dealt already.
+    ``client`` may be a factory ``f(model, *, lr, batch_size, ...)``, which gets a model that decodes raw rows (images),
+    or a ``ClientAlgorithm``, which gets the raw rows: make it of ``models.decoded(model, data.decode)``.
     ``probes``: see ``config.prepare``; ``Run.probes`` holds what they return.
 
     Args:

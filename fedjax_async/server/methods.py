@@ -21,7 +21,11 @@ from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
 
 class Preset(NamedTuple):
-    """A method: a server rule with its usual timing, local training, proximal weight and compression of uploads."""
+    """A method by name: a server rule with its usual timing, local training, proximal weight and compression.
+
+    ``METHODS`` holds them, and ``register("method", ...)`` makes one of your factory. ``config.methods.method`` binds
+    the options and returns a ``Method``, which is also what you give for a rule of your own without a name.
+    """
 
     server: Callable[..., ServerAlgorithm]  # a factory with keyword-only options
     timing: str  # a spec of ``clock.TIMINGS``

@@ -130,8 +130,10 @@ def test_a_killed_command_does_not_block_its_restart(capsys):
 def test_bad_settings_leave_no_folder(capsys, tmp_path, command):
     Path("sweep.toml").write_text(SWEEP.replace("clients = 4", "clients = 0"))
     bad = [*command]
-    if command[0] != "sweep":
+    if "--clients" in bad:
         bad[bad.index("--clients") + 1] = "0"
+    elif command[0] != "sweep":
+        bad += ["--clients", "0"]
     assert "clients = 0" in refused(capsys, *bad, "--out", "deep/out")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 

@@ -126,7 +126,7 @@ BROKEN = {
         {"delay": lambda n, seed: Delays(n, lambda clients, *given: np.ones(len(clients), int))},
         r"delay's durations returned int64\[2\]: must return an array of virtual seconds",
     ),
-    "a delay that raises": ({"delay": lambda n: None}, r"delay: must be a function .*; it raised TypeError"),
+    "a delay that raises": ({"delay": lambda n: None}, r"delay: must be a delay model, .*; it raised TypeError"),
     "a network of nothing": ({"network": lambda n, seed: None}, r"network returned None: must return a network model"),
     "no seconds": (
         {"network": lambda n, seed: Network(n, lambda *given: None)}, r"network's seconds returned None: must return an"

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
-from fedjax_async.results import html_figures, html_report, metrics, store, write_report
+from fedjax_async.results import accuracy_curve, html_figures, html_report, metrics, store, write_report
 from fedjax_async.results.html_folders import table
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
@@ -27,15 +28,31 @@ from tests.results.page import (
     seeded,
     traces,
 )
+from tests.results.test_seed_curves import ends
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
 SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
+FIVE = [[0.1, 0.2 + 0.05 * seed, 0.9 - 0.07 * seed] for seed in range(5)]
+FEWER = [[0.1, 0.2, 0.4, 0.9], [0.1, 0.3], [0.1, 0.5, 0.6]]
+FEWER_TIMES = [[0.0, 2.0, 4.0, 6.0], [0.0, 12.0], [0.0, 3.0, 9.0]]
+
+
+def all_rejected(runs: list[Run]) -> list[Run]:
+    """The same runs, of which the first had every upload rejected."""
+    rejected = runs[0].counters | {"updates": 3, "rejected": 3}
+    return [runs[0]._replace(counters=rejected), *runs[1:]]
+
+
 COMPARISONS = {
     "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
     "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
     "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, {}),
     "a missing target": ({"fedavg": seeded(SCORES), "fedasync": seeded(SCORES, "fedasync")}, {"target": 0.66}),
     "another baseline": ({"b": seeded(SCORES, "b"), "a": seeded(SCORES[::-1], "a")}, {"baseline": "a"}),
+    "five seeds": ({"fedavg": seeded(FIVE), "fedasync": seeded(FIVE[::-1], "fedasync")}, {"interval": "bootstrap"}),
+    "other evaluations": ({"fedavg": seeded(FEWER, times=FEWER_TIMES), "fedasync": seeded(SCORES, "fedasync")}, {}),
+    "a rejected run": ({"fedavg": all_rejected(seeded(SCORES)), "fedasync": seeded(SCORES, "fedasync")}, {}),
+    "a method's target": ({"fedavg": seeded(SCORES), "fedasync": seeded(FIVE, "fedasync")[:3]}, {"target": "fedavg"}),
     "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
 }
 
@@ -80,6 +97,16 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
             assert next(seeds, None) is None
 
 
+def check_picture(figure: Figure, path: Path) -> None:
+    """Lines and bars of a picture end at the numbers of the CSV file."""
+    column = f"accuracy, {metrics.FINALS[metrics.FINAL]} (%)"
+    for row in csv.DictReader(path.read_text().splitlines()):
+        _, mean, low, high = ends(figure)[row["method"]]
+        assert mean == float(row[column if column in row else f"{column} mean"])
+        if f"{column} std" in row:
+            np.testing.assert_allclose((high - low) / 2, float(row[f"{column} std"]), rtol=1e-12)
+
+
 def final_accuracies(shown: dict[str, list]) -> list[float]:
     """The column of the final accuracies, as tables show them by default, in the table of a comparison."""
     return shown[f"accuracy, {metrics.FINALS[metrics.FINAL]} (%)"]
@@ -99,6 +126,8 @@ def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
     paths = {m: [folder / "runs" / m.replace("@", "_") / f"seed_{k}" for k in range(len(runs[m]))] for m in runs}
     check_curves(page, paths)
     assert list(page["curves"]["figures"]) == (["loss"] if name == "no classes" else ["accuracy", "loss"])
+    if name != "no classes":
+        check_picture(accuracy_curve(runs), folder / "comparison.csv")
     shown = columns(page["runs"])
     assert shown["method"] == [m for m in runs for _ in runs[m]]
     assert shown["seed"] == [run.settings["seed"] for seeds in runs.values() for run in seeds]
