@@ -25,7 +25,7 @@ EPILOG = """examples:
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
   fedjax-async sweep mixing.toml --out runs/mixing
   fedjax-async report runs/three runs/mixing --out report.html
-  fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1 --out landscape
+  fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:

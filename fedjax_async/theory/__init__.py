@@ -10,7 +10,8 @@ the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and 
 known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
-learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate.
+learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
+``curve_quality.py`` estimates its constants along a run.
 """
 
 from fedjax_async.theory.closed_forms import (
@@ -25,6 +26,7 @@ from fedjax_async.theory.closed_forms import (
 )
 from fedjax_async.theory.comparison import TABLE_2, Row, Setting, compare
 from fedjax_async.theory.connectivity import batch_loss, learned_control_point
+from fedjax_async.theory.curve_quality import curve_probe, divergence, quality
 from fedjax_async.theory.estimate import (
     Estimates,
     client_gradients,
@@ -136,7 +138,9 @@ __all__ = [
     "corollary_3",
     "corollary_4",
     "curl",
+    "curve_probe",
     "displacement",
+    "divergence",
     "elementwise_iterate",
     "estimate",
     "estimate_antisymmetry",
@@ -169,6 +173,7 @@ __all__ = [
     "orbit",
     "quadratic_displacement",
     "quadratic_fixed_point",
+    "quality",
     "quality_term",
     "residual_order",
     "scores",

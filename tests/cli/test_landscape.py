@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,9 +18,11 @@ BASE = {"clients": 3, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     top = tmp_path_factory.mktemp("runs")
-    runs = {"a": {"seed": 0}, "b": {"seed": 1}, "c": {"seed": 2}, "other": {"model": "mlp", "updates": 1}}
-    for name, changes in runs.items():
-        save(simulate(**(BASE | changes)), top / name)
+    run = simulate(**BASE)
+    for name, by in zip("abc", (0.0, 1.0, -2.0)):
+        params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2, run.params)
+        save(run._replace(params=params), top / name)
+    save(run._replace(settings={**run.settings, "model": "mlp"}), top / "other")
     return top
 
 
