@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_async import __version__, home
+from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
@@ -24,6 +25,7 @@ EPILOG = """examples:
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
   fedjax-async sweep mixing.toml --out runs/mixing
   fedjax-async report runs/three runs/mixing --out report.html
+  fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:
@@ -351,6 +353,9 @@ def parser() -> argparse.ArgumentParser:
     _add_report(
         command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
     )
+    landscape = command("landscape", "the loss between two or three saved runs", _later("landscape", "landscape"))
+    add_landscape(landscape, _folder)
+    _add_drawing(landscape)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
     _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))

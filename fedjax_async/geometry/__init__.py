@@ -2,9 +2,10 @@
 
 Start with :func:`project_out` (``projection.py``): the part of one change orthogonal to another, as one vector, by
 layer or by tensor. Then read ``corrections.py`` (delay corrections of stale changes), ``bezier.py`` (curves through
-models), ``rotation.py`` (a curve's control point when its ends move), ``lorentz.py`` (hyperbolic distance and penalty),
-``manifold.py`` (exponential and logarithm maps, Riemannian SGD) and ``simplex.py`` (mixtures of several models).
-``vectors.py`` holds the scalar products and lengths that all of them use.
+models), ``plane.py`` (the plane through three of them), ``rotation.py`` (a curve's control point when its ends move),
+``lorentz.py`` (hyperbolic distance and penalty), ``manifold.py`` (exponential and logarithm maps, Riemannian SGD) and
+``simplex.py`` (mixtures of several models). ``vectors.py`` holds the scalar products and lengths that all
+of them use.
 """
 
 from fedjax_async.geometry.bezier import (
@@ -43,6 +44,7 @@ from fedjax_async.geometry.lorentz import (
     lorentz_project,
 )
 from fedjax_async.geometry.manifold import MANIFOLDS, Manifold, euclidean, geodesic, lorentz, riemannian_sgd
+from fedjax_async.geometry.plane import Plane, plane, plane_coordinates, plane_point
 from fedjax_async.geometry.projection import GROUPINGS, orthonormalise, project_out, project_out_span
 from fedjax_async.geometry.rotation import CONTROL_POINTS, keep_offset, reflect, rotate, rotate_offset
 from fedjax_async.geometry.simplex import centroid, sample_simplex, sample_weights, simplex, simplex_point
@@ -56,6 +58,7 @@ __all__ = [
     "Correction",
     "LorentzPoint",
     "Manifold",
+    "Plane",
     "Trend",
     "asgd",
     "bezier",
@@ -85,6 +88,9 @@ __all__ = [
     "orthonormalise",
     "orthopos",
     "orthostrict",
+    "plane",
+    "plane_coordinates",
+    "plane_point",
     "polygon",
     "project_out",
     "project_out_span",

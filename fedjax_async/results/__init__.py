@@ -2,8 +2,8 @@
 
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
-1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py`` and ``plots.py``; ``files.py`` and ``store.py``
-   (its folder);
+1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py`` and ``landscape.py``;
+   ``files.py`` and ``store.py`` (its folder);
 2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
    ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
@@ -18,6 +18,7 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.figure import Drawing, save_figure
 from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
+from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import Progress, bar
@@ -51,6 +52,8 @@ __all__ = [
     "loss_curve",
     "mean_std",
     "paired",
+    "path_picture",
+    "plane_picture",
     "relative_time",
     "save",
     "save_figure",

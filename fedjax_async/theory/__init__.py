@@ -8,6 +8,10 @@ measures these constants on a model and its data.
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
 the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and ``field_examples.py`` fields that are
 known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
+
+``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
+learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
+``curve_quality.py`` estimates its constants along a run.
 """
 
 from fedjax_async.theory.closed_forms import (
@@ -21,6 +25,8 @@ from fedjax_async.theory.closed_forms import (
     quadratic_fixed_point,
 )
 from fedjax_async.theory.comparison import TABLE_2, Row, Setting, compare
+from fedjax_async.theory.connectivity import batch_loss, learned_control_point
+from fedjax_async.theory.curve_quality import curve_probe, divergence, quality
 from fedjax_async.theory.estimate import (
     Estimates,
     client_gradients,
@@ -42,6 +48,15 @@ from fedjax_async.theory.field_rates import (
     fedavgm_parameters,
     iterate_spectrum,
     surrogate_constants,
+)
+from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
+from fedjax_async.theory.manifold_rate import (
+    ManifoldBound,
+    ManifoldConstants,
+    fedasync_bound,
+    manifold_bound,
+    manifold_rate,
+    quality_term,
 )
 from fedjax_async.theory.orders import (
     LearningRates,
@@ -98,6 +113,8 @@ __all__ = [
     "HeavyBall",
     "LearningRates",
     "Loss",
+    "ManifoldBound",
+    "ManifoldConstants",
     "Orbit",
     "Row",
     "Setting",
@@ -109,6 +126,8 @@ __all__ = [
     "asynfl_bound",
     "asynflc_bound",
     "asynflc_ef_bound",
+    "barrier",
+    "batch_loss",
     "client_gradients",
     "closed_orbit",
     "compare",
@@ -119,12 +138,15 @@ __all__ = [
     "corollary_3",
     "corollary_4",
     "curl",
+    "curve_probe",
     "displacement",
+    "divergence",
     "elementwise_iterate",
     "estimate",
     "estimate_antisymmetry",
     "estimate_curl",
     "fast_lrs",
+    "fedasync_bound",
     "fedavg_client_lr",
     "fedavg_distance_bound",
     "fedavg_gap_bound",
@@ -142,11 +164,19 @@ __all__ = [
     "largest_lr_asynfl",
     "largest_lr_asynflc",
     "largest_lr_asynflc_ef",
+    "learned_control_point",
+    "loss_along",
+    "loss_surface",
+    "manifold_bound",
+    "manifold_rate",
     "mean_displacement",
     "orbit",
     "quadratic_displacement",
     "quadratic_fixed_point",
+    "quality",
+    "quality_term",
     "residual_order",
+    "scores",
     "server_field",
     "server_iterates",
     "slow_lrs",

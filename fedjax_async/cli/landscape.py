@@ -1,0 +1,239 @@
+"""The command ``landscape``: the loss between saved runs, along paths and in the plane through their models."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, disk, geometry, home, theory
+from fedjax_async.cli.runs import drawing_of
+from fedjax_async.config import Settings
+from fedjax_async.config.problem import data_of, initial, model_of
+from fedjax_async.config.settings import from_dict
+from fedjax_async.data.memmap import spans
+from fedjax_async.engine.probes import held_out_rows
+from fedjax_async.results import load, table, write
+from fedjax_async.results.figure import Drawing, require_matplotlib, save_formats
+from fedjax_async.results.files import csv_bytes
+from fedjax_async.results.landscape import path_picture, plane_picture
+from fedjax_async.results.simulation import precision
+from fedjax_async.results.store import flatten, require_folder
+from fedjax_async.tree import path_of
+from fedjax_async.types import FederatedData, Model, Params, Run
+
+LETTERS = "ABC"
+PARTS = ("test", "train", "validation")
+LEARNED_FROM = 20_000  # training examples, at most, for the curves
+MARGIN = 0.25  # around the models, as a share of the larger side of their box
+
+
+class Subject(NamedTuple):
+    """What is measured: the model of the runs on some examples."""
+
+    model: Model
+    measure: theory.landscape.Measure
+    rows: tuple[jax.Array, jax.Array]  # x and y
+    training: tuple[jax.Array, jax.Array]  # of all clients, to learn curves
+    about: str  # the rows, in words
+
+
+class Between(NamedTuple):
+    """A path between two models."""
+
+    name: str  # "A to B, line"
+    points: tuple[Params, ...]  # of its Bezier curve
+    scores: Mapping[str, np.ndarray]  # s, loss, accuracy [P]
+
+
+def landscape(arguments: argparse.Namespace) -> None:
+    """Measure, write tables and pictures into ``arguments.out``, and print the barriers."""
+    drawing = drawing_of(arguments)
+    require_matplotlib()
+    out = require_folder(arguments.out)
+    _check_numbers(arguments)
+    runs = [load(folder) for folder in arguments.folders]
+    settings = _settings_of(runs, arguments.folders)
+    home.require_datasets([str(settings.dataset)])
+    with precision(settings):
+        data = data_of(settings)
+        model = model_of(settings, data)
+        like, _ = initial(model, settings.compute)(jax.random.key(settings.seed))
+        models = [_params_of(*each, like, best=arguments.best) for each in zip(runs, arguments.folders)]
+        _check_distinct(models, arguments.folders)
+        subject = _subject(model, data, arguments)
+        for letter, run, folder in zip(LETTERS, runs, arguments.folders):
+            print(f"{letter}: {folder} ({run.settings.get('method')}, seed {run.settings.get('seed')})")
+        print(f"measured on {subject.about}")
+        paths = _paths(models, subject, arguments)
+        _write_paths(paths, out, subject, drawing)
+        corners = (
+            models if len(models) == 3 else [*models, *(each.points[1] for each in paths if len(each.points) == 3)]
+        )
+        if len(corners) == 3:
+            _write_plane(corners, paths, out, subject, arguments.grid, drawing)
+        else:
+            print("no plane: two runs without a curve (--steps 0) span none")
+    disk.sweep_up(out)
+    print(f"written: {out}")
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    """``ValueError`` for numbers and combinations of flags that cannot be used, before anything is read."""
+    check.require(2 <= len(arguments.folders) <= 3, "runs", len(arguments.folders), "two or three folders")
+    check.whole("grid", arguments.grid, 2, 1000)
+    check.whole("points", arguments.points, 2, 100_000)
+    check.whole("examples", arguments.examples)
+    check.whole("steps", arguments.steps, 0)
+    check.real_positive("lr", arguments.lr)
+    check.one_of("part", arguments.part, PARTS)
+    check.optional(check.whole, "client", arguments.client, low=0)
+
+
+def _settings_of(runs: list[Run], folders: list[str]) -> Settings:
+    """The settings of the first run; ``ValueError`` if another has another model or number format."""
+    first = runs[0].settings
+    for run, folder in zip(runs[1:], folders[1:]):
+        for name in ("model", "compute"):
+            here, there = run.settings.get(name), first.get(name)
+            same = f"{there!r}, as in {folders[0]}: only runs of the same model have a plane in common"
+            check.require(here == there, f"{name} of {folder}", here, same)
+    return from_dict(first)
+
+
+def _params_of(run: Run, folder: str, like: Params, *, best: bool) -> Params:
+    """The last model of a run, or the best, in the structure of ``like``; ``ValueError`` for other shapes."""
+    if best and run.best is None:
+        raise ValueError(f"folder = {folder!r}: has no best model; run it with --keep-best, or leave --best out")
+    saved = flatten(run.best.params if best and run.best is not None else run.params)
+    paths = {"/".join(path_of(path)) or ".": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+    shapes, wanted = ({name: leaf.shape for name, leaf in each.items()} for each in (saved, paths))
+    for name in sorted({*shapes, *wanted}):
+        found, want = shapes.get(name, "none"), wanted.get(name, "none")
+        allowed = f"{want}, as the model on the data of the first run has it"
+        check.require(found == want, f"shape of {name} in {folder}", found, allowed)
+    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(saved[name]) for name in paths])
+
+
+def _check_distinct(models: list[Params], folders: list[str]) -> None:
+    """``ValueError`` if two runs hold the same model: there is no path between them."""
+    for (one, here), (two, there) in itertools.combinations(zip(models, folders), 2):
+        if all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
+            raise ValueError(f"folder = {there!r}: must hold another model than {here}, but they are equal")
+
+
+def _subject(model: Model, data: FederatedData, arguments: argparse.Namespace) -> Subject:
+    """The examples that the flags choose, spread evenly over their order, and those that curves learn from."""
+    part, client = arguments.part, arguments.client
+    rows = _rows(data, part, client)
+    about = f"the {part} part" + ("" if client is None else f" of client {client}")
+    check.require(len(rows) > 0, "part", part, f"a part with examples, but {about} of {data.name} has none")
+    chosen = _spread(rows, arguments.examples)
+    pool = (data.test_x, data.test_y) if part == "test" else (data.x, data.y)
+    measure = theory.scores(model, len(chosen), labels=data.num_classes is not None)
+    training = _spread(_rows(data, "train", None), LEARNED_FROM)
+    text = f"{len(chosen)} of {len(rows)} examples of {about} of {data.name}"
+    return Subject(model, measure, _taken(pool, chosen), _taken((data.x, data.y), training), text)
+
+
+def _rows(data: FederatedData, part: str, client: int | None) -> np.ndarray:
+    """Numbers of the rows of a part of the data, of one client or all."""
+    if part == "test" and client is None:
+        return np.arange(len(data.test_y))
+    if part == "test" and data.test_order is None:
+        raise ValueError(f"client = {client}: {data.name} has one test set for all; its clients have train parts only")
+    order, offset, size = (data.order, data.offset, data.size) if part == "train" else held_out_rows(data, part)
+    if client is not None:
+        check.whole("client", client, 0, len(data.size) - 1)
+        offset, size = offset[client : client + 1], size[client : client + 1]
+    return np.asarray(order[spans(offset, size)])
+
+
+def _spread(rows: np.ndarray, most: int) -> np.ndarray:
+    """``rows``, or if there are more than ``most`` as many of them at equal distances."""
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)]
+
+
+def _taken(pool: tuple[Any, Any], rows: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(np.asarray(pool[0][rows])), jnp.asarray(np.asarray(pool[1][rows]))
+
+
+# --- paths ------------------------------------------------------------------------------------------
+
+
+def _paths(models: list[Params], subject: Subject, arguments: argparse.Namespace) -> list[Between]:
+    """The line and the learned curve between each two models, measured."""
+    s = np.linspace(0.0, 1.0, arguments.points)
+    loss = theory.batch_loss(subject.model)
+    found = []
+    for one, two in itertools.combinations(range(len(models)), 2):
+        ends, name = (models[one], models[two]), f"{LETTERS[one]} to {LETTERS[two]}"
+        shapes: dict[str, tuple[Params, ...]] = {"line": ends}
+        if arguments.steps > 0:
+            key = jax.random.key(arguments.seed)
+            options: dict[str, Any] = {"steps": arguments.steps, "lr": arguments.lr}
+            control, _ = theory.learned_control_point(loss, *ends, key, subject.training, **options)
+            shapes["curve"] = (ends[0], control, ends[1])
+        for shape, points in shapes.items():
+            scores = theory.loss_along(subject.measure, points, s, subject.rows)
+            found.append(Between(f"{name}, {shape}", points, {"s": s, **scores}))
+    return found
+
+
+def _write_paths(paths: list[Between], out: Path, subject: Subject, drawing: Drawing) -> None:
+    """``paths.csv``, ``barriers.csv`` and the picture; prints the barriers."""
+    each = [len(path.scores["s"]) for path in paths]
+    columns: dict[str, np.ndarray] = {"path": np.repeat([path.name.replace(",", "") for path in paths], each)}
+    columns |= {name: np.concatenate([path.scores[name] for path in paths]) for name in paths[0].scores}
+    out.mkdir(parents=True, exist_ok=True)
+    disk.write(out / "paths.csv", csv_bytes(columns))
+    rows = []
+    for path in paths:
+        loss = path.scores["loss"]
+        length = float(geometry.bezier_length(path.points))
+        ends = {"loss at start": float(loss[0]), "highest loss": float(np.max(loss)), "loss at end": float(loss[-1])}
+        rows.append({"path": path.name, "length": length, **ends, "barrier": theory.barrier(path.scores["s"], loss)})
+    write(rows, out / "barriers.csv")
+    print(table(rows, decimals=dict.fromkeys(rows[0], 4)), end="")
+    drawn = {path.name: (path.scores["s"], path.scores["loss"]) for path in paths}
+    save_formats(path_picture(drawn, title=_title(subject), drawing=drawing), out / "paths", drawing)
+
+
+def _title(subject: Subject) -> str:
+    return "loss on " + subject.about.split(" examples of the ")[1].split(" part")[0] + " examples"
+
+
+# --- the plane --------------------------------------------------------------------------------------
+
+
+def _write_plane(
+    corners: list[Params], paths: list[Between], out: Path, subject: Subject, size: int, drawing: Drawing
+) -> None:
+    """``plane.csv`` and its picture: the plane through three runs, or through two and the curve's control point."""
+    plane = geometry.plane(*corners)
+    at = [np.asarray(geometry.plane_coordinates(plane, corner), np.float64) for corner in corners]
+    low, high = np.min(at, axis=0), np.max(at, axis=0)
+    margin = MARGIN * float(np.max(high - low))
+    x, y = (np.linspace(low[axis] - margin, high[axis] + margin, size) for axis in (0, 1))
+    scores = theory.loss_surface(subject.measure, plane, x, y, subject.rows)
+    grid = np.meshgrid(x, y)
+    flat = {"x": grid[0].ravel(), "y": grid[1].ravel(), **{name: each.ravel() for name, each in scores.items()}}
+    disk.write(out / "plane.csv", csv_bytes(flat))
+    three_runs = not any(corners[2] is point for path in paths for point in path.points[1:-1])
+    names = LETTERS if three_runs else (*LETTERS[:2], "control point")
+    loss = [float(subject.measure(corner, *subject.rows)["loss"]) for corner in corners]
+    models = {name: (float(a), float(b), height) for name, (a, b), height in zip(names, at, loss)}
+    lines = {}
+    for path in paths:
+        if len(path.points) == 2 or not three_runs:  # the curves between three runs leave their plane
+            points = geometry.bezier_points(path.points, 60)
+            inside = np.asarray(jax.vmap(lambda p: geometry.plane_coordinates(plane, p))(points))
+            lines[path.name] = (inside[:, 0], inside[:, 1])
+    picture = plane_picture(x, y, scores["loss"], models, lines, title=_title(subject), drawing=drawing)
+    save_formats(picture, out / "plane", drawing)

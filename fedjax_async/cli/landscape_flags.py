@@ -1,0 +1,53 @@
+"""The flags of ``landscape`` and what its help teaches."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+LANDSCAPE_EPILOG = """what it does:
+  1. For each two runs, the loss along the straight line between their models (linear mode connectivity), and along a
+     quadratic Bezier curve whose control point is learned by Adam, so that the loss on the curve is low.
+  2. The barrier of each path: how far the loss rises above the line between its values at both ends. No barrier on
+     the line means that the two models lie in one valley; none on the curve, that a bent valley connects them.
+  3. The loss on a grid in the plane through three models: of three runs, or of two and the curve's control point.
+
+files in DIR: barriers.csv, paths.csv, plane.csv, and the pictures paths.png and plane.png. Lengths and coordinates
+are distances in the space of all parameters.
+
+examples:
+  fedjax-async run --method fedasync --seed 0 --out runs/a
+  fedjax-async run --method fedasync --seed 1 --out runs/b
+  fedjax-async landscape runs/a runs/b --out landscapes/ab
+  fedjax-async landscape runs/a runs/b --part train --client 3 --out landscapes/client_3
+
+The runs must have the same model; data and settings are those of RUN_A. Two runs that differ in the seed only often
+have a barrier on the line and none on the curve. A model with running statistics (BatchNorm) is evaluated with those
+mixed from the ends, which may raise the loss between them.
+"""
+
+
+def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) -> None:
+    """Add the flags of ``landscape``, without those of pictures; ``folder``: the type of a folder's name."""
+    sub.epilog, sub.formatter_class = LANDSCAPE_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument(
+        "folders", type=folder, nargs="+", metavar="RUN", help="two or three folders of runs: RUN_A RUN_B [RUN_C]"
+    )
+    sub.add_argument(
+        "--out", type=folder, metavar="DIR", default="landscape", help="folder for tables and pictures [landscape]"
+    )
+    sub.add_argument("--best", action="store_true", help="the best models (--keep-best of run), not the last ones")
+    group = sub.add_argument_group("what is measured")
+    text = "part of the data: test, train or validation [test]"
+    group.add_argument("--part", default="test", metavar="PART", help=text)
+    group.add_argument("--client", type=int, metavar="N", help="only the examples of this client, from 0 [all]")
+    text = "examples, spread evenly over the part; time grows with them [1000]"
+    group.add_argument("--examples", type=int, default=1000, metavar="N", help=text)
+    text = "points of the plane in each direction: N x N models are evaluated [25]"
+    group.add_argument("--grid", type=int, default=25, metavar="N", help=text)
+    group.add_argument("--points", type=int, default=31, metavar="N", help="points along each path [31]")
+    group = sub.add_argument_group("the learned curve")
+    text = "steps of Adam on 100 training examples of all clients each; 0: no curve [1000]"
+    group.add_argument("--steps", type=int, default=1000, metavar="N", help=text)
+    group.add_argument("--lr", type=float, default=1e-3, metavar="X", help="learning rate of Adam [0.001]")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the examples drawn [0]")

@@ -1,0 +1,84 @@
+"""Estimates of AsyncManifold's constants from a run: Q, D and S, as a probe on the curves that clients upload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check
+from fedjax_async.geometry import bezier, line
+from fedjax_async.geometry.vectors import leaves, length
+from fedjax_async.local import Curve
+from fedjax_async.local.batches import mean_loss
+from fedjax_async.types import Array, Arrival, Model, Params, Parts, State
+
+Estimate = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+
+
+def quality(loss: Callable[[Params], Array], points: Sequence[Params], s: Any) -> Array:
+    """Q at each position: the loss on the line over the loss on the curve; [P].
+
+    Args:
+      loss: ``loss(params) -> float[]``, > 0.
+      points: A, phi, E of a quadratic Bezier curve.
+      s: positions [P].
+
+    Source: AsyncManifold (2025), Assumption 6.
+    """
+    ends = points[0], points[-1]
+    return jax.lax.map(lambda at: loss(line(*ends, at)) / loss(bezier(points, at)), jnp.asarray(s, float))
+
+
+def divergence(points: Sequence[Params], s: Any) -> Array:
+    """D at each position s > 0: the distance from A along the curve over that along the line; [P]. NaN if A is E.
+
+    Source: AsyncManifold (2025), Assumption 7, for a Euclidean ambient space.
+    """
+
+    def far(params: Params) -> Array:
+        return length(leaves(jax.tree.map(jnp.subtract, params, points[0])))
+
+    chord = far(points[-1])
+    return jax.lax.map(lambda at: far(bezier(points, at)) / (at * chord), jnp.asarray(s, float))
+
+
+def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str = "test") -> Estimate:
+    """A probe of the curves that clients upload (method ``asynccurve``); give it in ``probes`` of ``simulate``.
+
+    Columns: ``quality`` and ``divergence`` at the position of the step, ``quality_grid`` the mean of Q at ``grid``
+    positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D of these, and ``staleness``,
+    whose largest value along the run is a valid S (Assumption 4).
+
+    Args:
+      model: of the run, without running statistics.
+      position: on the curve, in (0, 1].
+      grid: number of positions, at least 1.
+      part: of the client's own data: ``test``, ``validation`` or ``train``; NaN where the client has none.
+    """
+    check.require(model.train is None, "model", "with running statistics", "without running statistics")
+    check.positive("position", position)
+    check.in_range("position", position, 0.0, 1.0)
+    check.whole("grid", grid)
+    check.one_of("part", part, Parts._fields)
+
+    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+        uploaded = arrival.upload
+        check.require(isinstance(uploaded, Curve), "upload", type(uploaded).__name__, "a Curve, as of asynccurve")
+        end = jax.tree.map(jnp.add, arrival.start, uploaded.params)
+        control = jax.tree.map(jnp.add, line(arrival.start, end, 0.5), uploaded.offset)
+        points = (arrival.start, control, end)
+        at = jnp.concatenate([jnp.asarray([position], float), jnp.linspace(0.0, 1.0, grid + 2)[1:-1]])
+        examples = getattr(parts, part)
+        better, longer = quality(lambda params: mean_loss(model, params, examples), points, at), divergence(points, at)
+        return {
+            "quality": better[0],
+            "quality_grid": jnp.mean(better[1:]),
+            "divergence": longer[0],
+            "divergence_grid": jnp.max(longer[1:]),
+            "staleness": arrival.staleness,
+        }
+
+    return probe

@@ -1,0 +1,94 @@
+"""The command ``landscape`` on saved runs: files, barriers, and one line for runs that do not go together."""
+
+from __future__ import annotations
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_async import cli, simulate
+from fedjax_async.results import save
+
+FAST = ("--steps", "5", "--grid", "3", "--points", "3", "--examples", "20")
+BASE = {"clients": 3, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "logistic"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    top = tmp_path_factory.mktemp("runs")
+    run = simulate(**BASE)
+    for name, by in zip("abc", (0.0, 1.0, -2.0)):
+        params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2, run.params)
+        save(run._replace(params=params), top / name)
+    save(run._replace(settings={**run.settings, "model": "mlp"}), top / "other")
+    return top
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_two_runs_have_a_line_a_curve_and_a_plane(folders, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ("landscape", str(folders / "a"), str(folders / "b"), "--out", str(out), *FAST, "--format", "png,svg")
+    assert cli.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "measured on 20 of " in printed and "A to B, curve" in printed
+    names = {"barriers.csv", "paths.csv", "plane.csv", "paths.png", "paths.svg", "plane.png", "plane.svg"}
+    assert {path.name for path in out.iterdir()} == names
+    assert [row["path"] for row in rows(out / "barriers.csv")] == ["A to B, line", "A to B, curve"]
+    paths = rows(out / "paths.csv")
+    assert [float(row["s"]) for row in paths] == [0.0, 0.5, 1.0] * 2
+    assert paths[0]["loss"] == paths[3]["loss"] and paths[2]["loss"] == paths[5]["loss"]  # the same ends
+    with np.load(folders / "a" / "params.npz") as a, np.load(folders / "b" / "params.npz") as b:
+        between = np.sqrt(sum(np.sum((a[name].astype(float) - b[name]) ** 2) for name in a.files))
+    assert float(rows(out / "barriers.csv")[0]["length"]) == pytest.approx(between, rel=1e-5)
+    assert len(rows(out / "plane.csv")) == 9
+
+
+def test_three_runs_of_one_client_and_no_curve(folders, tmp_path, capsys):
+    runs = [str(folders / name) for name in "abc"]
+    assert (
+        cli.main(
+            ("landscape", *runs, "--out", str(tmp_path), "--part", "train", "--client", "1", *FAST[2:], "--steps", "0")
+        )
+        == 0
+    )
+    assert "of the train part of client 1 of" in capsys.readouterr().out
+    assert [row["path"] for row in rows(tmp_path / "barriers.csv")] == [
+        f"{x} to {y}, line" for x, y in ("AB", "AC", "BC")
+    ]
+    assert (tmp_path / "plane.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "flags", "message"),
+    [
+        (("a",), (), "runs = 1: must be two or three folders"),
+        (("a", "missing"), (), "there is no such folder"),
+        (("a", "other"), (), "must be 'logistic', as in"),
+        (("a", "a"), (), "must hold another model than"),
+        (("a", "b"), ("--best",), "run it with --keep-best"),
+        (("a", "b"), ("--part", "exam"), "part = 'exam'"),
+        (("a", "b"), ("--part", "validation"), "part = 'validation': must be a part with examples"),
+        (("a", "b"), ("--client", "3"), "client = 3: must be"),
+        (("a", "b"), ("--grid", "1"), "grid = 1: must be"),
+        (("a", "b"), ("--lr", "0"), "lr = 0.0: must be"),
+        (("a", "b"), ("--format", "gif"), "format = 'gif'"),
+    ],
+)
+def test_one_line_for_what_cannot_be_used(folders, tmp_path, capsys, names, flags, message):
+    runs = [str(folders / name) for name in names]
+    assert cli.main(("landscape", *runs, "--out", str(tmp_path / "out"), *flags)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and message in err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(("landscape", "--help"))
+    text = capsys.readouterr().out
+    assert "barrier" in text and "fedjax-async landscape runs/a runs/b" in text

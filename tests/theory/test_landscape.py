@@ -1,0 +1,124 @@
+"""Landscapes: grids, paths and barriers of losses that are known, and learned curves against NumPy's Adam."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import geometry, theory
+from fedjax_async.models import MODELS
+
+START, END = ({"w": jnp.asarray(values)} for values in ([-1.0, 0.0], [1.0, 0.0]))
+S = np.linspace(0.0, 1.0, 21)
+
+
+def hill(params, height, key=None):
+    """A loss with a hill of Gaussian form between the two models; ``height``: the data."""
+    return height * jnp.exp(-4.0 * jnp.sum(jnp.square(params["w"])))
+
+
+def drawn(params, key, height):
+    return hill(params, height)
+
+
+def quadratic(params, centre):
+    return jnp.sum(jnp.square(params["w"] - centre))
+
+
+def noiseless(params, key, centre):
+    return quadratic(params, centre)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_surface_is_the_measure_at_each_point(batch):
+    plane = geometry.plane(START, END, {"w": jnp.asarray([0.0, 2.0])})  # x and y are w's entries, x from -1 on
+    x, y = np.linspace(0.0, 2.0, 5), np.linspace(-1.0, 1.0, 3)
+    centre = np.array([0.5, -0.25], np.float32)
+    found = theory.loss_surface(quadratic, plane, x, y, (centre,), batch=batch)
+    want = (x[None, :] - 1.5) ** 2 + (y[:, None] + 0.25) ** 2
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_paths_and_their_barriers_are_those_of_a_known_quadratic():
+    centre = np.array([0.0, 0.0], np.float32)
+    loss = theory.loss_along(quadratic, (START, END), S, (centre,))
+    np.testing.assert_allclose(loss, (2 * S - 1) ** 2, atol=1e-6)
+    assert theory.barrier(S, loss) == 0.0  # convex: never above its chord
+    assert theory.barrier(S, -loss) == pytest.approx(1.0, abs=1e-6)  # concave: 0 in the middle, -1 at the ends
+    middle = geometry.line(START, END, 0.5)
+    curve = theory.loss_along(quadratic, (START, middle, END), S, (centre,))
+    np.testing.assert_allclose(curve, loss, atol=1e-6)  # with the control point at the midpoint it is the line
+    assert np.isnan(theory.barrier([0.0, 0.5, 1.0], [1.0, np.nan, 1.0]))
+
+
+def test_no_steps_leave_the_control_point_at_the_midpoint():
+    key, centre = jax.random.key(0), np.zeros(2, np.float32)
+    control, losses = theory.learned_control_point(noiseless, START, END, key, (centre,), steps=0)
+    np.testing.assert_array_equal(control["w"], [0.0, 0.0])
+    assert losses.shape == (0,)
+
+
+def test_the_control_point_is_that_of_adam_in_numpy():
+    steps, lr, centre = 20, 0.05, np.array([0.3, 1.0])
+    with jax.enable_x64(True):
+        key = jax.random.key(3)
+        ends = [{"w": jnp.asarray(each["w"], jnp.float64)} for each in (START, END)]
+        found, losses = theory.learned_control_point(noiseless, *ends, key, (centre,), steps=steps, lr=lr)
+        draws = [float(jax.random.uniform(jax.random.split(one)[0])) for one in jax.random.split(key, steps)]
+    a, e = (np.asarray(each["w"], np.float64) for each in (START, END))
+    phi, m, v, want = (a + e) / 2, np.zeros(2), np.zeros(2), []
+    for t, s in enumerate(draws, start=1):
+        point = (1 - s) ** 2 * a + 2 * s * (1 - s) * phi + s**2 * e
+        want.append(float(np.sum((point - centre) ** 2)))
+        slope = 2 * s * (1 - s) * 2 * (point - centre)
+        m, v = 0.9 * m + 0.1 * slope, 0.999 * v + 0.001 * slope**2
+        phi = phi - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    np.testing.assert_allclose(found["w"], phi, rtol=1e-10)
+    np.testing.assert_allclose(losses, want, rtol=1e-10)
+
+
+def test_a_learned_curve_goes_around_a_hill():
+    height, key = np.float32(1.0), jax.random.key(0)
+    end = {"w": jnp.asarray([1.0, 0.2])}  # not symmetric: on the line the slope points to one side
+    line = theory.loss_along(hill, (START, end), S, (height,))
+    control, _ = theory.learned_control_point(drawn, START, end, key, (height,), steps=200, lr=0.05)
+    curve = theory.loss_along(hill, (START, control, end), S, (height,))
+    assert theory.barrier(S, line) > 0.9
+    assert theory.barrier(S, curve) < 0.2
+
+
+def test_scores_are_means_over_the_examples_and_programs_are_shared():
+    model = MODELS["logistic"](input_shape=(3,), num_classes=4)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 3)).astype(np.float32), rng.integers(0, 4, 30).astype(np.int32)
+    params = model.init(jax.random.key(0))
+    measure = theory.scores(model, 30)
+    assert measure is theory.scores(model, 30) and theory.batch_loss(model) is theory.batch_loss(model)
+    other = jax.tree.map(jnp.ones_like, params)
+    found = theory.loss_along(measure, (params, other), np.array([0.0, 1.0]), (x, y))
+    for index, each in enumerate((params, other)):
+        outputs = np.asarray(model.apply(each, x), np.float64)
+        chosen = np.log(np.sum(np.exp(outputs), axis=-1)) - outputs[np.arange(30), y]
+        assert found["loss"][index] == pytest.approx(chosen.mean(), rel=1e-5)
+        assert found["accuracy"][index] == pytest.approx(np.mean(np.argmax(outputs, -1) == y))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: theory.barrier([0.0, 1.0], [1.0]), r"loss.shape = \(1,\): must be that of s, \(2,\)"),
+        (lambda: theory.barrier([0.0, 0.9], [1.0, 1.0]), "s = '2 positions': must be positions from 0 to 1"),
+        (lambda: theory.loss_along(quadratic, (START, END), 0.5), r"s.shape = \(\)"),
+        (lambda: theory.loss_along(quadratic, (START, END), S, batch=0), "batch = 0"),
+        (
+            lambda: theory.learned_control_point(noiseless, START, END, jax.random.key(0), steps=-1),
+            "steps = -1: must be",
+        ),
+        (lambda: theory.learned_control_point(noiseless, START, END, jax.random.key(0), lr=0.0), "lr = 0.0: must be"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,124 @@
+"""AsyncManifold's bound: what is printed and what its proof gives, and a run that must stay below it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedjax_async.theory import ManifoldConstants, fedasync_bound, manifold_bound, manifold_rate, quality_term
+
+SOME = ManifoldConstants(
+    first=3.0, least=0.5, lowest=0.6, highest=3.5, steps=100.0, local_steps=4, lr=0.02, server_lr=0.5, smoothness=2.0,
+    gradient=1.5, variance=0.7, staleness=3.0, quality=1.1, divergence=1.2, mu=0.3, proximal_smoothness=1.4,
+    curvature=0.2, penalised_gradient=1.7,
+)  # fmt: skip
+
+
+def slope(term, low=1e4, high=1e8):
+    return np.log(term(high) / term(low)) / np.log(high / low)
+
+
+def test_eq_69_as_printed_by_hand():
+    got = manifold_bound(SOME, printed=True)
+    a_d = 2.0**2 * (1 + 3.0**2 * 1.2**2 * 0.5**2) * (4 * 1.5**2 + 0.7) + 0.3**2 * 1.4**2 * 1.5**2
+    a_gamma = 1.7**4 * 0.2**2 * (1 + 0.02**2 * 1.7**2)
+    want = [
+        (3.0 - 0.5) / (100 * 4 * 0.5 * 0.02),
+        (1 - 1.1) * 0.6 / (4 * 0.5 * 0.02),
+        0.5 * 2.0 * 4 * 0.02 * (4 * 1.5**2 + 0.7),
+        0.02**2 * 4**2 * a_d,
+        0.02**2 * a_gamma,
+    ]
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+    assert got.total == pytest.approx(sum(want))
+
+
+def test_theorem_1_as_printed_by_hand():
+    got = manifold_rate(SOME, printed=True)
+    noisy = 4 * 1.5**2 + 0.7
+    want = [
+        (3.0 - 1.1 * 0.5) / 1000, (1 - 1.1) * 0.6 * 10, noisy / 10,
+        ((1 + 3.0**2 * 1.2**2) * noisy + 1.5**2) / 100, 1.7**4 * 0.2**2 / 100 + 1.7**6 * 0.2**2 / 100**2,
+    ]  # fmt: skip
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_the_first_term_falls_as_one_over_root_t_not_as_printed():
+    def at(field, printed):
+        return slope(lambda steps: getattr(manifold_rate(SOME._replace(steps=steps), printed=printed), field))
+
+    assert at("optimisation", False) == pytest.approx(-0.5)
+    assert at("optimisation", True) == pytest.approx(-1.5)
+    for field, power in (("step", -0.5), ("drift", -1.0), ("quality", 0.5)):
+        assert at(field, False) == pytest.approx(power) and at(field, True) == pytest.approx(power), field
+
+
+losses = st.lists(st.floats(0.0, 10.0), min_size=2, max_size=8)
+
+
+@given(loss=losses, quality=st.floats(0.2, 3.0))
+def test_the_sum_of_losses_is_bounded_as_in_eq_69(loss, quality):
+    steps, least = len(loss) - 1, min(loss)
+    summed = sum(a - quality * b for a, b in itertools.pairwise(loss))
+    after = loss[1:]
+    psi = quality_term(SOME._replace(quality=quality, lowest=min(after), highest=max(after)))
+    assert summed <= loss[0] - least + steps * psi + 1e-9
+    assert summed <= loss[0] - quality * least + (steps - 1) * psi + 1e-9
+
+
+def test_theorem_1_s_first_terms_are_too_small_for_a_good_curve():
+    quality, steps = 2.0, 5  # the loss is 1 all the time, and its minimum
+    psi = quality_term(SOME._replace(quality=quality, lowest=1.0, highest=1.0))
+    assert steps * (1.0 - quality) > 1.0 - quality * 1.0 + steps * psi
+
+
+def test_the_noise_of_clients_enters_the_proximal_term():
+    quiet = SOME._replace(smoothness=1e-9, gradient=0.0)
+    assert manifold_bound(quiet, printed=True).drift == pytest.approx(0.0, abs=1e-12)
+    want = 5 * (4 * 0.02) ** 2 * 0.3**2 * 1.4**2 * 0.7  # 2 / K of K mu^2 L_N^2 / 2 times the drift 5 K^2 eta^2 sigma^2
+    assert manifold_bound(quiet).drift == pytest.approx(want)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 10, 100, 1000])
+def test_the_drift_is_within_eq_63_in_spite_of_the_term_that_eq_61_drops(steps):
+    growth, drift = 1 + 1 / (steps - 1) + 1 / steps, 0.0
+    for _ in range(steps):
+        drift = growth * drift + steps  # eq. 60 at the largest eta_l mu L_N = 1 / K; unit of eta_l^2 (4 G^2 + sigma^2)
+    assert drift <= 5 * steps**2
+
+
+@pytest.mark.parametrize(("local_steps", "lr", "late"), [(1, 0.1, 0), (3, 0.05, 1), (5, 0.02, 3)])
+def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr, late):
+    """``L_i = |x - c_i|^2 / 2``; the clients take turns; each update is ``late`` steps old."""
+    centres, server_lr, steps = np.array([[1.0, 0.0], [-1.0, 2.0]]), 0.8, 60
+    models = [np.array([3.0, -2.0])]
+    for step in range(steps):
+        start = models[max(0, step - late)]
+        local = start.copy()
+        for _ in range(local_steps):
+            local -= lr * (local - centres[step % 2])
+        models.append(models[-1] - server_lr * (start - local))
+    mean, points = centres.mean(axis=0), np.array(models)
+    loss = np.mean([np.sum((points - c) ** 2, axis=1) / 2 for c in centres], axis=0)
+    gradient = max(np.linalg.norm(points - c, axis=1).max() for c in centres)
+    constants = ManifoldConstants(
+        first=loss[0], least=np.mean(np.sum((mean - centres) ** 2, axis=1)) / 2, lowest=loss[1:].min(),
+        highest=loss[1:].max(), steps=steps, local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0,
+        gradient=gradient, variance=0.0, staleness=late,
+    )  # fmt: skip
+    squares = np.mean(np.sum((points[:-1] - mean) ** 2, axis=1))
+    bound = fedasync_bound(constants._replace(quality=0.5, divergence=9.0))
+    assert 0 < squares <= bound.total
+    assert bound.quality == 0 and bound == manifold_bound(constants)
+
+
+@pytest.mark.parametrize("field", ["steps", "lr", "quality", "variance", "mu"])
+def test_constants_out_of_range_are_named(field):
+    with pytest.raises(ValueError, match=f"{field} = -1"):
+        manifold_bound(SOME._replace(**{field: -1.0}))
+    with pytest.raises(ValueError, match="mu = 0"):
+        manifold_rate(SOME._replace(mu=0.0))
