@@ -93,7 +93,7 @@ def run_variants(
 def missing(setting: Mapping[str, Any]) -> str | None:
     """Why a setting cannot be run here, in one line; ``None`` if it can."""
     try:
-        prepare(Settings(**{**setting, "updates": 1}))
+        prepare(Settings(**{**setting, "server_steps": 1}))
     except ValueError as error:
         return str(error)
     return None

@@ -147,7 +147,7 @@ def resolve(settings: Settings) -> Resolved:
     chosen = method_of(s.method, len(data.size))
     model = model_of(s, data)
     contracts.check_model(s, model, data)
-    shapes, _ = jax.eval_shape(initial(model, s.compute), jax.random.key(s.seed))
+    shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))

@@ -71,7 +71,7 @@ def from_flax(
     def variables(key: Key) -> Any:
         return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
 
-    kept = set(jax.eval_shape(variables, jax.random.key(0))) - {"params"}
+    kept = set(jax.eval_shape(lambda: variables(jax.random.key(0)))) - {"params"}
     possible = {STATISTICS} if {"train", "mask"} <= set(accepted) else set()
     allowed = "none, or batch_stats where __call__ takes train and mask (as models.BatchNorm does)"
     check.require(kept <= possible, "module state", sorted(kept), allowed)
