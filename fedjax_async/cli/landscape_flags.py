@@ -47,7 +47,7 @@ def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) ->
     group.add_argument("--grid", type=int, default=25, metavar="N", help=text)
     group.add_argument("--points", type=int, default=31, metavar="N", help="points along each path [31]")
     group = sub.add_argument_group("the learned curve")
-    text = "steps of Adam on 100 training examples of all clients each; 0: no curve [1000]"
-    group.add_argument("--steps", type=int, default=1000, metavar="N", help=text)
+    text = "steps of Adam on 100 training examples of all clients each; 0: no curve [500]"
+    group.add_argument("--steps", type=int, default=500, metavar="N", help=text)
     group.add_argument("--lr", type=float, default=1e-3, metavar="X", help="learning rate of Adam [0.001]")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the examples drawn [0]")

@@ -9,6 +9,7 @@ import pytest
 
 from fedjax_async import geometry, theory
 from fedjax_async.models import MODELS
+from fedjax_async.types import Model
 
 START, END = ({"w": jnp.asarray(values)} for values in ([-1.0, 0.0], [1.0, 0.0]))
 S = np.linspace(0.0, 1.0, 21)
@@ -103,6 +104,29 @@ def test_scores_are_means_over_the_examples_and_programs_are_shared():
         chosen = np.log(np.sum(np.exp(outputs), axis=-1)) - outputs[np.arange(30), y]
         assert found["loss"][index] == pytest.approx(chosen.mean(), rel=1e-5)
         assert found["accuracy"][index] == pytest.approx(np.mean(np.argmax(outputs, -1) == y))
+
+
+def test_a_model_with_running_statistics_learns_as_in_training():
+    def normalised(params, x, key, mask):
+        return (x - jnp.sum(x * mask[:, None], axis=0, keepdims=True) / jnp.sum(mask)) @ params["w"], {
+            **params,
+            "mean": x[0],
+        }
+
+    def fails(params, x, key=None):
+        raise AssertionError("with running statistics, outputs are those of training")
+
+    model = Model(lambda key: {}, fails, lambda outputs, y: jnp.square(outputs - y), normalised)
+    ends = [
+        {"w": jnp.asarray([0.0, 1.0]), "mean": jnp.asarray([1.0, 1.0])},
+        {"w": jnp.asarray([2.0, 0.0]), "mean": jnp.asarray([3.0, 5.0])},
+    ]
+    data = (jnp.asarray([[0.0, 0.0], [1.0, 2.0], [-1.0, 1.0]]), jnp.asarray([0.0, 1.0, 1.0]))
+    control, _ = theory.learned_control_point(
+        theory.batch_loss(model, 4), *ends, jax.random.key(0), data, steps=5, lr=0.1
+    )
+    np.testing.assert_array_equal(control["mean"], [2.0, 3.0])  # the statistics stay on the line
+    assert np.abs(np.asarray(control["w"]) - [1.0, 0.5]).min() > 0.01
 
 
 @pytest.mark.parametrize(
