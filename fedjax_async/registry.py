@@ -195,9 +195,21 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
         raise ValueError(f"{kind} = {spec!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
 
     def call(*args: Any) -> Any:
-        return factory(*args, **merged)
+        return made(kind, spec, lambda: factory(*args, **merged))
 
     return call
+
+
+def made(kind: str, spec: str, make: Callable[[], Made]) -> Made:
+    """``make()``; where a factory of the user's own raises something else than ``ValueError``, one that names it."""
+    try:
+        return make()
+    except Exception as error:
+        name = spec.partition(":")[0]
+        if isinstance(error, ValueError) or not any(name in known for known in ADDED.values()):
+            raise
+        line = " ".join(str(error).split())
+        raise ValueError(f"{kind} = {spec!r}: its factory raised {type(error).__name__}: {line}") from error
 
 
 def summary(entry: Any) -> str:

@@ -332,6 +332,8 @@ def checked_timing(timing: Any) -> Timing:
     def planned(scenario: Any) -> Schedule:
         found = returned("timing", own.KINDS["timing"], timing, scenario)
         _fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
+        count, have = scenario.num_clients, found.num_clients
+        check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
         return check_schedule(found)
 
     return planned

@@ -250,7 +250,7 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
-    rule = preset.server(**rule_options)  # checks their ranges
+    rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
     allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
     static, traced = split_options(preset.server, rule_options)

@@ -92,8 +92,8 @@ def named(name: str, thing: Any) -> Named:
     """
     from fedjax_async.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
-    fits = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name, re.ASCII) is not None
-    check.require(fits, "name", name, "of letters, digits, '_', '-' and '.'")
+    fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
+    check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not of points alone")
     thing = thing.thing if isinstance(thing, Named) else thing
     check.require(thing is not None and not isinstance(thing, (str, *PLAIN)), "object", thing, "an object of your own")
     return Named(name, thing, fingerprint(thing))

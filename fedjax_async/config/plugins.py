@@ -144,7 +144,7 @@ def load_plugin(source: str) -> None:
         raise ValueError(
             f"plugin = {source!r}: must be a Python file or module that can be imported; {error}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
     place = _full(path) if path.suffix == ".py" else source
     if place not in LOADED:
@@ -186,7 +186,7 @@ def load_installed() -> None:
             loaded = point.load()
             if inspect.isfunction(loaded):
                 loaded()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"plugin = {point.value!r}: must run without an error; {error}") from error
 
 

@@ -59,6 +59,8 @@ def moments(text: str) -> list[float]:
 
 
 # Checks of values other than the default.
+MOST_LANES = 1024  # each is a thread of the host
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
@@ -85,7 +87,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
-    "lanes": check.whole,
+    "lanes": lambda field, value: check.whole(field, value, high=MOST_LANES),
     "devices": check.whole,
     "checkpoint": check.whole,
     "timeout": check.real_positive,

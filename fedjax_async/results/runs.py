@@ -32,7 +32,7 @@ from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar, planning_bar
-from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_room
+from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_comparison, require_room
 from fedjax_async.types import Run
 
 PLUGINS = "plugins.json"  # beside the settings of a run that is not finished, and in a sweep's folder
@@ -328,6 +328,8 @@ def compare(
 
     all_seeds = range(common.seed, common.seed + seeds)
     with claimed(folder):
+        if folder is not None:
+            require_comparison(folder, overwrite=overwrite)
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
                 check_run(method, seed, part(index))

@@ -119,6 +119,25 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
     return folder
 
 
+def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Check that a comparison may be saved in ``folder``; returns the folder.
+
+    It may if the folder is missing, is empty or holds a comparison, finished or not, or if ``overwrite`` is set; its
+    single runs are checked one by one. ``ValueError`` otherwise: a run or a sweep would lose its tables and pictures.
+    """
+    folder = require_folder(folder)
+    if overwrite or _is_bare(folder):
+        return folder
+    others = {"sweep.json": "a sweep", MANIFEST: "a run", CHECKPOINTS: "a run", "settings.json": "a run"}
+    found = next((kind for name, kind in others.items() if (folder / name).exists()), None)
+    if found is None and not (folder / "runs").is_dir():
+        found = "other files"
+    if found is not None:
+        allowed = f"empty or hold a comparison, but it holds {found} (choose another folder)"
+        raise ValueError(f"folder = {str(folder)!r}: must be {allowed}")
+    return folder
+
+
 def _is_bare(folder: Path) -> bool:
     """Whether the folder is missing, or holds only what a process leaves that was killed before its first file."""
     if not folder.exists():

@@ -292,6 +292,7 @@ def a_function_that_registers():
         ("import a_module_that_is_not_there", "must be a Python file or module that can be imported; No module named"),
         ("1 / 0", "must run without an error; ZeroDivisionError: division by zero"),
         ("def (", "must run without an error; SyntaxError"),
+        ("raise SystemExit(3)", "must run without an error; SystemExit: 3"),
     ],
 )
 def test_a_plugin_that_cannot_be_used_is_named(tmp_path, content, message):
@@ -302,3 +303,13 @@ def test_a_plugin_that_cannot_be_used_is_named(tmp_path, content, message):
         plugins.load([str(path)])
     with pytest.raises(ValueError, match=r"plugin = 'no.such.module': must be a Python file or module"):
         plugins.load(["no.such.module"])
+
+
+@pytest.mark.parametrize(("kind", "field"), [("method", "method"), ("delay", "delay"), ("model", "model")])
+def test_a_factory_that_raises_is_named(kind, field):
+    @register(kind, "broken")
+    def broken(*, limit: int = 1):
+        return {}["inside"]
+
+    with pytest.raises(ValueError, match=rf"^{field}\w* = 'broken.*': its factory raised KeyError: 'inside'$"):
+        simulate(**{"model": "logistic", "clients": 4, "updates": 4, field: "broken"})

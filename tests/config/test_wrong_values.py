@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, clock, compare, results, resume, simulate, sweep
+from fedjax_async import Settings, clock, compare, named, results, resume, server, simulate, sweep
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
 
@@ -37,6 +37,12 @@ CALLS = [
     (lambda: simulate("fedavg"), "settings = 'fedavg': must be Settings; a single setting is a keyword"),
     (lambda: simulate(**SMALL, out=5), "out = 5: must be a path"),
     (lambda: simulate(**SMALL, out=""), "out = '': must be a path"),
+    (lambda: simulate(**SMALL, lanes=10**10), "lanes = 10000000000: must be a whole number from 1 to 1024"),
+    (lambda: named("..", server.fedasync()), "name = '..': must be of letters, digits, '_', '-' and '.'"),
+    (
+        lambda: simulate(**SMALL, timing=lambda scenario: planned(updates=6)),
+        "num_clients of timing's schedule = 3: must be 4, as in the scenario",
+    ),
     (lambda: simulate(**SMALL, progress=True), "progress = True: must be a function"),
     (lambda: resume(5), "folder = 5: must be a path"),
     (lambda: resume(""), "folder = '': must be a path"),

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from fedjax_async import compare
 from fedjax_async.results import Drawing, load, write_comparison, write_run
 from tests.results.made_up import make_run
 
@@ -64,3 +65,14 @@ def test_a_comparison(tmp_path):
     write_comparison(runs, tmp_path / "b", plots=False, baseline="fedasync")
     assert "relative to fedasync" in (tmp_path / "b" / "comparison.csv").read_text()
     assert not (tmp_path / "b" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("sweep.json", "a sweep"), ("settings.json", "a run"), ("thesis.tex", "other files")]
+)
+def test_a_comparison_takes_no_folder_of_something_else(tmp_path, name, found):
+    (tmp_path / name).write_text("{}")
+    small = {"model": "logistic", "clients": 4, "updates": 4, "folder": tmp_path}
+    with pytest.raises(ValueError, match=f"must be empty or hold a comparison, but it holds {found}"):
+        compare(["fedasync"], **small)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [name]
