@@ -5,7 +5,7 @@ Every error is a ``ValueError`` that names the part, what it returned and what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.record import RESERVED
 from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
@@ -207,7 +208,7 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     _alike("client.finish's state", after, state, "state", note)
     if client.info is not None:
         found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
-        check_columns("client.info", found, TABLE)
+        check_columns("client.info", found)
     if client.unsent is not None:
         kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
         _alike("client.unsent", kept, state, "state", note)
@@ -230,7 +231,7 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
     _alike("method.receive's memory", found[1], memory, "memory")
     weight, columns = found[2]
     _fits(is_scalar(weight), "method.receive's Info.weight", weight, "a number")
-    check_columns("method.receive's Info.columns", columns, TABLE)
+    check_columns("method.receive's Info.columns", columns)
     if rule.close is not None:
         kind = "(state, memory)"
         found = _pair(
@@ -247,12 +248,12 @@ def is_scalar(value: Any) -> bool:
     return plain or (_is_array(value) and value.shape == () and _is_number(value))
 
 
-def check_columns(part: str, columns: Any, taken: Collection[str]) -> None:
+def check_columns(part: str, columns: Any) -> None:
     """Columns that a part adds to a table: ``{name: number}``, named as none that is there already."""
     _fits(isinstance(columns, Mapping), part, columns, "{name: number}")
     for name, value in columns.items():
-        _fits(isinstance(name, str) and name != "", f"{part}: the name of a column", name, "a text, not empty")
-        check.require(name not in taken, f"{part}: the name of a column", name, "another: the table has it already")
+        named, field = isinstance(name, str) and name != "", f"name of a column of {part}"
+        check.require(named and name not in RESERVED, field, name, f"a text other than {', '.join(RESERVED)}")
         _fits(is_scalar(value), f"{part}[{name!r}]", value, "a number")
 
 

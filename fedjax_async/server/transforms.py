@@ -127,6 +127,7 @@ def towards_client() -> Transform:
 
 def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     """Multiply the direction by ``scale * s(tau)``."""
+    check.require(callable(weight), "weight", weight, "a function of the staleness, such as staleness_weight() makes")
 
     def factor(arrival: Arrival) -> Array:
         s = weight(arrival.staleness)
