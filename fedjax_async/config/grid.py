@@ -86,8 +86,8 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
     axes: dict[str, list[Any]] = {}
     for path, given in flat(grid).items():
         single = isinstance(given, (str, Mapping)) or hasattr(given, "_fields") or not isinstance(given, Iterable)
-        check.require(not (single and lists), path, given, "a list of values in a grid, such as [0.01, 0.1]")
         values = [checked(path, value, fields) for value in ([given] if single else given)]
+        check.require(not (single and lists), path, given, "a list of values in a grid, such as [0.01, 0.1]")
         check.require(len(values) > 0, path, values, "at least one value")
         twice = any(value in values[:i] for i, value in enumerate(values))
         check.require(not twice, path, values, "values that are different from each other")

@@ -56,7 +56,9 @@ def moments(text: str) -> list[float]:
     except ValueError:
         found = [-1.0]
     check.require(all(check.is_real(moment) and moment >= 0 for moment in found), "eval_at", text, MOMENTS)
-    check.require(all(a < b for a, b in zip(found, found[1:])), "eval_at", text, "in increasing order, each moment once")
+    check.require(
+        all(a < b for a, b in zip(found, found[1:])), "eval_at", text, "in increasing order, each moment once"
+    )
     return found
 
 

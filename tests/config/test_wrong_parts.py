@@ -142,9 +142,12 @@ PARTS = [
     ),
     (
         {"client": client(info=lambda state: 3)},
-        r"^client.info returned 3: must return \{name: number\}$",
+        r"^client.info returned 3: must return \{name: number\}",
     ),
-    ({"client": client(info=raising)}, r"^client.info: must be a function info\(state\) -> .*it raised KeyError: 'mine'"),
+    (
+        {"client": client(info=raising)},
+        r"^client.info: must be a function info\(state\) -> .*it raised KeyError: 'mine'",
+    ),
     (
         {"client": client(info=lambda state: {"client": 1.0})},
         r"^name of a column of client.info = 'client': must be a text other than client, job, time, ",
@@ -153,7 +156,10 @@ PARTS = [
     ({"client": client(unsent=lambda before, after: 3)}, r"^client.unsent returned 3: must return state of the struct"),
     # rules: what they send, record and make of the facts
     (rule(given=5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
-    (rule(given=lambda: 5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
+    (
+        rule(given=lambda: 5),
+        r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError",
+    ),
     (rule(given=lambda facts: 5), r"^method.given returned 5: must return a ServerAlgorithm"),
     (rule(given=raising), r"^method.given: .*it raised KeyError: 'mine'"),
     (
@@ -183,7 +189,10 @@ PARTS = [
     (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
     (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
     (faults(lambda *jobs: JobFaults(factor="x")), r"^faults: draw's JobFaults.factor = 'x': must be numbers > 0, one"),
-    (faults(lambda *jobs: JobFaults(lost=np.zeros(5, bool))), r"^faults: draw's JobFaults.lost = .* True or False, one"),
+    (
+        faults(lambda *jobs: JobFaults(lost=np.zeros(5, bool))),
+        r"^faults: draw's JobFaults.lost = .* True or False, one",
+    ),
     ({"compress": Compressor(3, 3, 3)}, r"^compress.compress = 3: must be a function"),
     # delays
     (
@@ -290,7 +299,9 @@ def test_a_wrong_call_is_named_with_what_to_write(call, message):
         call()
 
 
-@pytest.mark.parametrize(("kind", "wants"), [("optimizer", "an optax transformation"), ("decay", "a function of the v")])
+@pytest.mark.parametrize(
+    ("kind", "wants"), [("optimizer", "an optax transformation"), ("decay", "a function of the v")]
+)
 def test_a_registered_factory_that_returns_something_else(monkeypatch, kind, wants):
     monkeypatch.setattr(registry, "ADDED", {})
     register(kind, "wrong")((lambda lr: 3) if kind == "optimizer" else lambda: 3)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.results.made_up import make_run
 
 from fedjax_async import results
+from tests.results.made_up import make_run
 
 TESTS = Path(__file__).parent
 RUN = make_run()
