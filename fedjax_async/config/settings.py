@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -57,7 +58,7 @@ def moments(text: str) -> list[float]:
         found = [-1.0]
     check.require(all(check.is_real(moment) and moment >= 0 for moment in found), "eval_at", text, MOMENTS)
     check.require(
-        all(a < b for a, b in zip(found, found[1:])), "eval_at", text, "in increasing order, each moment once"
+        all(a < b for a, b in itertools.pairwise(found)), "eval_at", text, "in increasing order, each moment once"
     )
     return found
 
