@@ -15,8 +15,10 @@ from fedjax_async.server import fedasync, fedbuff
 from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
-TIMINGS = ["every", "every:concurrency=3", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
-TIMINGS += ["cohort:size=2,over_selection=2"]  # jobs that never arrive, though their message was sent
+TIMINGS = ["every", "buffer:size=3", "cohort:size=2,over_selection=2"]  # the last: jobs that never arrive
+TIMINGS += [
+    pytest.param(t, marks=pytest.mark.slow) for t in ("every:concurrency=3", "cohort:size=4", "window:length=0.7")
+]
 
 
 def remembering() -> ServerAlgorithm:

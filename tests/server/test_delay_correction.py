@@ -263,7 +263,7 @@ def test_choices_are_checked(options, message):
 @pytest.mark.parametrize(
     ("method", "path", "values"),
     [
-        ("dc_asgd", "strength", [0.04, 1.0, 5.0]),
+        pytest.param("dc_asgd", "strength", [0.04, 1.0, 5.0], marks=pytest.mark.slow),
         ("dc_asgd_a", "strength", [0.5, 2.0, 5.0]),
         ("orthodyn:switch=share", "fraction", [0.2, 0.5, 0.8]),
     ],
