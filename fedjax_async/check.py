@@ -39,6 +39,19 @@ def _is_number(field: str, value: Any, allowed: str) -> bool:
     return isinstance(value, numbers.Real)
 
 
+def kind(field: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:
+    """An object of one of these types; the message shows numbers and texts, and the type of all else."""
+    if not isinstance(value, kinds):
+        plain = value is None or isinstance(value, (numbers.Number, str))
+        text = shown(value) if plain else "a function" if type(value).__name__ == "function" else _named(value)
+        raise ValueError(f"{field} = {text}: must be {allowed}")
+
+
+def _named(value: Any) -> str:
+    name = type(value).__name__
+    return f"an {name}" if name[:1] in "AEIOaeio" else f"a {name}"
+
+
 def positive(field: str, value: Any) -> None:
     """A finite number > 0 (tracers, arrays and schedules pass)."""
     allowed = "a finite number > 0"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -203,6 +203,37 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
     "corrupt": corrupt,
     "groups": groups,
 }
+
+
+def checked_faults(found: Any, num_clients: int) -> Faults:
+    """The faults that a model returned; ``ValueError`` unless its functions draw ``JobFaults`` of numbers for two jobs."""
+    check.kind("faults", found, Faults, "a model that returns clock.Faults")
+    clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])
+    for name in ("draw", "draw_copies"):
+        if (draw := getattr(found, name)) is None:
+            continue
+        contract = f"{name}(clients, numbers) -> clock.JobFaults"
+        try:
+            drawn = draw(clients, numbers)
+        except Exception as error:
+            line = " ".join(str(error).split())
+            raise ValueError(f"faults: must be of {contract}; it raised {type(error).__name__}: {line}") from error
+        check.kind(f"faults: what {name} returned", drawn, JobFaults, f"JobFaults: {contract}")
+        _check_jobs(f"faults: {name}'s JobFaults", drawn, clients.shape)
+    return found
+
+
+def _check_jobs(title: str, drawn: JobFaults, shape: tuple[int, ...]) -> None:
+    copies = {f"copies[{i}]": delay for i, delay in enumerate(drawn.copies)}
+    for field, value in (drawn._asdict() | copies).items():
+        if field == "copies":
+            continue
+        array, truth = np.asarray(value), field in ("lost", "corrupt")
+        kinds, what = ("b", "True or False") if truth else ("iuf", "numbers >= 0")
+        fits = array.dtype.kind in kinds and array.shape in ((), shape)
+        fits = fits and (truth or bool(np.all(array >= 0))) and (field != "factor" or bool(np.all(array > 0)))
+        what = "numbers > 0" if field == "factor" else what
+        check.require(fits, f"{title}.{field}", value, f"{what}, one or one a job")
 
 
 def job_faults(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:

@@ -50,6 +50,7 @@ def waves(schedule: Schedule, max_width: int | None = None) -> np.ndarray:
     Every job of a wave was dispatched at ``bounds[v]`` arrivals or earlier. Without ``max_width`` the
     number of waves V is the smallest possible; with it, wider waves are cut.
     """
+    check.kind("schedule", schedule, Schedule, "a Schedule; that of a run is run.schedule")
     check.optional(check.whole, "max_width", max_width)
     written = schedule.dispatched_after[schedule.job].tolist()
     widest = len(written) + 1 if max_width is None else int(max_width)

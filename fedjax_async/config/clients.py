@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
@@ -84,7 +85,9 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> t
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
     filled = with_optimizer(s, chosen)
     spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
-    registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    made = registry.bind("optimizer", OPTIMIZERS, spec)(lr)  # checks names and ranges
+    allowed = "a factory of an optax transformation, f(lr, *, ...)"
+    check.kind(f"optimizer {spec}: what its factory returned", made, optax.GradientTransformation, allowed)
     name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
@@ -115,6 +118,8 @@ def _training(
     ``text``: of the options, since 1, 1.0 and True are equal.
     """
     scale = registry.bind("decay", DECAYS, decay)()
+    allowed = "a function of the version, or None"
+    check.require(scale is None or callable(scale), f"decay {decay}: what its factory returned", scale, allowed)
     takes = registry.options_of(client)
 
     def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:
@@ -209,6 +214,8 @@ def compressor_of(spec: str) -> Compressor:
     if given is None:
         given = registry.bind("compress", COMPRESSORS, spec)()
     check.require(isinstance(given, Compressor), "compress", own.shown(given), "a name or a Compressor")
+    for name, function in given._asdict().items():
+        check.require(callable(function), f"compress.{name}", function, "a function")
     return cast(Compressor, given)
 
 

@@ -19,6 +19,7 @@ from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.partition import Partitioner
 from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.record import RESERVED
 from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
@@ -159,9 +160,10 @@ def check_learning(
         return
 
     def tried(params: Params, key: Key, pool: tuple[Any, Any]) -> None:
-        made = bound(chosen.server, chosen.hyper)
+        numbers = f"a function of hyper ({', '.join(chosen.hyper) or 'empty'}) -> ServerAlgorithm"
+        made = returned("method.server", numbers, bound, chosen.server, chosen.hyper)
         _fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
-        rule = rule_of(made, {}, Facts(len(data.size)))
+        rule = returned("method.given", "given(facts) -> ServerAlgorithm", rule_of, made, {}, Facts(len(data.size)))
         _fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
         state, memory = _pair(
             "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
@@ -175,6 +177,7 @@ def check_learning(
         )
         message, after = found
         _fits(isinstance(message, Message), "method.dispatch", message, kind)
+        _alike("method.dispatch's Message.params", message.params, params, "params")
         _alike("method.dispatch's memory", after, memory, "memory")
         message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0), local_steps=jnp.int32(1)))
         upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
@@ -203,6 +206,15 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     upload, after = _pair("client.finish", found, kind)
     _fits(all(map(_is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
     _alike("client.finish's state", after, state, "state", note)
+    if client.info is not None:
+        found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
+        check_columns("client.info", found)
+    if client.unsent is not None:
+        kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
+        _alike("client.unsent", kept, state, "state", note)
+    if client.own is not None:
+        model = returned("client.own", "own(message, state) -> params", client.own, message, state, note=note)
+        _alike("client.own", model, params, "params")
     return upload
 
 
@@ -218,12 +230,8 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
     _alike("method.receive's state", found[0], state, "state")
     _alike("method.receive's memory", found[1], memory, "memory")
     weight, columns = found[2]
-    _fits(jnp.shape(weight) == () and weight is not None, "method.receive's Info.weight", weight, "a number")
-    _fits(isinstance(columns, Mapping), "method.receive's Info.columns", columns, "{name: number}")
-    for name, value in columns.items():
-        _fits(
-            value is not None and jnp.shape(value) == (), f"method.receive's Info.columns[{name!r}]", value, "a number"
-        )
+    _fits(is_scalar(weight), "method.receive's Info.weight", weight, "a number")
+    check_columns("method.receive's Info.columns", columns)
     if rule.close is not None:
         kind = "(state, memory)"
         found = _pair(
@@ -232,6 +240,21 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
         _alike("method.close's state", found[0], state, "state")
         _alike("method.close's memory", found[1], memory, "memory")
     _alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is a number or a scalar array of numbers."""
+    plain = isinstance(value, (bool, int, float))
+    return plain or (_is_array(value) and value.shape == () and _is_number(value))
+
+
+def check_columns(part: str, columns: Any) -> None:
+    """Columns that a part adds to a table: ``{name: number}``, named as none that is there already."""
+    _fits(isinstance(columns, Mapping), part, columns, "{name: number}")
+    for name, value in columns.items():
+        named, field = isinstance(name, str) and name != "", f"name of a column of {part}"
+        check.require(named and name not in RESERVED, field, name, f"a text other than {', '.join(RESERVED)}")
+        _fits(is_scalar(value), f"{part}[{name!r}]", value, "a number")
 
 
 def check_metric(name: str, metric: Metric, model: Model, params: Params, data: FederatedData) -> None:

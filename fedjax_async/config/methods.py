@@ -154,6 +154,9 @@ def _check_fields(given: Method) -> None:
     numbers = isinstance(given.hyper, Mapping)
     numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
     check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
+    unread = [name for name in given.hyper if not name.startswith("client.")]
+    read = callable(given.server) or not unread
+    check.require(read, "method.hyper", given.hyper, "left out: the rule is finished, and no function of hyper")
     check.require(isinstance(given.optimizer, str), "method.optimizer", given.optimizer, "a text such as 'sgd'")
     check.require(_is_finite(given.lr), "method.lr", given.lr, "a finite number > 0")
     check.require(float(given.lr) > 0, "method.lr", given.lr, "a finite number > 0")

@@ -107,6 +107,8 @@ def as_setting(field: str, value: Any) -> Named:
         return _metrics(value)
     fits = field in KINDS and not isinstance(value, PLAIN)
     check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
+    if field == "metrics":
+        check.kind(field, value, Mapping, f"a text, or {KINDS[field]}")
     own_name = getattr(value, "name", None) if field == "dataset" else None
     if isinstance(own_name, str):
         return Named(own_name, value, fingerprint(value))

@@ -58,6 +58,7 @@ def roles_of(paths: Iterable[str], given: Mapping[str, str] | None = None) -> di
     >>> roles_of(["method.mixing", "seed"], {"method.mixing": "compared"})
     {'method.mixing': 'compared', 'seed': 'seed'}
     """
+    check.kind("roles", given, (Mapping, type(None)), "a mapping, swept setting -> role, such as {'lr': 'tuned'}")
     found = {path: usual_role(path) for path in paths}
     for path, role in (given or {}).items():
         check.one_of(f"roles[{path!r}]", role, ROLES)

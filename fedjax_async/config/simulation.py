@@ -83,6 +83,8 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
             check.require(name not in fields, name, fields.get(name), "left out: the client algorithm brings its own")
     if isinstance(data := changes.get("data"), str) and not isinstance(data, Named):
         raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
+    if data is not None and "dataset" in fields:
+        raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
     given = data.thing if isinstance(data, Named) else data
     if isinstance(given, FederatedData) and "clients" in fields:
         check_count(fields["clients"], given)

@@ -42,6 +42,8 @@ def asked(callback: Callback, evaluation: Evaluation) -> Stop | None:
         ) from error
     allowed = 'None, or Stop("why") to end the run'
     check.require(found is None or isinstance(found, Stop), f"return of callback {name_of(callback)}", found, allowed)
+    said = found is None or (isinstance(found.why, str) and bool(found.why.strip()))
+    check.require(said, f"return of callback {name_of(callback)}", found, allowed)
     return found
 
 

@@ -216,6 +216,7 @@ def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
     >>> load("fashion_mnist_6k").x.shape
     (5000, 28, 28)
     """
+    require(isinstance(spec, str), "dataset", spec, "a text such as 'mnist'")
     return bind("dataset", DATASETS, spec, data_dir=data_dir)()
 
 

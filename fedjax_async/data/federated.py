@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.check import require, whole
+from fedjax_async.check import kind, require, whole
 from fedjax_async.data.checking import check_alike, check_examples
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.registry import bind
@@ -88,6 +88,7 @@ def federate(
     >>> len(data.size), int(data.size.sum()), data.x.dtype.name
     (10, 5000, 'uint8')
     """
+    kind("dataset", dataset, (Dataset, Federation), "a Dataset or a Federation, as data.load returns")
     whole("seed", seed, 0)
     if num_clients is not None:
         whole("num_clients", num_clients, 1)

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedjax_async.check import kind as require_kind
 from fedjax_async.check import require, whole
 from fedjax_async.data import decode as decoders
 from fedjax_async.data.arrays import appearing, array_hash
@@ -159,6 +160,7 @@ def write_folder(folder: Where, data: FederatedData) -> Path:
 
     For a ``Dataset``: ``write_folder(folder, federate(dataset, "dirichlet:alpha=0.1", 1000))``.
     """
+    require_kind("data", data, FederatedData, "FederatedData, made by data.federate or data.from_arrays")
     tests = {} if data.test_order is None else {field: getattr(data, field) for field in OWN_TESTS}
     return write_clients(
         folder, _chunks(data), test_x=data.test_x, test_y=data.test_y, decode=data.decode,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from fedjax_async.data import decode as decoders
 from fedjax_async.data.checking import check_alike, check_data, check_examples, is_array, kind, type_name
 from fedjax_async.types import Array, FederatedData
 
+NAME, NAMES = r"[\w.-]*\w[\w.-]*", "of letters, digits, '_', '-' and '.', and not of points alone"
+MOST_CLASSES = 2**31 - 1  # labels are int32
 Pair = tuple[Any, Any]  # x [n, ...] and y [n] or [n, ...] of one client or of a test set
 
 
@@ -49,10 +52,11 @@ def from_arrays(
     Traceback (most recent call last):
     ValueError: clients[1].y = '1 rows': must be one for each of the 2 rows of clients[1].x
     """
-    require(test is not None or client_tests is not None, "test", None, "a pair (x, y), or client_tests must be given")
-    require(test is None or client_tests is None, "client_tests", "given", "left out, since test is given")
+    require(isinstance(name, str) and re.fullmatch(NAME, name) is not None, "name", name, NAMES)
     train = _pairs("clients", clients)
     require(len(train) > 0, "clients", "no pairs", "one pair (x, y) for each of at least one client")
+    require(test is not None or client_tests is not None, "test", None, "a pair (x, y), or client_tests must be given")
+    require(test is None or client_tests is None, "client_tests", "given", "left out, since test is given")
     tests = [_pair("test", test)] if client_tests is None else _pairs("client_tests", client_tests)
     if client_tests is not None:
         allowed = f"{len(train)} pairs, one a client"
@@ -60,7 +64,7 @@ def from_arrays(
     named = {f"clients[{i}]": pair for i, pair in enumerate(train)}
     named |= {"test": tests[0]} if client_tests is None else {f"client_tests[{i}]": p for i, p in enumerate(tests)}
     if num_classes is not None:
-        whole("num_classes", num_classes)
+        whole("num_classes", num_classes, high=MOST_CLASSES)
     elif kind(train[0][1].dtype) == "integers":
         labels = [y for _, y in named.values() if kind(y.dtype) == "integers"]
         num_classes = 1 + max(int(y.max(initial=0)) for y in labels)

@@ -64,8 +64,12 @@ def checked(name: str, function: Callable[..., Any]) -> Callable[..., dict[str, 
     """``function``, whose result is made a dict of scalar arrays; ``ValueError`` where it cannot be."""
 
     def call(*given: Any) -> dict[str, Any]:
-        found = function(*given)
         field = f"probes[{name!r}]"
+        try:
+            found = function(*given)
+        except Exception as error:
+            kind, line = "a function f(state, memory, arrival, parts) -> {name: scalar}", " ".join(str(error).split())
+            raise ValueError(f"{field}: must be {kind}; it raised {type(error).__name__}: {line}") from error
         check.require(
             isinstance(found, Mapping) and bool(found), field, found, "a function that returns {name: scalar}"
         )

@@ -16,6 +16,11 @@ from fedjax_async.types import Params, Run, Schedule
 # Of the clock's counts, those that every run reports.
 FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dropped_late", "dropped_stale")
 
+# Columns of the table of updates that a rule or a client may not record under these names.
+RESERVED = (
+    "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "closes", "weight",
+    "upload_norm", "accepted", "step_changed", "used", "upload_bytes", "upload_values_bytes",
+)  # fmt: skip
 
 Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
 

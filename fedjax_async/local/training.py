@@ -56,6 +56,8 @@ def local_training(
     Returns: a ``ClientAlgorithm``. Its only state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`).
     """
+    check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
+    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
     pulled = proximal_term(proximal, metric)
     optimizer = optax.with_extra_args_support(optimizer)

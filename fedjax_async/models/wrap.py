@@ -60,6 +60,9 @@ def from_flax(
     as ``models.BatchNorm`` does: flax's own BatchNorm would count the padded rows of a partial batch. ``apply`` with a
     key then normalises by the whole batch and updates no statistics. Other state raises ``ValueError``.
     """
+    check.kind("module", module, nn.Module, "a flax.linen module, such as nn.Dense(10)")
+    check.require(callable(loss), "loss", loss, "a function, loss(outputs, y) -> [B]")
+    check.require(private is None or callable(private), "private", private, "a function, private(path) -> bool")
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters
     mode = next((name for name in ("train", "deterministic") if name in accepted), None)

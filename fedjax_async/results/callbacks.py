@@ -57,7 +57,10 @@ def chosen(
     for function in functions:
         check.require(callable(function), "callbacks", function, "functions f(evaluation) -> None or Stop(why)")
     check.require(isinstance(keep_best, bool), "keep_best", keep_best, "True or False")
+    several = stream is None or (isinstance(stream, Iterable) and not isinstance(stream, Mapping))
+    check.require(several, "stream", stream, "'csv', 'tensorboard' or 'wandb', or a list of them")
     names = stream.split(",") if isinstance(stream, str) else list(stream or ())
+    check.require(len(names) == len(set(map(str, names))), "stream", stream, "different streams")
     streams.require_streams(names, folder)
     return Callbacks(functions, tuple(dict.fromkeys(names)), keep_best)
 

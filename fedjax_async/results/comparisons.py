@@ -75,13 +75,8 @@ def comparison(
     ``rejected`` uploads have a column where there are any, and so have the runs in which every upload was rejected.
     ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
-    allowed = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
-    check.require(isinstance(runs, Mapping), "runs", f"a {type(runs).__name__}", allowed)
-    check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
-    for name, seeds in runs.items():
-        listed = isinstance(seeds, Sequence) and not isinstance(seeds, Run)  # a run is a tuple, too
-        good = listed and len(seeds) > 0 and all(isinstance(run, Run) for run in seeds)
-        check.require(good, f"runs[{name!r}]", f"a {type(seeds).__name__}", "a list of its runs, one a seed: [run]")
+    metrics.require_runs(runs)
+    check.one_of("interval", interval, significance.INTERVALS)
     baseline = baseline or ("fedavg" if "fedavg" in runs else next(iter(runs)))
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"

@@ -99,7 +99,7 @@ def _curves(
     runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, final: str, drawing: Drawing
 ) -> tuple[Figure, Axes, dict[str, Drawn]]:
     """Means and bands of one column, drawn in the order of ``runs``; without names."""
-    check.require(len(runs) > 0 and all(len(seeds) > 0 for seeds in runs.values()), "runs", list(runs), "not empty")
+    metrics.require_runs(runs)
     drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
     size, label = canvas.axis(x, longest)

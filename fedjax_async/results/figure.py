@@ -55,6 +55,8 @@ class Drawing:
     title: str | None = None
 
     def __post_init__(self) -> None:
+        listed = "a tuple of formats, such as ('png', 'pdf')"
+        check.require(isinstance(self.formats, (tuple, list)), "format", self.formats, listed)
         check.require(len(self.formats) > 0, "format", self.formats, "at least one of " + ", ".join(FORMATS))
         for each in self.formats:
             check.one_of("format", each, FORMATS)

@@ -175,9 +175,13 @@ def write_report(
     Raises: ``ValueError`` if plotly (extra ``report``) is missing, the path does not end in ``.html`` or cannot be
     written, or a folder holds no finished run.
     """
+    check.path("path", path)
     path = Path(path)
     check.one_of("file ending", path.suffix, (".html",))
+    listed = isinstance(folders, Sequence) and not isinstance(folders, str)
+    check.require(listed, "folders", folders, "a list of folders, such as ['runs/one']")
     for folder in folders:
+        check.path("folder", folder)
         if not Path(folder).is_dir():
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,29 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 }
 
 
+def require_run(run: Any) -> None:
+    """``ValueError`` unless it is a ``Run``."""
+    check.kind("run", run, Run, "a Run, as simulate returns")
+
+
+def require_runs(runs: Any) -> None:
+    """``ValueError`` unless it is a dict, method -> list of its runs, with at least one run each."""
+    allowed = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
+    check.kind("runs", runs, Mapping, allowed)
+    check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
+    for name, seeds in runs.items():
+        listed = isinstance(seeds, Sequence) and not isinstance(seeds, Run)  # a run is a tuple, too
+        good = listed and len(seeds) > 0 and all(isinstance(run, Run) for run in seeds)
+        check.require(good, f"runs[{name!r}]", f"a {type(seeds).__name__}", "a list of its runs, one a seed: [run]")
+
+
 def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
 
     ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
     indices, scales and headers of compressed uploads, as in AsynFLC's Table III.
     """
+    require_run(run)
     check.one_of("unit", unit, UNITS)
     return np.asarray(UNITS[unit](run.evaluations), np.float64)
 
@@ -39,6 +56,8 @@ def to_target(run: Run, target: float, unit: str = "time") -> float:
     ``unit``: ``time`` (virtual seconds), ``update``, ``step``, ``bytes`` (both directions), ``bytes_up`` or
     ``values_bytes_up`` (see :func:`progress_in`). It is not interpolated between evaluations, so it is an upper bound.
     """
+    require_run(run)
+    check.require(check.is_real(target), "target", target, "a finite number, such as 0.7")
     reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
     amounts = progress_in(run, unit)
     return float(amounts[reached[0]]) if reached.size else math.nan
@@ -104,6 +123,8 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
 
 
 def _scores(run: Run, column: str = "accuracy") -> np.ndarray:
+    require_run(run)
+    check.one_of("column", column, run.evaluations)
     scores = np.asarray(run.evaluations[column], np.float64)
     check.require(scores.size > 0, "run.evaluations", {}, "a table with at least one evaluation")
     return scores
@@ -192,6 +213,7 @@ def relative_time(
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """
+    require_runs(runs)
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
@@ -234,14 +256,25 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, np.std(values, axis=-1, ddof=1) if values.shape[-1] > 1 else np.full_like(mean, math.nan)
 
 
+def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:
+    """The numbers of a list, float64[n]; ``ValueError`` unless there are at least ``least`` of them, and nothing else."""
+    allowed = ("a list of numbers", "a list of at least one number", "a list of at least two numbers")[least]
+    try:
+        array = np.asarray(values)
+        array = array.astype(np.float64) if array.dtype.kind in "biufO" or not array.size else np.zeros(())
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    check.require(array.ndim == 1 and array.size >= least, field, values, allowed)
+    return array
+
+
 def spread(values: Sequence[float] | np.ndarray) -> Spread:
     """Mean and sample standard deviation (divisor n - 1; NaN for one value) of one value per seed.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, std=1.0, seeds=3)
     """
-    array = np.asarray(values, np.float64)
-    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    array = numbers_in("values", values)
     mean, std = mean_and_std(array)
     return Spread(float(mean), float(std), array.size)
 

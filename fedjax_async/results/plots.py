@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.figure import SCREEN, Drawing
+from fedjax_async.results.metrics import require_run
 from fedjax_async.types import Run, Schedule
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ MOST_STEP_LINES = 60  # more would hide the jobs
 
 def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
     """The share of the updates applied at each staleness (server steps), with mean and maximum."""
+    require_run(run)
     staleness = np.asarray(run.updates["staleness"])
     check.require(staleness.size > 0, "run.updates", {}, "a table with at least one arrival")
     largest = int(staleness.max())
@@ -59,6 +61,7 @@ def gantt(
     ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for about eight
     jobs per client).
     """
+    check.kind("schedule", schedule, Schedule, "a Schedule; that of a run is run.schedule")
     rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
     check.require(
         len(rows) > 0 and all(0 <= row < schedule.num_clients for row in rows),

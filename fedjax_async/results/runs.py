@@ -105,7 +105,9 @@ def write_comparison(
     and all three final values. From three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final
     value between the methods. Returns the tables as text, to be printed, with the target below the first one.
     """
+    check.path("folder", folder)
     folder = Path(folder)
+    check.require(folder.is_dir() or not folder.exists(), "folder", str(folder), "a folder, but it is a file")
     rows = comparisons.comparison(runs, baseline, target, final, interval)
     extended = comparisons.comparison(runs, baseline, target, final, interval, further=True)
     decimals = tables.decimals_of(rows)

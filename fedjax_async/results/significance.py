@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.results.metrics import mean_and_std
+from fedjax_async.results.metrics import mean_and_std, numbers_in
 
 LEVEL = 0.95
 RESAMPLES = 9_999  # of the bootstrap
@@ -56,8 +56,7 @@ def interval(values: Sequence[float] | np.ndarray, kind: str = "t") -> Interval:
     [72.52, 77.48]
     """
     check.one_of("interval", kind, INTERVALS)
-    array = np.asarray(values, np.float64)
-    check.require(array.ndim == 1 and array.size > 0, "values", array.shape, "a list of at least one number")
+    array = numbers_in("values", values)
     return INTERVALS[kind](array) if array.size > 1 else Interval(math.nan, math.nan)
 
 
@@ -76,8 +75,7 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """
     from scipy import stats  # noqa: PLC0415
 
-    array = np.asarray(differences, np.float64)
-    check.require(array.ndim == 1 and array.size > 1, "differences", array.shape, "a list of at least two numbers")
+    array = numbers_in("differences", differences, least=2)
     if not np.isfinite(array).all():
         return Paired(math.nan, math.nan)
     if not array.any():
@@ -113,7 +111,9 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
     >>> holm([0.01, 0.04, 0.03]).tolist()
     [0.03, 0.06, 0.06]
     """
-    values = np.asarray(p_values, np.float64)
+    values = numbers_in("p_values", p_values, least=0)
+    possible = bool(np.all(np.isnan(values) | ((values >= 0) & (values <= 1))))
+    check.require(possible, "p_values", p_values, "numbers in [0, 1], or NaN")
     adjusted = np.full_like(values, math.nan)
     tests = np.flatnonzero(~np.isnan(values))
     order = tests[np.argsort(values[tests], kind="stable")]

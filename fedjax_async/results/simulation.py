@@ -70,6 +70,8 @@ def simulate(
     """
     settings = settings_from(settings, changes)
     require_progress(progress)
+    for name, value in (("plots", plots), ("overwrite", overwrite), ("again", again)):
+        check.require(isinstance(value, bool), name, value, "True or False")
     if out is None:
         for name, value in (("overwrite", overwrite), ("again", again)):
             check.require(not value, name, value, "left out without a folder (out)")

@@ -141,7 +141,10 @@ def table(rows: Sequence[Row], style: str = "text", *, decimals: Mapping[str, in
     fedasync      0.70
     """
     check.one_of("style", style, STYLES)
-    check.require(len(rows) > 0, "rows", rows, "a list of at least one row")
+    listed = isinstance(rows, Sequence) and len(rows) > 0 and all(isinstance(row, Mapping) for row in rows)
+    check.require(listed, "rows", rows, "a list of at least one row, a dict, column -> value")
+    places = decimals is None or isinstance(decimals, Mapping)
+    check.require(places, "decimals", decimals, "a dict, column -> decimal places, such as {'loss': 4}")
     return STYLES[style](rows, decimals or {})
 
 

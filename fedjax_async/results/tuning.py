@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_async import check
 from fedjax_async.config.grid import setting_title
 from fedjax_async.config.paths import values_of
 from fedjax_async.config.roles import roles_of
@@ -118,6 +119,7 @@ def choose(sweep: Sweep, final: str = FINAL, roles: Roles | None = None) -> list
     >>> tuning.best.lr, tuning.part, tuning.trials
     (0.1, 'validation', 2)
     """
+    check.kind("sweep", sweep, Sweep, "a Sweep, as sweep returns")
     return tunings(records(sweep), final, sweep.roles if roles is None else roles)
 
 

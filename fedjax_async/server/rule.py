@@ -76,6 +76,9 @@ def rule(
     ``Delta_i`` counts from the server's present statistics (see ``running_statistics.rebased``).
     """
     check.one_of("weighting", weighting, WEIGHTING)
+    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(1.0)")
+    check.kind("aggregate", aggregate, (Aggregate, type(None)), "an Aggregate, such as server.mean() makes")
+    check.require(rate is None or callable(rate), "rate", rate, "a function of the staleness")
     transform = chain(*transforms)
     transform = transform if facts is None or transform.given is None else transform.given(facts)
     aggregate = mean() if aggregate is None else aggregate

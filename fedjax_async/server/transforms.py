@@ -88,6 +88,9 @@ def _scale(weight: Callable[[Params, Arrival], Array]) -> Transform:
 def chain(*transforms: Transform) -> Transform:
     """Apply the transforms one after the other. The state is the tuple of their states, the weight their product."""
 
+    for i, transform in enumerate(transforms):
+        check.kind(f"transforms[{i}]", transform, Transform, "a Transform, such as server.clip_by_norm(1.0)")
+
     def init(params: Params) -> State:
         return tuple(t.init(params) for t in transforms)
 
@@ -124,6 +127,7 @@ def towards_client() -> Transform:
 
 def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     """Multiply the direction by ``scale * s(tau)``."""
+    check.require(callable(weight), "weight", weight, "a function of the staleness, such as staleness_weight() makes")
 
     def factor(arrival: Arrival) -> Array:
         s = weight(arrival.staleness)
