@@ -29,7 +29,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 hypothesis.settings.register_profile("local", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

@@ -55,7 +55,7 @@ def programs():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("batching", ["loop", "vmap"])
+@pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_one_compilation_a_group_and_each_result_as_alone(programs, batching):
     settings = varied(
         method=["fedasync:mixing=0.3", "fedasync:mixing=0.9"], lr=[0.02, 0.1], seed=[0, 1], batching=[batching],

@@ -47,9 +47,9 @@ def compressed(given, kind="topk", how="ef"):
     [
         ("topk", "ef", ["loop", "vmap"]),
         ("qsgd", "ef", ["loop"]),
-        ("topk", "ef21", ["loop"]),
+        pytest.param("topk", "ef21", ["loop"], marks=pytest.mark.slow),
         ("qsgd", "ef21", ["vmap"]),
-        ("topk", "off", ["loop"]),
+        pytest.param("topk", "off", ["loop"], marks=pytest.mark.slow),
         ("qsgd", "off", ["loop"]),
     ],
 )
@@ -173,7 +173,10 @@ def test_wrappers_keep_what_is_recorded():
     assert FEEDBACKS["off"](one, topk()).info(FEEDBACKS["off"](one, topk()).init(MODEL.init(jax.random.key(0))))
 
 
-@pytest.mark.parametrize("batching", [{"batching": "loop"}, {"batching": "vmap", "max_width": 1}])
+ONE_WIDE = pytest.param({"batching": "vmap", "max_width": 1}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("batching", [{"batching": "loop"}, ONE_WIDE])
 def test_a_sweep_over_seeds_and_levels_equals_runs_alone(batching):
     base = Settings(**SMALL, method="fedbuff", compress="qsgd:levels=3", **batching)
     settings = [resolved(p.settings) for p in expand(base, {"compress.levels": [3, 100]}, seeds=2)]

@@ -15,8 +15,10 @@ from fedjax_async.server import fedasync, fedbuff
 from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
-TIMINGS = ["every", "every:concurrency=3", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
-TIMINGS += ["cohort:size=2,over_selection=2"]  # jobs that never arrive, though their message was sent
+TIMINGS = ["every", "buffer:size=3", "cohort:size=2,over_selection=2"]  # the last: jobs that never arrive
+TIMINGS += [
+    pytest.param(t, marks=pytest.mark.slow) for t in ("every:concurrency=3", "cohort:size=4", "window:length=0.7")
+]
 
 
 def remembering() -> ServerAlgorithm:
@@ -73,7 +75,7 @@ LOST += [("cohort:size=3,over_selection=1", {"faults": "drop:probability=0.3"})]
 LOST += [("every", LATE | {"faults": LATE["faults"] + "+corrupt:probability=0.4"})]
 
 
-@pytest.mark.parametrize(("timing", "conditions"), LOST)
+@pytest.mark.parametrize(("timing", "conditions"), [pytest.param(*LOST[0], marks=pytest.mark.slow), *LOST[1:]])
 def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions):
     with jax.enable_x64(True):
         given = case(remembering(), timing, "exponential:mean=1", **conditions)
@@ -148,7 +150,7 @@ def compilations():
 @pytest.mark.parametrize(("rule", "timing", "delay"), [
     (fedasync, "every", "exponential"),
     (fedbuff, "buffer:size=3", "lognormal:sigma=1"),
-    (fedbuff, "cohort:size=5", "constant"),
+    pytest.param(fedbuff, "cohort:size=5", "constant", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay, batching):
     given = case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2)))

@@ -305,13 +305,14 @@ def test_bad_probes_are_refused_before_anything_is_compiled(probes, words):
 
 
 def test_data_that_cannot_be_cut_or_seen_are_refused():
+    five = SMALL | {"clients": 5}
     own = data()._replace(x=data().x.astype(np.float32), test_x=data().test_x.astype(np.float32))
     with pytest.raises(ValueError, match=r"^test_fraction = 0\.2: must be left out with data of your own"):
-        prepare(Settings(**SMALL, test_fraction=0.2), data=own)
+        prepare(Settings(**five, test_fraction=0.2), data=own)
     with pytest.raises(ValueError, match=r"^probes = \['a'\]: must be left out"):
-        prepare(Settings(**SMALL), data=own._replace(streamed=True), probes={"a": staleness})
+        prepare(Settings(**five), data=own._replace(streamed=True), probes={"a": staleness})
     with pytest.raises(ValueError, match=r"^validation_fraction = 1\.0: must be"):
-        prepare(Settings(**SMALL, validation_fraction=1.0))
+        prepare(Settings(**five, validation_fraction=1.0))
     from fedjax_async.data import population
 
     with pytest.raises(ValueError, match=r"^validation_fraction = 0\.1: must be None"):

@@ -338,6 +338,7 @@ def test_the_page_loads_nothing_and_is_the_same_each_time(tmp_path):
     assert "default-src 'none'" in own and not re.search(r"https?://|src=|href=", own)
 
 
+@pytest.mark.slow
 def test_a_large_comparison_stays_below_10_mb(tmp_path):
     rng = np.random.default_rng(0)
     schedule = make_schedule(num_clients=40, jobs=50)

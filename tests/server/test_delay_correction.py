@@ -263,9 +263,9 @@ def test_choices_are_checked(options, message):
 @pytest.mark.parametrize(
     ("method", "path", "values"),
     [
-        ("dc_asgd", "strength", [0.04, 1.0, 5.0]),
+        pytest.param("dc_asgd", "strength", [0.04, 1.0, 5.0], marks=pytest.mark.slow),
         ("dc_asgd_a", "strength", [0.5, 2.0, 5.0]),
-        ("orthodyn:switch=share", "fraction", [0.2, 0.5, 0.8]),
+        pytest.param("orthodyn:switch=share", "fraction", [0.2, 0.5, 0.8], marks=pytest.mark.slow),
     ],
 )
 def test_a_sweep_over_an_option_compiles_once(method, path, values):
