@@ -43,13 +43,7 @@ def kind(field: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -
     """An object of one of these types; the message shows numbers and texts, and the type of all else."""
     if not isinstance(value, kinds):
         plain = value is None or isinstance(value, (numbers.Number, str))
-        text = shown(value) if plain else "a function" if type(value).__name__ == "function" else _named(value)
-        raise ValueError(f"{field} = {text}: must be {allowed}")
-
-
-def _named(value: Any) -> str:
-    name = type(value).__name__
-    return f"an {name}" if name[:1] in "AEIOaeio" else f"a {name}"
+        require(False, field, value if plain else f"a {type(value).__name__}", allowed)
 
 
 def positive(field: str, value: Any) -> None:
@@ -129,6 +123,12 @@ def one_of(field: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def path(field: str, value: Any) -> None:
-    """A path, as a text or ``pathlib.Path``; not an empty text."""
+    """A path, as a text or ``pathlib.Path``; not an empty text, and without control characters such as a line's end."""
     fits = isinstance(value, (str, os.PathLike)) and bool(str(value))
     require(fits, field, value, "a path, such as 'runs/one'")
+    require(not has_control(str(value)), field, str(value), "a path without control characters")
+
+
+def has_control(text: str) -> bool:
+    """Whether a text has control characters, such as a line's end."""
+    return any(character < " " or character == "\x7f" for character in text)

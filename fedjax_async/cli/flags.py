@@ -8,10 +8,10 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_async import __version__, home
+from fedjax_async import __version__, check, home
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
-from fedjax_async.cli.parsing import Parser
+from fedjax_async.cli.parsing import Parser, real, whole
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.settings import EVALUATIONS, Settings
 
@@ -51,15 +51,15 @@ RUN_BASE: dict[str, Any] = {"updates": 200}
 
 def _folder(text: str) -> str:
     """The type of ``--out``."""
-    if not text:
-        raise argparse.ArgumentTypeError("must be the name of a folder")
+    if not text or check.has_control(text):
+        raise argparse.ArgumentTypeError("must be the name of a folder, without control characters")
     return text
 
 
 def _file(text: str) -> str:
     """The type of ``--gantt`` and of the page of ``report``."""
-    if not text:
-        raise argparse.ArgumentTypeError("must be the name of a file")
+    if not text or check.has_control(text):
+        raise argparse.ArgumentTypeError("must be the name of a file, without control characters")
     return text
 
 
@@ -94,7 +94,7 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
     """The type that parses a setting's text, from its annotation, such as ``"float | None"``."""
-    return {"int": int, "float": float}.get(str(field.type).split(" ", maxsplit=1)[0], str)
+    return {"int": whole, "float": real}.get(str(field.type).split(" ", maxsplit=1)[0], str)
 
 
 def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
@@ -112,7 +112,7 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
             group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about)
         else:
             kind = _type_of(field)
-            metavar = {int: "N", float: "X"}.get(kind, "NAME")  # type: ignore[call-overload]
+            metavar = {whole: "N", real: "X"}.get(kind, "NAME")
             group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=about)
 
 
@@ -132,7 +132,7 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
     """Add ``--seeds``, ``--baseline`` and ``--target``."""
     usual = baseline or "fedavg, else the first"
-    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
+    parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
         "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
     )
@@ -165,7 +165,10 @@ def _add_finals(parser: argparse.ArgumentParser, usual: str = "") -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     """The type of ``--format`` and ``--stream``: names joined by commas."""
-    return tuple(dict.fromkeys(text.split(",")))
+    names = tuple(text.split(","))
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must be different names, not {text}")
+    return names
 
 
 def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> None:
@@ -230,7 +233,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [the device's]"
     )
-    sub.add_argument("--lanes", type=int, metavar="N", help="stacks trained at the same time [one per CPU core]")
+    sub.add_argument("--lanes", type=whole, metavar="N", help="stacks trained at the same time [one per CPU core]")
     sub.add_argument(
         "--overwrite", action="store_true", help="replace another sweep in DIR; runs of the same settings are kept"
     )
@@ -246,7 +249,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
     )
     text = "measure what it takes to reach this test accuracy [FILE's]"
-    sub.add_argument("--target", type=float, metavar="ACCURACY", help=text)
+    sub.add_argument("--target", type=real, metavar="ACCURACY", help=text)
     _add_finals(sub, "FILE's, else tail and t")
     _add_drawing(sub)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from fedjax_async.cli.parsing import real, whole
+
 LANDSCAPE_EPILOG = """what it does:
   1. For each two runs, the loss along the straight line between their models (linear mode connectivity), and along a
      quadratic Bezier curve whose control point is learned by Adam, so that the loss on the curve is low.
@@ -40,14 +42,14 @@ def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) ->
     group = sub.add_argument_group("what is measured")
     text = "part of the data: test, train or validation [test]"
     group.add_argument("--part", default="test", metavar="PART", help=text)
-    group.add_argument("--client", type=int, metavar="N", help="only the examples of this client, from 0 [all]")
+    group.add_argument("--client", type=whole, metavar="N", help="only the examples of this client, from 0 [all]")
     text = "examples, spread evenly over the part; time grows with them [1000]"
-    group.add_argument("--examples", type=int, default=1000, metavar="N", help=text)
+    group.add_argument("--examples", type=whole, default=1000, metavar="N", help=text)
     text = "points of the plane in each direction: N x N models are evaluated [25]"
-    group.add_argument("--grid", type=int, default=25, metavar="N", help=text)
-    group.add_argument("--points", type=int, default=31, metavar="N", help="points along each path [31]")
+    group.add_argument("--grid", type=whole, default=25, metavar="N", help=text)
+    group.add_argument("--points", type=whole, default=31, metavar="N", help="points along each path [31]")
     group = sub.add_argument_group("the learned curve")
     text = "steps of Adam on 100 training examples of all clients each; 0: no curve [500]"
-    group.add_argument("--steps", type=int, default=500, metavar="N", help=text)
-    group.add_argument("--lr", type=float, default=1e-3, metavar="X", help="learning rate of Adam [0.001]")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of the examples drawn [0]")
+    group.add_argument("--steps", type=whole, default=500, metavar="N", help=text)
+    group.add_argument("--lr", type=real, default=1e-3, metavar="X", help="learning rate of Adam [0.001]")
+    group.add_argument("--seed", type=whole, default=0, metavar="N", help="of the examples drawn [0]")

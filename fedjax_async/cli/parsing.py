@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
+
+
+def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The type of a number in ASCII: Python also reads ``1_0`` and the digits of other scripts."""
+
+    def parse(text: str) -> Any:
+        if not text.isascii() or "_" in text:
+            raise ValueError(text)
+        return kind(text)
+
+    parse.__name__ = kind.__name__  # what the message of a wrong value calls the type
+    return parse
+
+
+whole, real = _ascii(int), _ascii(float)
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,9 +37,13 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; arguments left over are an error of this command, which names the nearest flag."""
-        found, left = super().parse_known_args(args, namespace)
+        given = list(sys.argv[1:] if args is None else args)
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        first = str(given[0]).partition("=")[0] if given else ""
+        # of a parser of commands: a wrong flag in the place of the command is no missing command
+        wrong = self._subparsers is not None and first.startswith("--") and not any(f.startswith(first) for f in known)
+        found, left = (namespace, given[:1]) if wrong else super().parse_known_args(given, namespace)
         if left:
-            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
             near = difflib.get_close_matches(str(left[0]).partition("=")[0], known, n=1, cutoff=0.6)
             self.error(f"unrecognized arguments: {' '.join(left)}" + (f"; did you mean {near[0]}?" if near else ""))
         return found, left

@@ -74,8 +74,8 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
     drawing_of(arguments)  # before the work
     if arguments.out:
         require_matplotlib()
-    for name in ("overwrite", "again", "width", "title"):
-        value = getattr(arguments, name)
+    for name in ("overwrite", "again", "width", "title", "keep_best"):
+        value = getattr(arguments, name, None)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     with precision(settings), claimed(arguments.out or None):
         with planning_bar(enabled=False if arguments.quiet else None) as part:

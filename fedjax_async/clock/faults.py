@@ -206,7 +206,7 @@ FAULTS: dict[str, Callable[..., FaultModel]] = {
 
 
 def checked_faults(found: Any, num_clients: int) -> Faults:
-    """The faults that a model returned; ``ValueError`` unless its functions draw ``JobFaults`` of numbers for two jobs."""
+    """The faults that a model returned; ``ValueError`` unless its functions draw ``JobFaults`` for two jobs."""
     check.kind("faults", found, Faults, "a model that returns clock.Faults")
     clients, numbers = np.array([0, num_clients - 1]), np.array([0, 1])
     for name in ("draw", "draw_copies"):

@@ -114,7 +114,10 @@ def bind(
     check.one_of("limits.late", limits.late, ("apply", "drop"))
     if availability is None and faults is None and limits == Limits(late=limits.late):
         return NO_CONDITIONS
-    failing = [fault_models.checked_faults(model(num_clients, seed, part), num_clients) for model, part in models_of("faults", FAULTS, faults)]
+    failing = [
+        fault_models.checked_faults(model(num_clients, seed, part), num_clients)
+        for model, part in models_of("faults", FAULTS, faults)
+    ]
     sources = [model(num_clients, seed, part) for model, part in models_of("availability", AVAILABILITY, availability)]
     sources += [source.absence for source in failing if source.absence is not None]
     return Conditions(tuple(sources), tuple(failing), limits)

@@ -81,12 +81,13 @@ def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
     return changed(fields, {path: checked(path, value, fields) for path, value in flat(base).items()})
 
 
-def _axes(grid: Mapping[str, Any], fields: Fields) -> dict[str, list[Any]]:
-    """Path -> its values, checked; a single value counts as a list of one."""
+def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[str, list[Any]]:
+    """Path -> its values, checked; a single value counts as a list of one, unless only ``lists`` are taken."""
     axes: dict[str, list[Any]] = {}
     for path, given in flat(grid).items():
         single = isinstance(given, (str, Mapping)) or hasattr(given, "_fields") or not isinstance(given, Iterable)
         values = [checked(path, value, fields) for value in ([given] if single else given)]
+        check.require(not (single and lists), path, given, "a list of values in a grid, such as [0.01, 0.1]")
         check.require(len(values) > 0, path, values, "at least one value")
         twice = any(value in values[:i] for i, value in enumerate(values))
         check.require(not twice, path, values, "values that are different from each other")
@@ -132,7 +133,7 @@ def expand(
     entries = [*([grid] if grid else []), *(points or [])]
     for entry in entries:
         check.require(isinstance(entry, Mapping), "grid or point", entry, "a mapping, setting -> values")
-    axes = [_axes(entry, fields) for entry in entries]
+    axes = [_axes(entry, fields, lists=entry is grid) for entry in entries]
     check.require(any(axes) or seeds is not None, "grid", grid, "at least one setting with its values")
     if seeds is not None:
         listed = any("seed" in each for each in axes)

@@ -242,6 +242,7 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     preset = registry.find("method", METHODS, name)
     proximal = options.pop("proximal", preset.proximal)
     check.non_negative("proximal", proximal)
+    check.require(not rule.endswith(":"), "method", spec, f"without the colon where no options follow: {name}")
     check.require("@" not in spec or bool(timing), "method", spec, "METHOD or METHOD@TIMING")
     known = method_options(name)
     for key in options:

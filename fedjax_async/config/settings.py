@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,10 +52,14 @@ def _fraction(field: str, value: Any) -> None:
 def moments(text: str) -> list[float]:
     """``"100,500"`` -> [100.0, 500.0]; ``ValueError`` naming ``eval_at``."""
     try:
-        found = [float(part) for part in text.split(",")]
+        plain = text.isascii() and "_" not in text
+        found = [float(part) if plain else -1.0 for part in text.split(",")]
     except ValueError:
         found = [-1.0]
     check.require(all(check.is_real(moment) and moment >= 0 for moment in found), "eval_at", text, MOMENTS)
+    check.require(
+        all(a < b for a, b in itertools.pairwise(found)), "eval_at", text, "in increasing order, each moment once"
+    )
     return found
 
 

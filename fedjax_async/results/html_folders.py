@@ -66,6 +66,15 @@ class Options(NamedTuple):
         """``final`` and ``interval`` as arguments of the functions that make tables."""
         return {"final": self.final or FINAL, "interval": self.interval or "t"}
 
+    def require_target(self) -> None:
+        """``ValueError`` for a target that is a number, but neither an accuracy nor a share."""
+        text = str(self.target)
+        try:
+            number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            return  # none, or the name of a method
+        check.require(0 < number <= 1, "target", self.target, "an accuracy in (0, 1], or a share such as 95%")
+
     def of_sweep(self) -> float | None:
         """The target of a sweep; ``ValueError`` for a share and for a method's name."""
         if self.target is None:

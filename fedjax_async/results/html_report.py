@@ -186,6 +186,7 @@ def write_report(
             raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep")
     require_writable("file", path)
     options = Options(target, final, interval)
+    options.require_target()
     require_final(options.of_tables["final"])
     check.one_of("interval", options.of_tables["interval"], INTERVALS)
     plotly = html_figures.require_plotly().offline.get_plotlyjs()

@@ -257,7 +257,7 @@ def mean_and_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numbers_in(field: str, values: Any, least: int = 1) -> np.ndarray:
-    """The numbers of a list, float64[n]; ``ValueError`` unless there are at least ``least`` of them, and nothing else."""
+    """The numbers of a list, float64[n]; ``ValueError`` unless there are at least ``least``, and nothing else."""
     allowed = ("a list of numbers", "a list of at least one number", "a list of at least two numbers")[least]
     try:
         array = np.asarray(values)

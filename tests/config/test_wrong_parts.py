@@ -9,19 +9,22 @@ import pytest
 from flax import linen as nn
 
 from fedjax_async import Method, Settings, cli, compare, data, models, named, register, registry, server, simulate
-from fedjax_async.clock import Delays, Draws
+from fedjax_async.clock import Delays, Draws, Faults, JobFaults, waves
+from fedjax_async.compress import Compressor
 from fedjax_async.config import prepare
 from fedjax_async.config.settings import as_dict, from_dict
+from fedjax_async.config.watching import asked
 from fedjax_async.local import local_training
 from fedjax_async.results import comparison
 from fedjax_async.server import METHODS
-from fedjax_async.types import Run
+from fedjax_async.types import Info, Message, Run, Stop
 
 X, Y = np.linspace(-1, 1, 200, dtype=np.float32).reshape(40, 5), np.arange(40) % 3
 IMAGES = np.zeros((40, 8, 8), np.uint8)
 SMALL = {"model": "logistic", "clients": 5, "steps": 1, "batch_size": 8, "updates": 4}
 RULE = server.fedasync()
 SCAFFOLD = server.scaffold()
+SGD = optax.sgd(0.1)
 RUN = Run({}, (), {}, {}, {}, {}, None)
 
 
@@ -76,6 +79,22 @@ def client(**changes):
     return local_training(model, optimizer=optax.sgd(0.1), batch_size=8)._replace(**changes)
 
 
+def raising(*given):
+    raise KeyError("mine")
+
+
+def rule(**changes):
+    return {"method": Method(RULE._replace(**{"given": None, **changes}))}
+
+
+def recording(info):
+    return rule(receive=lambda state, memory, arrival: (state, memory, info(arrival)))
+
+
+def faults(draw):
+    return {"faults": lambda num_clients, seed, part: Faults(draw)}
+
+
 class Training(nn.Module):
     @nn.compact
     def __call__(self, x, training=False):
@@ -121,6 +140,60 @@ PARTS = [
         {"client": client(init=lambda p: jnp.ones(3), finish=lambda w, message, state: (message.params, ()))},
         r"^client.finish's state returned \(\): must return state .*\(client.init returned float32\[3\]\)",
     ),
+    (
+        {"client": client(info=lambda state: 3)},
+        r"^client.info returned 3: must return \{name: number\}",
+    ),
+    (
+        {"client": client(info=raising)},
+        r"^client.info: must be a function info\(state\) -> .*it raised KeyError: 'mine'",
+    ),
+    (
+        {"client": client(info=lambda state: {"client": 1.0})},
+        r"^name of a column of client.info = 'client': must be a text other than client, job, time, ",
+    ),
+    ({"client": client(own=lambda message, state: 3)}, r"^client.own returned 3: must return params of the structure"),
+    ({"client": client(unsent=lambda before, after: 3)}, r"^client.unsent returned 3: must return state of the struct"),
+    # rules: what they send, record and make of the facts
+    (rule(given=5), r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError"),
+    (
+        rule(given=lambda: 5),
+        r"^method.given: must be a function given\(facts\) -> ServerAlgorithm; it raised TypeError",
+    ),
+    (rule(given=lambda facts: 5), r"^method.given returned 5: must return a ServerAlgorithm"),
+    (rule(given=raising), r"^method.given: .*it raised KeyError: 'mine'"),
+    (
+        rule(dispatch=lambda state, memory, request: (Message({"w": jnp.zeros(2)}), memory)),
+        r"^method.dispatch's Message.params returned \{'w': float32\[2\]\}: must return params of the structure",
+    ),
+    (recording(lambda arrival: Info("w")), r"^method.receive's Info.weight returned 'w': must return a number"),
+    (
+        recording(lambda arrival: Info(arrival.weight, {3: arrival.weight})),
+        r"^name of a column of method.receive's Info.columns = 3: must be a text",
+    ),
+    (
+        recording(lambda arrival: Info(arrival.weight, {"time": arrival.weight})),
+        r"^name of a column of method.receive's Info.columns = 'time': must be a text other than client, job, time, ",
+    ),
+    (
+        {"method": Method(server.fedasync, hyper={"mixng": 0.1})},
+        r"^method.server = 'a function': must be a ServerAlgorithm, or a function of hyper",
+    ),
+    ({"method": Method(lambda hyper: 3, hyper={"a": 0.1})}, r"^method.server returned 3: must return a ServerAlgor"),
+    (
+        {"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
+        r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'",
+    ),
+    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: the rule is fini"),
+    # faults, compressors, metrics
+    (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
+    (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
+    (faults(lambda *jobs: JobFaults(factor="x")), r"^faults: draw's JobFaults.factor = 'x': must be numbers > 0, one"),
+    (
+        faults(lambda *jobs: JobFaults(lost=np.zeros(5, bool))),
+        r"^faults: draw's JobFaults.lost = .* True or False, one",
+    ),
+    ({"compress": Compressor(3, 3, 3)}, r"^compress.compress = 3: must be a function"),
     # delays
     (
         {"delay": by_order},
@@ -155,6 +228,7 @@ PARTS = [
         r"^model.apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)",
     ),
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
+    ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*it raised ZeroDivisionError"),
     ({"model": Required()}, r"^argument of Required.__call__ = 'temperature': must .*others need a default"),
 ]
 
@@ -185,6 +259,33 @@ CALLS = [
     (lambda: compare({"mine": "fedasync"}, **SMALL), r"^methods\['mine'\] = 'fedasync': must be a Method"),
     (lambda: compare(["fedasync"], **SMALL, method="fedavg"), r"^method = 'fedavg': must be left out beside methods"),
     (lambda: compare(["fedasync"], **SMALL, rate=3), r"^setting = 'rate': unknown"),
+    (
+        lambda: simulate(data=dealt(), dataset="mnist", updates=4),
+        r"^dataset = 'mnist': must be left out: data are given",
+    ),
+    (lambda: simulate(**SMALL, metrics=lambda outputs, y: y), r"^metrics = 'a function': must be a text, or a dict of"),
+    (lambda: simulate(**SMALL, probes={"p": lambda: {}}), r"^probes\['p'\]: must be a function f\(state, .*TypeError"),
+    (lambda: simulate(**SMALL, probes={"p": raising}), r"^probes\['p'\]: must be .*it raised KeyError: 'mine'"),
+    (lambda: asked(lambda evaluation: Stop(3), None), r"^return of callback .* = Stop\(why=3\): must be None, or Stop"),
+    (lambda: asked(lambda evaluation: Stop(" "), None), r"^return of callback .* = Stop\(why=' '\): must be None"),
+    (lambda: server.rule(3, optimizer=SGD), r"^transforms\[0\] = 3: must be a Transform"),
+    (lambda: server.rule(lambda d: d, optimizer=SGD), r"^transforms\[0\] = 'a function': must be a Transform"),
+    (lambda: server.rule(optimizer=0.1), r"^optimizer = 0.1: must be an optax transformation"),
+    (lambda: server.rule(optimizer=SGD, aggregate=3), r"^aggregate = 3: must be an Aggregate"),
+    (lambda: server.rule(optimizer=SGD, rate=3), r"^rate = 3: must be a function of the staleness"),
+    (lambda: server.scale_by_staleness(3), r"^weight = 3: must be a function of the staleness"),
+    (lambda: models.from_flax(3, input_shape=(5,)), r"^module = 3: must be a flax.linen module"),
+    (lambda: models.from_flax(nn.Dense(3), input_shape=(5,), loss=3), r"^loss = 3: must be a function"),
+    (lambda: local_training(3, optimizer=SGD), r"^model = 3: must be a Model"),
+    (lambda: local_training(models.make("logistic"), optimizer=3), r"^optimizer = 3: must be an optax transformation"),
+    (lambda: data.load(3), r"^dataset = 3: must be a text such as 'mnist'"),
+    (lambda: data.federate(3), r"^dataset = 3: must be a Dataset or a Federation"),
+    (lambda: data.write_folder("o", 3), r"^data = 3: must be FederatedData"),
+    (lambda: data.from_arrays([]), r"^clients = 'no pairs': must be one pair"),
+    (lambda: data.from_arrays(3), r"^clients = 'int': must be a list of pairs"),
+    (lambda: data.from_arrays([(X, Y)], test=(X, Y), name="a/b"), r"^name = 'a/b': must be of letters, digits"),
+    (lambda: data.from_arrays([(X, Y)], test=(X, Y), num_classes=2**40), r"^num_classes = 1099511627776: must be a wh"),
+    (lambda: waves(3), r"^schedule = 3: must be a Schedule"),
     (lambda: comparison([RUN]), r"^runs = 'a list': must be a dict, method -> list of its runs"),
     (lambda: comparison(RUN), r"^runs = 'a Run': must be a dict"),
     (lambda: comparison({"a": RUN}), r"^runs\['a'\] = 'a Run': must be a list of its runs, one a seed: \[run\]$"),
@@ -196,6 +297,16 @@ CALLS = [
 def test_a_wrong_call_is_named_with_what_to_write(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wants"), [("optimizer", "an optax transformation"), ("decay", "a function of the v")]
+)
+def test_a_registered_factory_that_returns_something_else(monkeypatch, kind, wants):
+    monkeypatch.setattr(registry, "ADDED", {})
+    register(kind, "wrong")((lambda lr: 3) if kind == "optimizer" else lambda: 3)
+    with pytest.raises(ValueError, match=f"^{kind} wrong: what its factory returned = 3: must be .*{wants}"):
+        prepare(Settings(**{**OWN, kind: "wrong"}))
 
 
 def test_a_registered_factory_of_a_method_is_told_to_return_the_rule(monkeypatch):

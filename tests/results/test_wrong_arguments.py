@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.results.made_up import make_run
 
 from fedjax_async import results
+from tests.results.made_up import make_run
 
+TESTS = Path(__file__).parent
 RUN = make_run()
 RUNS = {"a": [RUN]}
 OF_METHODS = "a dict, method -> list of its runs"
@@ -15,13 +18,13 @@ CALLS = [
     (lambda: results.comparison({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
     (lambda: results.comparison({"a": [3]}), "runs['a'] = 'a list': must be a list of its runs"),
     (lambda: results.comparison(RUNS, interval="z"), "interval = 'z': must be one of t, bootstrap"),
-    (lambda: results.relative_time([RUN], "a"), f"runs = a list: must be {OF_METHODS}"),
+    (lambda: results.relative_time([RUN], "a"), f"runs = 'a list': must be {OF_METHODS}"),
     (lambda: results.final_accuracy(3), "run = 3: must be a Run, as simulate returns"),
     (lambda: results.final_value(RUN, "acc"), "column = 'acc': must be one of time, update"),
     (lambda: results.to_target(RUN, "x"), "target = 'x': must be a finite number"),
     (lambda: results.to_target("run", 0.5), "run = 'run': must be a Run"),
-    (lambda: results.accuracy_curve([RUN]), f"runs = a list: must be {OF_METHODS}"),
-    (lambda: results.gantt(RUN), "schedule = a Run: must be a Schedule; that of a run is run.schedule"),
+    (lambda: results.accuracy_curve([RUN]), f"runs = 'a list': must be {OF_METHODS}"),
+    (lambda: results.gantt(RUN), "schedule = 'a Run': must be a Schedule; that of a run is run.schedule"),
     (lambda: results.staleness_histogram(3), "run = 3: must be a Run"),
     (lambda: results.choose(3), "sweep = 3: must be a Sweep, as sweep returns"),
     (lambda: results.table(3), "rows = 3: must be a list of at least one row, a dict"),
@@ -29,6 +32,7 @@ CALLS = [
     (lambda: results.table([{"a": 1.0}], decimals=2), "decimals = 2: must be a dict, column -> decimal places"),
     (lambda: results.write_report(["runs/one"], 3), "path = 3: must be a path"),
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
+    (lambda: results.write_report([TESTS], "r.html", target="-1"), "target = '-1': must be an accuracy in (0, 1]"),
     (lambda: results.write_report([3], "r.html"), "folder = 3: must be a path"),
     (lambda: results.write_comparison(RUNS, __file__), "must be a folder, but it is a file"),
     (lambda: results.Drawing(formats="png,gif"), "format = 'png,gif': must be a tuple of formats"),
