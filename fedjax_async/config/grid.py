@@ -117,7 +117,7 @@ def expand(
 
     Args:
       base: what all runs share: ``Settings``, or a mapping by path.
-      grid: path -> list of values; every combination is a run, the last path varies fastest.
+      grid: path -> list of values, also of one; every combination is a run, the last path varies fastest.
       points: further runs, each a mapping path -> value; a list of values makes it a small grid of its own.
       seeds: a number of seeds, counted from the base's, or a list of them.
 

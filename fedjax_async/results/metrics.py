@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,9 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
 }
 
 
+OF_METHODS = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
+
+
 def require_run(run: Any) -> None:
     """``ValueError`` unless it is a ``Run``."""
     check.kind("run", run, Run, "a Run, as simulate returns")
@@ -30,8 +34,7 @@ def require_run(run: Any) -> None:
 
 def require_runs(runs: Any) -> None:
     """``ValueError`` unless it is a dict, method -> list of its runs, with at least one run each."""
-    allowed = "a dict, method -> list of its runs, as compare returns: {'mine': [run]}"
-    check.kind("runs", runs, Mapping, allowed)
+    check.kind("runs", runs, Mapping, OF_METHODS)
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")
     for name, seeds in runs.items():
         listed = isinstance(seeds, Sequence) and not isinstance(seeds, Run)  # a run is a tuple, too
@@ -57,7 +60,7 @@ def to_target(run: Run, target: float, unit: str = "time") -> float:
     ``values_bytes_up`` (see :func:`progress_in`). It is not interpolated between evaluations, so it is an upper bound.
     """
     require_run(run)
-    check.require(check.is_real(target), "target", target, "a finite number, such as 0.7")
+    check.kind("target", target, Real, "a number, such as 0.7")  # NaN, where there are no class labels, is not reached
     reached = np.flatnonzero(np.asarray(run.evaluations["accuracy"]) >= target)
     amounts = progress_in(run, unit)
     return float(amounts[reached[0]]) if reached.size else math.nan
@@ -213,7 +216,7 @@ def relative_time(
 
     Source: Zhang et al., "Orthogonal Calibration for Asynchronous Federated Learning", 2025, Table 1 (relative time).
     """
-    require_runs(runs)
+    check.kind("runs", runs, Mapping, OF_METHODS)
     check.one_of("baseline", baseline, runs)
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")

@@ -190,7 +190,7 @@ def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here
 
 def test_float64(capsys, file, tmp_path, no_pictures):
     file.write_text(SMALL.replace("[base]", '[base]\ncompute = "float64"').replace("seeds = 2", "seeds = 1"))
-    file.write_text(re.sub(r"\[0\.\d+, (0\.\d+)\]", r"\1", file.read_text()))
+    file.write_text(re.sub(r"\[0\.\d+, (0\.\d+)\]", r"[\1]", file.read_text()))
     ok(capsys, str(file), "--out", str(tmp_path / "out"), "--quiet")
     run = load(tmp_path / "out" / "runs" / "mixing=0.8,lr=0.1,seed=0")
     assert run.params["output"]["kernel"].dtype == "float64"

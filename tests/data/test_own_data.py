@@ -338,7 +338,7 @@ GOOD = (X, Y)
             {"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)},
             "test.x = 'torch.sparse_coo tensor of torch.float32'",
         ),
-        ({"name": 3}, "data.name = 3: must be text"),
+        ({"name": 3}, "name = 3: must be of letters, digits"),
         ({"decode": 3}, "data.decode = 3: must be a function"),
     ],
 )
