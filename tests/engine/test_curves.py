@@ -50,7 +50,7 @@ def compressed(given, rule):
 
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=slow)])
 @pytest.mark.parametrize("timing", ["every", pytest.param("buffer:size=2,concurrency=4", marks=slow)])
-@pytest.mark.parametrize("rule", ["asynccurve", "floco"])
+@pytest.mark.parametrize("rule", ["asynccurve", pytest.param("floco", marks=slow)])
 def test_engine_equals_oracle_with_faults_and_compressed_uploads(rule, timing, batching):
     with jax.enable_x64(True):
         given = compressed(case(rule, timing, "exponential:mean=1", faults=FAULTS), rule)
