@@ -228,7 +228,8 @@ PARTS = [
         r"^model.apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)",
     ),
     ({"model": Training()}, r"^argument of Training.__call__ = 'training': must be called train \(or deterministic\)"),
-    ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*it raised ZeroDivisionError"),
+    # flax refuses to make it, or makes a model without outputs
+    ({"model": nn.Dense(0)}, r"^module = Dense: must be a module that takes .*ZeroDiv|^model outputs = 0: must be"),
     ({"model": Required()}, r"^argument of Required.__call__ = 'temperature': must .*others need a default"),
 ]
 
