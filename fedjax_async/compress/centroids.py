@@ -35,9 +35,8 @@ def is_weight(path: Path, leaf: Any) -> bool:
 
 def parts_of(params: Params, chosen: Chosen = is_weight) -> tuple[Params, Params]:
     """``(rest, weights)``: the leaves that are not clustered and those that are, ``None`` in place of the others."""
-    picked = {
-        tree.path_of(path) for path, leaf in jax.tree.leaves_with_path(params) if chosen(tree.path_of(path), leaf)
-    }
+    paths = [(tree.path_of(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)]
+    picked = {path for path, leaf in paths if chosen(path, leaf)}
     return tree.split(params, picked.__contains__)
 
 
@@ -72,8 +71,8 @@ def wcp(
 
     Args:
       k: K centroids a layer, from 1 (all weights are pruned) to 256.
-      init: tables to start from, such as a dictionary G of ``Clustered.tables`` or a mean of several; slot 0 is ignored.
-        ``None``: random entries of each layer, drawn from ``key``.
+      init: tables to start from, such as a dictionary G of ``Clustered.tables`` or a mean of several; slot 0 is
+        ignored. ``None``: random entries of each layer, drawn from ``key``.
       reference: ``"paper"``, or ``"released"`` as the authors' code does it: the mean of the layer is subtracted and
         never added again, an empty cluster gets a random entry (``key`` is needed), and the table is sorted with its
         zero in between, so that a warm start replaces the most negative centroid by zero.
@@ -93,24 +92,28 @@ def wcp(
     check.require(key is not None or not needed, "key", key, "a random key, unless init is given and nothing refilled")
     rest, weights = parts_of(params, chosen)
     tables = random_tables(params, k, key, chosen=chosen) if init is None else init
-    leaves, structure = jax.tree.flatten(weights)
-    found = []
-    for number, (leaf, table) in enumerate(zip(leaves, structure.flatten_up_to(tables), strict=True)):
-        check.require(jnp.shape(table) == (k,), "init", f"a table of shape {list(jnp.shape(table))}", f"of shape [{k}]")
+    leaves, structure = jax.tree.leaves(weights), _structure(weights)
+    tables_found, indices = [], []
+    for number, (leaf, start) in enumerate(zip(leaves, structure.flatten_up_to(tables), strict=True)):
+        check.require(jnp.shape(start) == (k,), "init", f"a table of shape {list(jnp.shape(start))}", f"of shape [{k}]")
         own = None if key is None else jax.random.fold_in(key, 2**31 + number)
         table, index = clustering.cluster(
-            leaf.reshape(-1), table[1:], key=own, max_iter=max_iter, tolerance=tolerance, reference=rules
+            leaf.reshape(-1), start[1:], key=own, max_iter=max_iter, tolerance=tolerance, reference=rules
         )
-        found.append((table, index.reshape(leaf.shape)))
-    columns = [jax.tree.unflatten(structure, [pair[i] for pair in found]) for i in (0, 1)]
-    return Clustered(*columns, rest)
+        tables_found.append(table)
+        indices.append(index.reshape(leaf.shape))
+    return Clustered(structure.unflatten(tables_found), structure.unflatten(indices), rest)
+
+
+def _structure(params: Params) -> Any:
+    return jax.tree.structure(params)
 
 
 def lookup(clustered: Clustered, like: Params = None) -> Params:
     """The decoded model: ``w_hat = V[A]`` for each weight layer, the other leaves as they were sent.
 
-    With ``like``, leaves that the message lacks (such as private ones) are those of ``like``. The anchor of a dictionary
-    G is ``lookup(clustered._replace(tables=G))``.
+    With ``like``, leaves that the message lacks (such as private ones) are those of ``like``. The anchor of a
+    dictionary G is ``lookup(clustered._replace(tables=G))``.
     """
     weights = jax.tree.map(lambda table, index: table.at[index].get(mode="clip"), clustered.tables, clustered.indices)
     whole = tree.join(clustered.rest, weights)

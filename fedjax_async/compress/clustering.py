@@ -49,7 +49,7 @@ def random_entries(key: Key, x: Array, count: int) -> Array:
 
 
 def cluster(
-    x: Array, start: Array, *, key: Key | None, max_iter: Traced, tolerance: Traced, reference: Reference
+    x: Array, start: Array, *, key: Key, max_iter: Traced, tolerance: Traced, reference: Reference
 ) -> tuple[Array, Array]:
     """K-means of x [D] from the K - 1 centroids ``start`` and zero: ``(table [K], index uint8[D])``.
 
@@ -58,7 +58,7 @@ def cluster(
     ``sum (x - table[index])^2`` before the update differs from the one before by at most the share ``tolerance``. The
     index is the nearest centroid after the last update. ``key`` is needed if the reference refills empty clusters.
 
-    If any entry of x or of ``start`` is not finite, the whole table is NaN, so that no entry decodes to a finite number.
+    If any entry of x or of ``start`` is not finite, the whole table is NaN: no entry decodes to a finite number.
     """
     real: Any = real_of(x)
     largest = jnp.maximum(jnp.max(jnp.abs(x), initial=0), jnp.max(jnp.abs(start), initial=0)).astype(real)
