@@ -126,9 +126,9 @@ def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[n
             break
         forecast.tell(done / most)
         reach = min(2 * reach, horizon)
-    client, start, end = (np.array(column) for column in columns)
-    order = order_by_client(client)
-    return client[order], start[order], end[order]
+    clients, starts, ends = (np.array(column) for column in columns)
+    order = order_by_client(clients)
+    return clients[order], starts[order], ends[order]
 
 
 def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[int, float, float], float]:
