@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.engine.components import ClientFamily, bound
 from fedjax_async.engine.devices import JOBS
-from fedjax_async.engine.tables import DeviceTables, client_data
+from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
@@ -46,7 +46,7 @@ class JobBuffers(NamedTuple):
     info: dict[str, Array]  # what clients record of their uploads, [C] a column
 
 
-def hyper_of(tables: DeviceTables, run: Array) -> dict[str, Array]:
+def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     """The hyperparameters of a run. Where R = 1 nothing is indexed."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,8 +58,7 @@ def advance(
         buffers = trainers.train(dealt.groups[g], carry)
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
             carry, rejected = calls.apply(carry, buffers[lane_of[low]], low, high)
-            now = carry
-            scores.evaluate(high, lambda run, local, now=now: calls.evaluate(now, run, local))
+            scores.evaluate(high, partial(calls.evaluate, carry))
         if g % LOOK == 0:
             tokens.append(rejected)
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])

@@ -107,7 +107,8 @@ def make_together(
         count = jnp.sum(online)
         mean = jax.tree.map(lambda leaf: _mean(leaf, online), params)
         average = evaluate(mean, tables.held.x, tables.held.y, None)
-        apart = sum(map(_apart(online), jax.tree.leaves(weights_in(params)), jax.tree.leaves(weights_in(mean))))
+        leaves = (jax.tree.leaves(weights_in(models)) for models in (params, mean))
+        apart = sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))
         found = {f"average_{name}": value for name, value in average.items()} | {"consensus": apart}
         found = {name: jnp.where(count > 0, value, jnp.nan) for name, value in found.items()}
         each = {name: jnp.concatenate([part[name] for part in parts])[: len(online)] for name in parts[0]}

@@ -20,7 +20,8 @@ from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.probes import checked
 from fedjax_async.engine.tables import client_data
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, Params, Parts, State
+from fedjax_async.peers import Event, PeerAlgorithm
+from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Parts, State
 
 
 class Algorithms(NamedTuple):
@@ -31,7 +32,7 @@ class Algorithms(NamedTuple):
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
     longest: int = 1  # L, the longest inbox that a probe sees
 
-    def at(self, tables: PeerTables) -> tuple[Any, ClientAlgorithm]:
+    def at(self, tables: PeerTables) -> tuple[PeerAlgorithm, ClientAlgorithm]:
         """Peer and client with the run's hyperparameters."""
         hyper = hyper_of(tables, jnp.int32(0))
         return bound(self.peer, hyper), bound(self.client, hyper)
@@ -85,7 +86,9 @@ class PeerBuffers(NamedTuple):
 
 
 # --- one event -------------------------------------------------------------------------------
-def mixed(peer: Any, tables: PeerTables, slots: Slots, row: State, entries: tuple[Array, Array]) -> tuple[State, Array]:
+def mixed(
+    peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, entries: tuple[Array, Array]
+) -> tuple[State, Array]:
     """The row after it has mixed inbox entries ``entries[0] .. entries[1]-1``, and how many of them it refused."""
 
     def one(d: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
@@ -102,20 +105,31 @@ def mixed(peer: Any, tables: PeerTables, slots: Slots, row: State, entries: tupl
     return peer.wake(row, inbox), refused
 
 
-def message_of(peer: Any, row: State, number: Array) -> Message:
+def key_of(tables: PeerTables, position: Array) -> Key:
+    """The key of the event at ``position``."""
+    return job_key(tables.key[0], tables.client[position], tables.number[position])
+
+
+def message_of(peer: PeerAlgorithm, row: State, number: Array) -> Message:
     """What the local training of a woken row begins from; its version counts the node's own events."""
     message: Message = peer.start(row)._replace(version=number)
     return message
 
 
 def ended(
-    peer: Any, client: ClientAlgorithm, tables: PeerTables, woken: Woken, before: State, work: State, number: Array
+    peer: PeerAlgorithm,
+    client: ClientAlgorithm,
+    tables: PeerTables,
+    woken: Woken,
+    before: State,
+    work: State,
+    position: Array,
 ) -> tuple[Any, ...]:
     """The fields of ``PeerBuffers`` from ``messages`` on, of one event whose steps are done."""
-    message = message_of(peer, woken.row, number)
+    message = message_of(peer, woken.row, tables.number[position])
     yes, no = jnp.bool_(True), jnp.bool_(False)
     upload, after, norm, accepted, info = finished(client, work, message, before, tables.norm_limit, no, yes)
-    row, messages, columns = peer.push(woken.row, upload)
+    row, messages, columns = peer.push(woken.row, upload, Event(key_of(tables, position), tables.mass[position]))
     both = set(columns) & set(info) | (set(columns) | set(info)) & set(RESERVED)
     check.require(not both, "columns of peer.push and client.info", sorted(both), "named differently")
     columns = {**info, **columns, "refused_messages": woken.refused}
@@ -182,7 +196,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
             begins = tables.inbox_bounds[position]
             ends = jnp.where(active, tables.inbox_bounds[position + 1], begins)
             rows, refused = jax.vmap(lambda row, *entries: mixed(peer, tables, slots, row, entries))(rows, begins, ends)
-            keys = jax.vmap(job_key, in_axes=(None, 0, 0))(tables.key[0], tables.client[position], number)
+            keys = jax.vmap(lambda position: key_of(tables, position))(position)
             work = jax.vmap(begin, in_axes=(0, 0, 0, 0, one, 0))(keys, rows, number, before, data, steps)
             return Woken(rows, refused, seen), before, work
 
@@ -195,7 +209,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
             return woken, before, step(hyper, work, k, steps, message, data.offset, data.size)
 
         def finish(rows: Any, held: tuple[Woken, State, State]) -> Any:
-            return jax.vmap(lambda *event: ended(peer, client, tables, *event))(*held, rows(number))
+            return jax.vmap(lambda *event: ended(peer, client, tables, *event))(*held, rows(position))
 
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
         return PeerBuffers(*kept, *done)
@@ -219,9 +233,9 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
             entries = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
             row, refused = mixed(peer, tables, slots, row, entries)
             woken = Woken(row, refused, jax.tree.map(lambda leaf: leaf[0], seen))
-            message, key = message_of(peer, row, number), job_key(tables.key[0], who, number)
+            message, key = message_of(peer, row, number), key_of(tables, position)
             work = run_steps(client, key, message, before, client_data(tables, position), tables.steps[position])
-            done = ended(peer, client, tables, woken, before, work, number)
+            done = ended(peer, client, tables, woken, before, work, position)
             return tree.scatter(buffers, tables.row[position] % len(buffers.norm), PeerBuffers((), (), (), *done))
 
         mine = (count - device_index(devices) + devices - 1) // devices

@@ -118,7 +118,7 @@ class PeerPrograms(NamedTuple):
     together: Callable[..., Any]
     models: Callable[..., Any]
 
-    def count(self) -> int:
+    def number(self) -> int:
         """How many programs there are."""
         return len(self.train) + 6 + (self.whole is not None)
 

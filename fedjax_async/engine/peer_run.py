@@ -340,7 +340,7 @@ def _outcome(run: PeerRun, carry: PeerCarry, scores: Scores, watcher: Watcher) -
             "useful_steps": layout.useful_steps,
             "executed_steps": layout.executed_steps,
             "refused_messages": int(records["refused_messages"].sum()),
-            "programs": run.programs.count(),
+            "programs": run.programs.number(),
             "num_bytes": run.num_bytes,
         },
         events=events,

@@ -24,10 +24,10 @@ LEAST_SLOTS = 12
 class Held(NamedTuple):
     """Examples that are only evaluated: the global test set, and whose each row is."""
 
-    x: Array  # [T, ...]
-    y: Array  # [T, ...]
-    test: tuple[Array, Array, Array]  # order (rows of x), offset[N], size[N]
-    validation: tuple[Array, Array, Array]  # order (rows of the training pool), offset[N], size[N]
+    x: Any  # [T, ...]
+    y: Any  # [T, ...]
+    test: tuple[Any, Any, Any]  # order (rows of x), offset[N], size[N]
+    validation: tuple[Any, Any, Any]  # order (rows of the training pool), offset[N], size[N]
 
 
 class PeerTables(NamedTuple):
@@ -48,6 +48,7 @@ class PeerTables(NamedTuple):
     steps: Array  # int32[E']
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
+    mass: Array  # float[E']  with which its node trains, before it is split
     slot: Array  # int32[E', F]  where its messages are written; -1: nobody reads them
     train_order: Array  # int32[E']
     row: Array  # int32[E']
@@ -106,6 +107,7 @@ def make_peer_tables(
     def of_entries(values: np.ndarray, dtype: Any) -> np.ndarray:
         return padded(values, shape.entries, dtype)
 
+    sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
     slot = np.full((shape.positions, shape.fragments), -1, np.int32)
     slot[: len(order)] = layout.slot
     columns = {
@@ -116,6 +118,7 @@ def make_peer_tables(
         "steps": column(schedule.local_steps[order]),
         "offset": column(data.offset[client] if feed is None else feed.offset),
         "size": column(data.size[client]),
+        "mass": column((schedule.mass + sent)[order], real),
         "slot": slot,
         "train_order": column(layout.dealt.train_order),
         "row": column(layout.dealt.row),

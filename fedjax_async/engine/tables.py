@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +69,23 @@ class DeviceTables(NamedTuple):
     write_steps: Array  # int32[E'']
     write_weight: Array  # float[E'']
     probing: Any = ()  # Probing, where there are probes
+
+
+class JobTables(Protocol):
+    """What local training reads of the tables of any run; one entry a position where it says so."""
+
+    @property
+    def hyper(self) -> dict[str, Array]: ...  # float[R] each
+    @property
+    def x(self) -> Array: ...
+    @property
+    def y(self) -> Array: ...
+    @property
+    def order(self) -> Array: ...
+    @property
+    def offset(self) -> Array: ...  # a position
+    @property
+    def size(self) -> Array: ...  # a position
 
 
 class Shape(NamedTuple):
@@ -222,6 +239,6 @@ def corrupt(schedule: Schedule) -> np.ndarray:
     return with_derived_columns(schedule).corrupt[schedule.job]
 
 
-def client_data(tables: DeviceTables, position: Array) -> ClientData:
+def client_data(tables: JobTables, position: Array) -> ClientData:
     """The data of the client that arrives at ``position`` (a scalar, or an array for a batch)."""
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])
