@@ -12,8 +12,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.peer_schedule import PeerSchedule
-from fedjax_async.clock.record import SLACK
-from fedjax_async.clock.waves import _colour
+from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events, stretches
 from fedjax_async.engine.batches import BATCHINGS, SPARE, Lanes, ladder, looped_lanes, vmapped_lanes
 from fedjax_async.engine.layout import digest_of
 
@@ -67,8 +66,8 @@ def make_peer_layout(
     """
     check.one_of("batching", batching, BATCHINGS)
     check.one_of("order", order, ORDERS)
-    stretch = np.searchsorted(times * SLACK, schedule.end)
-    waves = _waves(schedule, stretch) if order == "waves" else stretch
+    stretch = stretches(schedule, times)
+    waves = peer_waves(schedule, times) if order == "waves" else stretch
     chosen = np.lexsort((np.arange(len(waves)), waves))
     chosen = chosen[: np.count_nonzero(stretch < len(times))]
     ready = ready_at(schedule, chosen)
@@ -85,9 +84,7 @@ def make_peer_layout(
     else:
         dealt, widths = vmapped_lanes(runs, steps, max_width, lanes, devices, capacity, costs)
     bounds, entries = _inboxes(schedule, chosen)
-    slots, slot = _slots(schedule, chosen, bounds, entries, dealt.bounds)
-    position = np.full(len(schedule.client), -1)
-    position[chosen] = np.arange(len(chosen))
+    slots, slot = _slots(schedule, chosen, dealt.bounds)
     return PeerLayout(
         schedule=schedule,
         order=chosen,
@@ -96,8 +93,8 @@ def make_peer_layout(
         dealt=dealt,
         inbox_bounds=bounds,
         inbox=entries,
-        inbox_slot=slot[position[schedule.source[entries]], schedule.fragment[entries]],
-        slot=slot,
+        inbox_slot=slot[schedule.source[entries], schedule.fragment[entries]],
+        slot=slot[chosen],
         slots=slots,
         batching=batching,
         widths=widths,
@@ -105,15 +102,6 @@ def make_peer_layout(
         useful_steps=int(steps.sum()),
         executed_steps=dealt.executed_steps() if batching == "vmap" else int(steps.sum()),
     )
-
-
-def previous_events(schedule: PeerSchedule) -> np.ndarray:
-    """The event before, of the same node; -1 for its first; int64[E]."""
-    order = np.lexsort((schedule.number, schedule.client))
-    previous = np.full(len(order), -1)
-    same = schedule.client[order[1:]] == schedule.client[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
 
 
 def _readers(schedule: PeerSchedule) -> np.ndarray:
@@ -129,7 +117,7 @@ def ready_at(schedule: PeerSchedule, order: np.ndarray) -> np.ndarray:
     position = np.full(len(schedule.client) + 1, len(schedule.client))
     position[order] = np.arange(len(order))
     position[-1] = -1  # there is no event before
-    ready = position[previous_events(schedule)] + 1
+    ready = position[previous_events(schedule.client)] + 1
     np.maximum.at(ready, _readers(schedule), position[schedule.source] + 1)
     ready = ready[order]
     late = np.flatnonzero(ready > np.arange(len(order)))
@@ -156,41 +144,17 @@ def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.
     return bounds, np.repeat(schedule.inbox_bounds[:-1][order], sizes) + within
 
 
-def _slots(
-    schedule: PeerSchedule, order: np.ndarray, bounds: np.ndarray, entries: np.ndarray, groups: np.ndarray
-) -> tuple[int, np.ndarray]:
-    """How many slots there are, and that of each message; int32[E, F].
+def _slots(schedule: PeerSchedule, order: np.ndarray, groups: np.ndarray) -> tuple[int, np.ndarray]:
+    """How many slots there are, and that of each message of the plan; int32[E, F].
 
     A message is written with its event, and read until the group of batches begins in which its last reader is
     written: until then a resumed run may train that reader again.
     """
-    fragments = schedule.fragments
-    position = np.full(len(schedule.client), -1)
-    position[order] = np.arange(len(order))
-    begins = np.repeat(groups[:-1], np.diff(groups))
-    last_read = np.full(len(order) * fragments, -1)
-    message = position[schedule.source[entries]] * fragments + schedule.fragment[entries]
-    np.maximum.at(last_read, message, np.repeat(begins, np.diff(bounds)))
-    used = np.flatnonzero(last_read >= 0)
-    colour, count = _colour(used // fragments + 1, last_read[used])
-    slot = np.full(len(order) * fragments, -1, np.int32)
-    slot[used] = colour
-    return count, slot.reshape(len(order), fragments)
-
-
-def _waves(schedule: PeerSchedule, stretch: np.ndarray) -> np.ndarray:
-    """The wave of each event: after all waves of earlier stretches, one more than the deepest that it needs; int64."""
-    level = [0] * len(stretch)
-    before, bounds = previous_events(schedule).tolist(), schedule.inbox_bounds.tolist()
-    source, part = schedule.source.tolist(), stretch.tolist()
-    for e in range(len(level)):
-        needed = source[bounds[e] : bounds[e + 1]]
-        if before[e] >= 0:
-            needed.append(before[e])
-        level[e] = 1 + max((level[other] for other in needed if part[other] == part[e]), default=-1)
-    depth = np.zeros(int(stretch.max(initial=0)) + 2, np.int64)
-    np.maximum.at(depth, stretch + 1, np.array(level, np.int64) + 1)
-    return np.cumsum(depth)[stretch] + np.array(level, np.int64)
+    written = np.full(len(schedule.client), len(order) + 1)
+    written[order] = np.arange(len(order)) + 1
+    read = np.full(len(schedule.client), -1)
+    read[order] = np.repeat(groups[:-1], np.diff(groups))
+    return peer_slots(schedule, written, read)
 
 
 def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:
