@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from fedjax_async.registry import is_plain_number
+
 
 def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     """The type of a number in ASCII: Python also reads ``1_0`` and the digits of other scripts."""
 
     def parse(text: str) -> Any:
-        if not text.isascii() or "_" in text:
+        if not is_plain_number(text):
             raise ValueError(text)
         return kind(text)
 

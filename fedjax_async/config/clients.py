@@ -44,7 +44,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
     if given is not None and not callable(given):
         allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
-        _check_ignored(s, chosen, takes=())
+        _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
@@ -71,9 +71,7 @@ _BRINGS = "the client algorithm (client) does not take it"
 def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
-    for name in ignored_by(takes):
-        if name == "optimizer" and chosen.plain_sgd:
-            continue  # training_of says why the method has plain SGD
+    for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
         check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")

@@ -98,6 +98,7 @@ ASKED = [
     ("optimizer", {"optimizer": "adam"}),
     ("decay", {"decay": "cosine"}),
     ("remat", {"remat": True}),
+    ("optimizer", {"optimizer": "adam", "method": "scaffold"}),
     ("proximal", {"method": "fedprox"}),
     ("proximal", {"method": "fedbuff:proximal=0.3"}),
     ("proximal", {"method": Method(RULE, proximal=0.1)}),
