@@ -27,13 +27,13 @@ whole, real = _ascii(int), _ascii(float)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently.
+    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently, or cut short.
 
     Flags without a value, and those that collect a list (``action="append"``), may be repeated.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, allow_abbrev=False, **options)
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 

@@ -29,8 +29,8 @@ from fedjax_async.config.methods import (
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
-from fedjax_async.geometry import GROUPINGS
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
 Private = Callable[[Path], bool] | None
@@ -257,24 +257,25 @@ def _shapes(structure: Any, leaves: Any) -> Any:
     return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
 
-def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
+def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic:
     """Bytes of one message in each direction, from the shapes that are sent: private leaves are not.
 
-    A compressed upload counts as the longest that its compressor can make of these shapes. Raises ``ValueError`` above
-    256 MiB.
+    ``message``: its params and its extra. A compressed upload counts as the longest that its compressor can make of
+    these shapes. Raises ``ValueError`` above 256 MiB.
     """
     if s.compress is None:
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
-    most, values = _message_bytes(s.compress, str(s.compress_per), *_hashable(upload))
+    most, values = _message_bytes(s.compress, str(s.compress_per), _hashable(message[0])[0], *_hashable(upload))
     return Traffic(tree.num_bytes(message), most, values)
 
 
 @registry.cached_by_name(maxsize=64)
-def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
-    """Bytes of the longest message and of its values alone, from shapes."""
+def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of the longest message and of its values alone, from shapes; ``params``: the structure of the params."""
     compressor = compressor_of(spec)
     like = _shapes(structure, shapes)
-    wire = on_tree(compressor, like, group=GROUPINGS[per])
+    group = grouping(per, like, jax.tree.unflatten(params, [0] * params.num_leaves))
+    wire = on_tree(compressor, like, group=group)
 
     def payload_of(upload: Params) -> Any:
         payload = wire.compress(jax.random.key(0), upload)

@@ -50,13 +50,18 @@ def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
     if algorithm.given is None:
         return algorithm
     made = algorithm.given(facts)
+    require_kept(algorithm, made)
+    return made
+
+
+def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
+    """``ValueError`` if a function of the rule was replaced that ``given``, which returned ``made``, makes anew."""
     pairs = {name: (getattr(algorithm, name), getattr(made, name)) for name in FUNCTIONS}
     same = {name: _code(one) is _code(other) for name, (one, other) in pairs.items()}
     anew = any(same[name] and one is not other for name, (one, other) in pairs.items())
     for name in FUNCTIONS:
         allowed = "replaced together with given, which makes the rule's functions anew (given=None: it needs no facts)"
         check.require(same[name] or not anew, f"rule.{name}", _name(pairs[name][0]), allowed)
-    return made
 
 
 def _code(function: Any) -> Any:
