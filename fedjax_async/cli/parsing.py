@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **options)
+        super().__init__(*args, **options | {"allow_abbrev": False})
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 

@@ -8,6 +8,7 @@ the bit codes of ``codes.py``.
 
 from collections.abc import Callable
 
+from fedjax_async.compress.centroids import Clustered, is_weight, lookup, mask, random_tables, wcp
 from fedjax_async.compress.compose import chain, on_tree, topk_qsgd
 from fedjax_async.compress.payload import Compressor, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd, scaled_sign, sign
@@ -29,6 +30,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
 
 __all__ = [
     "COMPRESSORS",
+    "Clustered",
     "Compressor",
     "Dense",
     "Levels",
@@ -41,16 +43,21 @@ __all__ = [
     "decode",
     "encode",
     "identity",
+    "is_weight",
     "levels_of",
+    "lookup",
+    "mask",
     "most_bits",
     "on_tree",
     "qsgd",
     "randk",
+    "random_tables",
     "scaled_sign",
     "sign",
     "topk",
     "topk_fast",
     "topk_qsgd",
     "values_bits",
+    "wcp",
     "wire_bytes",
 ]
