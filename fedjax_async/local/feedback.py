@@ -31,7 +31,8 @@ def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]
     The parts may have different scales: top-k of all together would send the larger one alone.
     """
     group: Callable[[tuple[Any, ...]], Hashable] = GROUPINGS[per]
-    if jax.tree.structure(upload) == jax.tree.structure(params):
+    like_params: bool = jax.tree.structure(upload) == jax.tree.structure(params)  # type: ignore[operator]
+    if like_params:
         return group
     return lambda path: (path[:1], group(path[1:]))
 

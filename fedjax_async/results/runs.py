@@ -215,7 +215,8 @@ def load_plugins(folder: Path) -> None:
             saved = json.loads(path.read_bytes())
             gone = [source for source in saved if source.endswith(".py") and not Path(source).exists()]
             moved = not gone or any(registry.ADDED.values())
-            check.require(moved, "plugin", gone, "where the run began with it; if it has moved: --plugin FILE.py")
+            allowed = "a Python file, but there is no such file any more; if it has moved: --plugin FILE.py"
+            check.require(moved, "plugin", (gone or [""])[0], allowed)
             plugins.load([source for source in saved if source not in gone])
 
 
