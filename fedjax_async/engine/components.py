@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from fedjax_async import registry
+from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import known
 from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
 
@@ -20,6 +21,7 @@ ClientFamily = Callable[[Hyper], ClientAlgorithm]
 
 Server = ServerAlgorithm | ServerFamily
 Client = ClientAlgorithm | ClientFamily
+Peer = PeerAlgorithm | Callable[[Hyper], PeerAlgorithm]
 
 
 class Components(NamedTuple):
@@ -30,6 +32,16 @@ class Components(NamedTuple):
     """
 
     server: Server
+    client: Client
+    model: Model
+    data: FederatedData
+    hyper: Mapping[str, float] = {}
+
+
+class PeerComponents(NamedTuple):
+    """Nodes, local training, model and data of a decentralised run; otherwise as :class:`Components`."""
+
+    peer: Peer
     client: Client
     model: Model
     data: FederatedData

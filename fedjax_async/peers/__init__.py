@@ -4,6 +4,6 @@ Start with ``contract.py``: an algorithm is a ``PeerAlgorithm``, written for one
 and what they mix (``PeerSchedule``), ``engine`` executes the plan.
 """
 
-from fedjax_async.peers.contract import PeerAlgorithm
+from fedjax_async.peers.contract import Event, PeerAlgorithm
 
-__all__ = ["PeerAlgorithm"]
+__all__ = ["Event", "PeerAlgorithm"]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_async.types import Array, Message, Params, State
+from fedjax_async.types import Array, Key, Message, Params, State
+
+
+class Event(NamedTuple):
+    """What a node knows of its compute event when it sends."""
+
+    key: Key  # of the job, the same as the client's ``begin`` gets
+    mass: Any  # float[], its push-sum mass after mixing, before it is split; 1 in an algorithm without masses
 
 
 class PeerAlgorithm(NamedTuple):
@@ -18,8 +25,8 @@ class PeerAlgorithm(NamedTuple):
        becomes ``w + sum_d weight_d (message_d - w)``. A message that is not finite is not added: the node's own model
        stands in its place.
     2. Local training by a ``ClientAlgorithm``, which begins from the message ``start(row)``.
-    3. ``row, messages, columns = push(row, upload)``: the row after training, and what the node sends, a pytree of
-       leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
+    3. ``row, messages, columns = push(row, upload, event)``: the row after training, and what the node sends, a pytree
+       of leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
        finite. ``columns``: scalars to record about the event, by name.
 
     ``init(params) -> row``: at the beginning of the run (a node that joins late has waited since).
@@ -31,6 +38,6 @@ class PeerAlgorithm(NamedTuple):
     add: Callable[[State, State, Any, Array], State]
     wake: Callable[[State, State], State]
     start: Callable[[State], Message]
-    push: Callable[[State, Any], tuple[State, Any, Mapping[str, Array]]]
+    push: Callable[[State, Any, Event], tuple[State, Any, Mapping[str, Array]]]
     params: Callable[[State], Params]
     fragments: int = 1  # F

@@ -1,0 +1,65 @@
+"""What an engine returns of a decentralised run, and the moments at which its nodes are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock import at_or_before
+from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.types import Params
+
+# Columns of the table of events that an algorithm or a client may not record under these names.
+RESERVED = (
+    "event", "client", "number", "start", "end", "mixed_at", "time", "local_steps", "mass", "upload_norm", "accepted",
+    "refused_messages",
+)  # fmt: skip
+
+# When the models of all nodes are evaluated on the global test set: at every evaluation, at the first and the last, or
+# never. (Their own tests together are as many examples as one such set; this is N times as many.)
+GLOBAL_TESTS = ("all", "ends", "none")
+
+
+class PeerOutcome(NamedTuple):
+    """What either engine returns.
+
+    ``scores``: ``loss`` and ``accuracy`` [V, N] of each node's model on its own tests, NaN without any;
+    ``global_loss`` and ``global_accuracy`` [V, N] on the global test set, NaN where they are not evaluated;
+    ``average_loss`` and ``average_accuracy`` [V] of the mean model of the nodes online, on the global test set;
+    ``consensus`` [V], the mean over the nodes online of ``||w_i - mean||^2``, without running statistics. The last
+    three are NaN while nobody is online.
+    """
+
+    params: Params  # all nodes' models, [N, ...]
+    scores: dict[str, np.ndarray]  # one row an evaluation
+    records: dict[str, np.ndarray]  # one row an executed event, in order of their numbers
+    counters: dict[str, Any]
+    events: np.ndarray  # int64[E'], the events that were executed: those that end by the last evaluation
+    probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # a table each
+    rows: int | None = None  # of the evaluations; fewer than planned in a run that was stopped
+    kept: tuple[int, Params] | None = None  # the row and the models that an observer wanted kept
+
+
+def checked_points(points: Any) -> np.ndarray:
+    """The virtual times of the evaluations, float64[V]; ``ValueError`` unless they begin at 0 and never decrease."""
+    times = np.asarray(points, np.float64)
+    fits = times.ndim == 1 and len(times) > 0 and bool(np.isfinite(times).all())
+    fits = fits and times[0] == 0 and bool((np.diff(times) >= 0).all())
+    check.require(bool(fits), "points", points, "finite virtual times in order, from 0")
+    return times
+
+
+def online(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
+    """Which nodes are online at each time; bool[V, N]."""
+    times = np.asarray(times)[:, None]
+    return np.asarray((schedule.joined[None] <= times) & (times < schedule.left[None]))
+
+
+def executed(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
+    """The events that end at or before the last of ``times``, in order of their numbers; int64."""
+    order = np.argsort(schedule.end, kind="stable")
+    return np.sort(order[: at_or_before(schedule.end[order], times[-1])])

@@ -1,0 +1,266 @@
+"""The oracle of decentralised runs: a plain Python loop, one event at a time.
+
+Slow and simple on purpose: no waves, slots or rows of many nodes. Messages lie in a dictionary until their last reader
+has them. It calls the algorithms and the model themselves, and evaluates on its own. From the engine it takes types and
+the checks of what users give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.clock import at_or_before
+from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.engine.components import Client, Peer, PeerComponents, bound
+from fedjax_async.engine.peer_outcome import GLOBAL_TESTS, PeerOutcome, checked_points
+from fedjax_async.engine.probes import held_out_rows
+from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.watching import Observer
+from fedjax_async.local import job_key, run_steps
+from fedjax_async.peers import Event
+from fedjax_async.server.running_statistics import weights_in
+from fedjax_async.types import ClientData, Key, Model, Params, State
+
+CHUNK = 500  # test examples that are evaluated at a time
+
+
+@lru_cache(maxsize=64)
+def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
+    """The functions of a node before its training, compiled; their first argument is ``hyper``."""
+
+    def add(hyper: Any, inbox: State, row: State, message: Any, weight: Any, corrupt: Any) -> tuple[State, Any]:
+        refused = corrupt | ~tree.is_finite(message)
+        added = bound(peer, hyper).add(inbox, row, message, weight)
+        return tree.where(refused, inbox, added), refused
+
+    named = {name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS}
+    return {name: jax.jit(function) for name, function in (named | {"add": add}).items()}
+
+
+_FUNCTIONS = ("init", "open", "wake", "params")
+
+
+@lru_cache(maxsize=64)
+def _training(peer: Peer, client: Client) -> Any:
+    """Compiled: training and sending, all of an event but the mixing."""
+
+    def train(
+        hyper: Any, root: Key, row: State, kept: State, data: ClientData, who: Any, number: Any, steps: Any, mass: Any,
+        limit: Any,
+    ) -> Any:  # fmt: skip
+        node, one, key = bound(peer, hyper), bound(client, hyper), job_key(root, who, number)
+        message = node.start(row)._replace(version=number)
+        upload, after = one.finish(run_steps(one, key, message, kept, data, steps), message, kept)
+        info = {} if one.info is None else one.info(after)
+        norm = tree.norm(weights_in(upload))
+        finite = tree.is_finite((upload, after)) & jnp.isfinite(norm)
+        accepted = finite & (norm <= limit)
+        upload = jax.tree.map(lambda leaf: jnp.where(accepted, leaf, jnp.zeros_like(leaf)), upload)
+        row, messages, columns = node.push(row, upload, Event(key, mass))
+        record = {**columns, **info, "upload_norm": jnp.where(finite, norm, 0.0), "accepted": accepted}
+        return row, tree.where(accepted, after, kept), messages, record
+
+    return jax.jit(train)
+
+
+@lru_cache(maxsize=64)
+def _scores(model: Model, labels: bool) -> Any:
+    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
+
+    def scores(params: Params, x: Any, y: Any) -> Any:
+        outputs = model.apply(params, x)
+        loss = model.loss(outputs, y)
+        hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+        return loss, hit.astype(loss.dtype)
+
+    return jax.jit(scores)
+
+
+class _Nodes:
+    """All nodes, the messages that are still to be read, and what happens at an event."""
+
+    def __init__(self, components: PeerComponents, schedule: PeerSchedule, params: Params, key: Key, limit: float):
+        self.components, self.schedule, self.key = components, schedule, key
+        self.real = np.dtype(jnp.result_type(float))
+        self.limit = np.asarray(limit, self.real)
+        self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
+        data = components.data
+        self.pool = jax.device_put((data.x, data.y, data.order))
+        self.peer = _mixing(components.peer)
+        self.train = _training(components.peer, components.client)
+        count = schedule.num_clients
+        self.rows = [self.peer["init"](self.hyper, params)] * count
+        self.kept = [bound(components.client, self.hyper).init(params)] * count
+        self.messages: dict[tuple[int, int], Any] = {}  # (event, fragment) -> message
+        pairs = zip(schedule.source.tolist(), schedule.fragment.tolist())
+        self.readers: dict[tuple[int, int], int] = {}  # inboxes that the message still goes into
+        for pair in pairs:
+            self.readers[pair] = self.readers.get(pair, 0) + 1
+        pushes = zip(schedule.push_event.tolist(), schedule.push_fragment.tolist(), schedule.receiver.tolist())
+        self.corrupt = {push for push, bad in zip(pushes, schedule.corrupt.tolist()) if bad}
+        sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
+        self.mass = schedule.mass + sent  # with which the node of an event trains
+
+    def event(self, e: int) -> dict[str, Any]:
+        """Mix, train, push; what is recorded."""
+        s, who = self.schedule, int(self.schedule.client[e])
+        row, refused = self.rows[who], 0
+        inbox = self.peer["open"](self.hyper, row)
+        for d in range(s.inbox_bounds[e], s.inbox_bounds[e + 1]):
+            pair = int(s.source[d]), int(s.fragment[d])
+            message, weight = self.messages[pair], jnp.asarray(s.weight[d], self.real)
+            inbox, bad = self.peer["add"](self.hyper, inbox, row, message, weight, (*pair, who) in self.corrupt)
+            refused += int(bad)
+            self.readers[pair] -= 1
+            if not self.readers[pair]:
+                del self.messages[pair]
+        row = self.peer["wake"](self.hyper, row, inbox)
+        x, y, order = self.pool
+        part = ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
+        self.rows[who], self.kept[who], messages, record = self.train(
+            self.hyper, self.key, row, self.kept[who], part, np.int32(who), s.number[e], s.local_steps[e],
+            jnp.asarray(self.mass[e], self.real), self.limit,
+        )  # fmt: skip
+        for fragment in range(s.fragments):
+            if self.readers.get((e, fragment)):
+                self.messages[e, fragment] = jax.tree.map(lambda leaf, f=fragment: leaf[f], messages)
+        return {**record, "refused_messages": refused}
+
+    def model(self, who: int) -> Params:
+        """The model of a node."""
+        return self.peer["params"](self.hyper, self.rows[who])
+
+
+class _Tests:
+    """Scores of the nodes' models: on their own test parts, and on the global test set."""
+
+    def __init__(self, components: PeerComponents, schedule: PeerSchedule) -> None:
+        data, self.schedule = components.data, schedule
+        self.x, self.y = np.asarray(data.test_x), np.asarray(data.test_y)
+        self.scores = _scores(components.model, bool(np.issubdtype(self.y.dtype, np.integer)))
+        order, offset, size = held_out_rows(data, "test")
+        self.parts = [order[first : first + count] for first, count in zip(offset, size)]
+        self.real = np.dtype(jnp.result_type(float))
+
+    def mean(self, params: Params, rows: np.ndarray) -> tuple[Any, Any]:
+        """Mean loss and share of hits over rows of the test set; NaN of none."""
+        if not len(rows):
+            return self.real.type(np.nan), self.real.type(np.nan)
+        chunk = min(CHUNK, len(self.y))
+        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64)).astype(np.int64)  # one shape, so one program
+        found = [self.scores(params, self.x[part], self.y[part]) for part in padded.reshape(-1, chunk)]
+        whole = (np.concatenate(values)[: len(rows)] for values in zip(*jax.device_get(found)))
+        loss, hit = (values.mean(dtype=np.float64).astype(self.real) for values in whole)
+        return loss, hit
+
+    def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, Any]:
+        """One evaluation; ``with_global``: of each model on the global test set, ``None``: without these columns."""
+        online = (self.schedule.joined <= time) & (time < self.schedule.left)
+        everything = np.arange(len(self.y))
+        own = [self.mean(model, rows) for model, rows in zip(models, self.parts)]
+        found: dict[str, Any] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
+        if with_global is not None:
+            nothing = np.zeros(0, np.int64)
+            whole = [self.mean(model, everything if with_global else nothing) for model in models]
+            found |= {"global_loss": [loss for loss, _ in whole], "global_accuracy": [hit for _, hit in whole]}
+        there = [model for model, yes in zip(models, online) if yes]
+        if not there:
+            nan = self.real.type(np.nan)
+            return found | {"average_loss": nan, "average_accuracy": nan, "consensus": nan}
+        average = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *there)
+        away = [jax.tree.map(np.subtract, weights_in(model), weights_in(average)) for model in there]
+        spread = [sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(d)) for d in away]
+        loss, hit = self.mean(average, everything)
+        return found | {"average_loss": loss, "average_accuracy": hit, "consensus": self.real.type(np.mean(spread))}
+
+
+def run_peer_reference(
+    components: PeerComponents,
+    schedule: PeerSchedule,
+    params: Params,
+    key: Key,
+    points: Any,
+    *,
+    global_tests: str = "all",
+    on_bad: str = "reject",
+    norm_limit: float = float("inf"),
+    progress: Progress | None = None,
+    observer: Observer | None = None,
+) -> PeerOutcome:
+    """Walk through the schedule, event by event; the same arguments and result as ``run_peer_waves``."""
+    times = checked_points(points)
+    check.one_of("global_tests", global_tests, GLOBAL_TESTS)
+    nodes, tests = _Nodes(components, schedule, params, key, norm_limit), _Tests(components, schedule)
+    by_end = np.argsort(schedule.end, kind="stable")
+    visible = at_or_before(schedule.end[by_end], times)  # how many of by_end each evaluation sees
+    events = np.sort(by_end[: visible[-1]])
+    shown = [
+        jax.device_get(nodes.model(who)) for who in range(schedule.num_clients)
+    ]  # as the next evaluation sees them
+    latest: dict[int, Params] = {}  # event -> the node's model after it, until an evaluation has seen it
+    scores: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
+    kept: list[tuple[int, Params]] = []
+
+    def evaluate(row: int) -> bool:
+        """Whether the run ends here."""
+        first = visible[row - 1] if row else 0
+        for e in by_end[first : visible[row]].tolist():  # of one node, in their order
+            shown[schedule.client[e]] = latest.pop(e)
+        edge = row in (0, len(times) - 1)
+        with_global = {"all": True, "ends": edge, "none": None}[global_tests]
+        scores.append({n: np.asarray(v) for n, v in tests.all(shown, times[row], with_global).items()})
+        if observer is None:
+            return False
+        verdict = observer.observe(row, {name: np.array(value) for name, value in scores[-1].items()}, False)
+        if verdict.keep:
+            kept[:] = [(row, _stacked(shown))]
+        return verdict.stop
+
+    ready = [int(max(by_end[:count], default=-1)) for count in visible]  # the last event before each evaluation
+    row, ended = 0, False
+    while row < len(times) and ready[row] < 0 and not ended:
+        ended, row = evaluate(row), row + 1
+    for done, e in enumerate(events.tolist(), 1):
+        if ended:
+            break
+        records.append(nodes.event(e))
+        who = int(schedule.client[e])
+        latest[e] = jax.device_get(nodes.model(who))
+        refuse(int(not records[-1]["accepted"]), on_bad)
+        while row < len(times) and ready[row] <= e and not ended:
+            ended, row = evaluate(row), row + 1
+        if progress is not None:
+            now = {"time": float(schedule.end[e]), "accuracy": _mean_of(scores[-1]["accuracy"])}
+            progress(done, len(events), staleness=float("nan"), **now)
+    executed = np.sort(by_end[: visible[row - 1]])
+    place = {e: i for i, e in enumerate(events.tolist())}
+    return PeerOutcome(
+        params=_stacked(shown),
+        scores=_table(scores),
+        records=_table([jax.device_get(records[place[e]]) for e in executed.tolist()]),
+        counters={"waves": len(executed), "mean_width": 1.0},
+        events=executed,
+        rows=row,
+        kept=kept[-1] if kept else None,
+    )
+
+
+def _stacked(models: list[Params]) -> Params:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
+
+
+def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+
+
+def _mean_of(values: np.ndarray) -> float:
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else float("nan")

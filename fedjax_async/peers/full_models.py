@@ -1,0 +1,77 @@
+"""Peers that send full models: Async-DFedAvg, SWIFT, D-PSGD, SGP, and training alone.
+
+All of them mix ``w <- w + sum_d weight_d (w_d - w)`` and push what they trained. They differ in their exchange, which
+the clock plans: who sends to whom and when, what a buffer keeps, and the coefficients. SGP alone also scales its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import tree
+from fedjax_async.peers.contract import Event, PeerAlgorithm
+from fedjax_async.types import Array, Message, Params, Path, State
+
+Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node: never sent, never mixed
+
+
+def full_models(stays: Stays) -> PeerAlgorithm:
+    """Full models, mixed with the planned coefficients. The row is the node's model."""
+    return _full_models(stays, lambda upload, mass: upload)
+
+
+def sgp(stays: Stays) -> PeerAlgorithm:
+    """Stochastic gradient push: full models with push-sum masses, steps divided by the node's mass.
+
+    ``x <- x + upload(z)`` with ``z = x / s`` is kept as ``z <- z + upload(z) / s``: what is mixed and evaluated is z.
+
+    Source: Assran et al., "Stochastic gradient push for distributed deep learning" (2019), algorithm 1.
+    """
+    return _full_models(stays, lambda upload, mass: jax.tree.map(lambda leaf: leaf / mass.astype(leaf.dtype), upload))
+
+
+def _full_models(stays: Stays, step: Callable[[Params, Array], Params]) -> PeerAlgorithm:
+    def push(row: Params, upload: Params, event: Event) -> tuple[Params, Any, Mapping[str, Array]]:
+        change = tree.split(upload, stays)
+        trained = jax.tree.map(jnp.add, row, tree.join(step(change[0], jnp.asarray(event.mass)), change[1]))
+        return trained, jax.tree.map(lambda leaf: leaf[None], tree.split(trained, stays)[0]), {}
+
+    return PeerAlgorithm(
+        init=lambda params: params,
+        open=lambda row: no_change(row, stays),
+        add=lambda inbox, row, message, weight: change_towards(inbox, row, message, weight, stays),
+        wake=changed,
+        start=Message,
+        push=push,
+        params=lambda row: row,
+    )
+
+
+# --- the linear mixing, for other files of this room too ----------------------------------------
+
+
+def no_change(params: Params, stays: Stays) -> Params:
+    """Zeros like the leaves that are mixed, ``None`` in place of the others."""
+    return jax.tree.map(jnp.zeros_like, tree.split(params, stays)[0])
+
+
+def change_towards(change: Params, params: Params, message: Params, weight: Array, stays: Stays) -> Params:
+    """``change + weight (message - params)`` on the leaves that are mixed."""
+
+    def added(total: Array, own: Array, other: Array) -> Array:
+        return total + weight.astype(total.dtype) * (other - own)
+
+    return jax.tree.map(added, change, tree.split(params, stays)[0], message)
+
+
+def changed(params: Params, change: State) -> Params:
+    """``params + change``; leaves that are ``None`` in ``change`` stay as they are."""
+
+    def moved(step: Any, leaf: Array) -> Array:
+        return leaf if step is None else leaf + step
+
+    return jax.tree.map(moved, change, params, is_leaf=lambda leaf: leaf is None)
