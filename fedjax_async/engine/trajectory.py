@@ -4,9 +4,8 @@ The schedule is planned, so a run is a fixed sequence of arrivals: a scan in whi
 message in its slot, is received, and sends the messages that are due. Nothing here is batched in waves: reverse mode
 needs the order of arrivals, and the engine's loops of traced length have no reverse.
 
-Reverse mode keeps what the scan carries at the beginning of every *segment* of arrivals, and once more inside the
-segment that it is going through: about ``2 sqrt(E)`` copies of the server's state, the slots and the tables of clients
-for segments of ``sqrt(E)`` arrivals. Every arrival is computed three times.
+Reverse mode keeps what the scan carries at the beginning of every *segment* of arrivals, and all local steps of the
+segment that it is going through. Every arrival is computed twice. Segments of ``sqrt(E)`` arrivals need the least.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class PerStaleness(NamedTuple):
 
 
 def read(table: Any, row: Array) -> Any:
-    """Row ``row`` of every leaf. Slices, since the reverse of a gather is a scatter, which XLA:CPU takes entry by entry."""
+    """Row ``row`` of every leaf, as a slice: the reverse of a gather is a scatter, which is slow on a CPU."""
     return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, row, keepdims=False), table)
 
 
@@ -186,7 +185,8 @@ class _Run:
 
     def part(self, client: Any) -> ClientData:
         """The training part of a client."""
-        return ClientData(*self.pool, self.offset[client], self.size[client])
+        x, y, order = self.pool
+        return ClientData(x, y, order, self.offset[client], self.size[client])
 
     def begin(self, hyper: Varying, params: Params, first: Sent) -> Carried:
         """Everything at the start, with the first messages sent."""
@@ -272,7 +272,7 @@ class _Run:
         return self.send(hyper, carried, one.sent)
 
     def steps(self, position: np.ndarray, segment: int) -> tuple[list[Steps], Sent]:
-        """The arrivals in segments ``[segments, segment, ...]``, the rest as one shorter segment, and the first messages."""
+        """The arrivals in segments ``[segments, segment, ...]``, then the rest as one; and the first messages."""
         s, real = self.schedule, np.dtype(jnp.result_type(float))
         job, count = s.job, len(s.job)
         columns: dict[str, np.ndarray] = {
