@@ -44,7 +44,7 @@ def random_entries(key: Key, x: Array, count: int) -> Array:
     if x.shape[0] == 0:
         return jnp.zeros(count, x.dtype)
     stretch = x.shape[0] / max(count, 1)
-    places = (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) * stretch
+    places = (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,), jnp.float32)) * stretch
     return x[jnp.clip(places.astype(jnp.int32), 0, x.shape[0] - 1)]
 
 
