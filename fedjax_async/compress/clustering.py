@@ -113,7 +113,7 @@ def with_zero(others: Array) -> tuple[Array, Array]:
 
 def without(table: Array, place: Array) -> Array:
     """``table`` [K] without its entry at ``place``."""
-    return jnp.where(jnp.arange(table.shape[0] - 1) < place, table[:-1], table[1:])
+    return jnp.where(jnp.arange(table.shape[0] - 1, dtype=jnp.int32) < place, table[:-1], table[1:])
 
 
 def nearest(x: Array, table: Array, slot: Array) -> Array:

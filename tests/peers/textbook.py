@@ -5,6 +5,8 @@ Chance (keys, orders of examples, random entries) comes from the package; it is 
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import numpy as np
 
@@ -37,11 +39,18 @@ def kmeans(x, start, max_iter=3, tolerance=0.05):
     return table, np.argmin(np.abs(x[:, None] - table[None]), axis=1)
 
 
-def drawn(w, key):
+@partial(jax.jit, static_argnames="reference")
+def drawn(w, key, reference="paper"):
     """K - 1 random entries of the weights, as the package draws them under the key of a job."""
     own = jax.random.fold_in(key, _CLUSTERING)
     chosen = lambda path, leaf: path == ("w",)  # noqa: E731
-    return np.asarray(centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, chosen=chosen)["w"])[1:]
+    return centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, chosen=chosen)["w"][1:]
+
+
+@jax.jit
+def released_wcp(params, tables, key):
+    """The clustering of the released code, which is tested with the compressors."""
+    return centroids.wcp(params, K, init=tables, key=key, reference="released")
 
 
 # --- local training -------------------------------------------------------------------------------
@@ -109,9 +118,9 @@ class Full:
 
 
 class PushCen(Full):
-    def __init__(self, w, b, released=False):
+    def __init__(self, w, b, released=False, mask=True):
         super().__init__(w, b)
-        self.optimizer, self.released = Adam(), released
+        self.optimizer, self.released, self.mask = Adam(), released, mask
         self.g = self.v = None
 
     def mix(self, inbox):
@@ -123,12 +132,13 @@ class PushCen(Full):
         super().mix([((m[0][m[1]].reshape(self.w.shape), m[2]), c) for m, c in inbox])
 
     def cluster(self, w, key):
-        start = drawn(w, key) if self.g is None else self.g[1:]
+        reference = "released" if self.released else "paper"
+        start = drawn(w, key, reference) if self.g is None else self.g[1:]
         if not self.released:
             return kmeans(w, start)
         own = jax.random.fold_in(key, _CLUSTERING)
         tables = {"w": np.append(0.0, start), "b": None}
-        found = centroids.wcp({"w": w, "b": self.b}, K, init=tables, key=own, reference="released")
+        found = released_wcp({"w": w, "b": self.b}, tables, own)
         return np.asarray(found.tables["w"]), np.asarray(found.indices["w"]).ravel()
 
     def fit(self, x, y, groups, key, mass):
@@ -136,7 +146,7 @@ class PushCen(Full):
         if self.released and self.g is None:
             self.g = table
         target = (table if self.g is None else self.g)[index].reshape(self.w.shape)
-        mask = (table[index] != 0).reshape(self.w.shape)
+        mask = (table[index] != 0).reshape(self.w.shape) if self.mask else None
         factor = LAMBDA / (self.w.size if self.released else 1)
         per_epoch = max(1, len(y) // BATCH) if self.released else -(-len(y) // BATCH)
         groups = stored(len(y), len(groups)) if self.released else groups
