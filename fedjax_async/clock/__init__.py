@@ -8,7 +8,10 @@ Start with :func:`plan` (``planning.py``). Order of reading:
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
-6. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
+6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
+   ``EXCHANGES``) with ``peer_timelines.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
+   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched.
+7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
    one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
 """
 
@@ -19,9 +22,14 @@ from fedjax_async.clock.cutting import cut
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.durations import DelayModel, Delays
+from fedjax_async.clock.exchanges import EXCHANGES, Exchange
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
+from fedjax_async.clock.peer_planning import plan_peers
+from fedjax_async.clock.peer_scenario import PeerScenario
+from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.clock.peer_waves import peer_slots, peer_waves
 from fedjax_async.clock.planning import NothingArrives, plan
 from fedjax_async.clock.record import (
     Outcome,
@@ -41,35 +49,45 @@ from fedjax_async.clock.statistics import (
     staleness_histogram,
 )
 from fedjax_async.clock.timing import TIMINGS, Timing
+from fedjax_async.clock.topologies import TOPOLOGIES, Graph, Topology, TopologyModel
 from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
 from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_chain, wave_statistics, waves
 
 __all__ = [
     "AVAILABILITY",
     "DELAYS",
+    "EXCHANGES",
     "FAMILIES",
     "FAULTS",
     "NETWORKS",
     "SUCCESSORS",
     "TIMINGS",
+    "TOPOLOGIES",
     "Availability",
     "AvailabilityModel",
     "Conditions",
     "DelayModel",
     "DelayStatistics",
     "Delays",
+    "Delivery",
     "Draws",
+    "Exchange",
     "FaultModel",
     "Faults",
+    "Graph",
     "JobFaults",
     "Limits",
     "Network",
     "NetworkModel",
     "NothingArrives",
     "Outcome",
+    "PeerScenario",
+    "PeerSchedule",
     "Scenario",
     "Slots",
     "Timing",
+    "Topology",
+    "TopologyModel",
     "Until",
     "WaveStatistics",
     "allocate",
@@ -88,7 +106,10 @@ __all__ = [
     "load_schedule_csv",
     "longest_chain",
     "make_schedule",
+    "peer_slots",
+    "peer_waves",
     "plan",
+    "plan_peers",
     "save_schedule",
     "save_schedule_csv",
     "staleness_histogram",

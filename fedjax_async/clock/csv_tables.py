@@ -78,11 +78,11 @@ def number(row: Row, column: str, above_zero: bool = False) -> float:
     return value
 
 
-def client(row: Row) -> int:
-    """The client that a row belongs to: the whole number in its column ``client``."""
-    text = label(row, "client")
+def client(row: Row, column: str = "client") -> int:
+    """The client that a row names: the whole number in its column ``client``, or in another one."""
+    text = label(row, column)
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{row[0]}, column 'client': {text!r} must be a client number 0, 1, ...")
+        raise ValueError(f"{row[0]}, column {column!r}: {text!r} must be a client number 0, 1, ...")
     return int(text)
 
 

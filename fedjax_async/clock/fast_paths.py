@@ -301,7 +301,7 @@ def make_cache(draw: Draw, num_clients: int, jobs: float, predict: Predict) -> D
 def merged(scenario: Scenario, size: int, concurrency: int) -> Arrivals:
     """The arrivals when the clients 0..C-1 leave again as soon as they return."""
     most, horizon = budget(scenario, size)
-    client, number, time = _timelines(scenario, concurrency, most, horizon)
+    client, number, time = timelines(scenario, concurrency, most, horizon)
     within = np.flatnonzero(time <= horizon)
     order = within[np.lexsort((client[within], time[within]))]
     if len(order) > most:
@@ -327,7 +327,7 @@ def merged(scenario: Scenario, size: int, concurrency: int) -> Arrivals:
     return Arrivals(job_client, job_number, upload, job)
 
 
-def _timelines(
+def timelines(
     scenario: Scenario, concurrency: int, most: float, horizon: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Uploads (client, number, time) of the clients 0..C-1: all that the budget admits, and each client's next.

@@ -4,7 +4,12 @@ A model is ``model(num_clients, seed) -> Network``. A job's two messages take
 
     (latency_i + bytes_down / down_i) * noise_down + (latency_i + bytes_up / up_i) * noise_up
 
-seconds. The links' parameters are drawn once a client, the noises (lognormal of mean 1) once a job.
+seconds. A message from node i to node j, in a run without a server, takes
+
+    latency_i + latency_j + bytes / min(up_i, down_j)
+
+seconds times the noise of the sender. The links' parameters are drawn once a client, the noises (lognormal of mean 1)
+once a job or message.
 The ``bandwidth`` options of the delay models are the simple case; use one or the other. A policy that does
 not use the delay model (``participation``) does not use the network either.
 """
@@ -23,10 +28,16 @@ from fedjax_async.clock.durations import Delays
 
 
 class Network(NamedTuple):
-    """``seconds(clients, numbers, bytes_down, bytes_up) -> float64``: the time of both messages of these jobs."""
+    """``seconds(clients, numbers, bytes_down, bytes_up) -> float64``: the time of both messages of these jobs.
+
+    ``between(senders, receivers, numbers, size) -> float64``, for runs without a server: the time of the messages of
+    ``size`` bytes from node to node; ``numbers`` tells the messages of one sender to one receiver apart. The arguments
+    are arrays that broadcast.
+    """
 
     num_clients: int
     seconds: Callable[..., np.ndarray]
+    between: Callable[..., np.ndarray] | None = None
 
 
 NetworkModel = Callable[[int, int], Network]
@@ -62,7 +73,16 @@ def _from_links(bind_links: Callable[[int, int], LinksOf]) -> NetworkModel:
             download = (latency + bytes_down / down) * noise(0, clients, numbers, sigma)
             return download + (latency + bytes_up / up) * noise(1, clients, numbers, sigma)
 
-        return Network(num_clients, seconds)
+        def between(senders: np.ndarray, receivers: np.ndarray, numbers: np.ndarray, size: int) -> np.ndarray:
+            senders, receivers, numbers = np.broadcast_arrays(senders, receivers, numbers)
+            out, into = links_of(senders), links_of(receivers)
+            time = out.latency + into.latency + size / np.minimum(out.up, into.down)
+            if out.jitter.any():
+                drawn = chance.Draws(seed, "message jitter", senders, receivers, numbers).standard_normal()
+                time = time * np.exp(out.jitter * drawn - out.jitter**2 / 2)
+            return time
+
+        return Network(num_clients, seconds, between)
 
     return model
 
@@ -124,12 +144,17 @@ def csv(*, path: str) -> NetworkModel:
 NETWORKS: dict[str, Callable[..., NetworkModel]] = {"link": link, "csv": csv}
 
 
+def bind(model: NetworkModel | str, num_clients: int, seed: int) -> Network:
+    """Bind a network model, or the one named by a spec, to ``num_clients`` clients and a seed."""
+    bound: NetworkModel = registry.bind("network", NETWORKS, model)() if isinstance(model, str) else model
+    return bound(num_clients, seed)
+
+
 def over(model: NetworkModel | str | None, delays: Delays, num_clients: int, seed: int) -> Delays:
     """``delays`` with the time of the messages on the network added; ``model`` may be a spec."""
     if model is None:
         return delays
-    bound: NetworkModel = registry.bind("network", NETWORKS, model)() if isinstance(model, str) else model
-    network = bound(num_clients, seed)
+    network = bind(model, num_clients, seed)
 
     def durations(
         clients: np.ndarray,

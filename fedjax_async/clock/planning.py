@@ -57,7 +57,7 @@ def plan(
     >>> schedule.staleness.tolist()
     [0, 1, 2, 0, 1, 2]
     """
-    _check_until(until)
+    check_until(until)
     for field, value, kinds in (("timing", timing, "TIMINGS"), ("delays", delays, "DELAYS")):
         check.require(isinstance(value, str) or callable(value), field, value, f"a name of {kinds} or a model")
     check.whole("num_clients", num_clients)
@@ -65,12 +65,12 @@ def plan(
     num_clients, seed = int(num_clients), int(seed)
     scenario = Scenario(
         num_clients,
-        _per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
+        per_client("local_steps", local_steps, num_clients, low=1).astype(np.int64, copy=False),
         over(network, delay_models.bind(delays, num_clients, seed), num_clients, seed),
         until,
         seed,
-        _per_client("bytes_down", bytes_down, num_clients, low=0),
-        _per_client("bytes_up", bytes_up, num_clients, low=0),
+        per_client("bytes_down", bytes_down, num_clients, low=0),
+        per_client("bytes_up", bytes_up, num_clients, low=0),
         scenarios.bind(availability, faults, limits, num_clients, seed),
         progress,
     )
@@ -83,14 +83,14 @@ def plan(
     return schedule
 
 
-def _check_until(until: Until) -> None:
+def check_until(until: Until) -> None:
     check.require(isinstance(until, Until) and any(value is not None for value in until), "until", until, "limited")
     check.optional(check.real_positive, "until.time", until.time)
     check.optional(check.whole, "until.updates", until.updates)
     check.optional(check.whole, "until.steps", until.steps)
 
 
-def _per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:
+def per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:
     array = np.asarray(value)
     whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.floor(array)).all()))
     allowed = f"whole numbers >= {low}, one or one a client ({num_clients})"

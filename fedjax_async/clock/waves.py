@@ -136,7 +136,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
         last_read = np.zeros(len(first), np.int64)
         np.maximum.at(last_read, message, begins[jobs])
     written = schedule.dispatched_after[first]
-    slot, count = _colour(written, last_read)
+    slot, count = colour(written, last_read)
     start_slot = np.full(len(schedule.client), -1, np.int32)
     start_slot[jobs] = slot[message]
     return Slots(
@@ -149,7 +149,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
     )
 
 
-def _colour(written: np.ndarray, last_read: np.ndarray) -> tuple[np.ndarray, int]:
+def colour(written: np.ndarray, last_read: np.ndarray) -> tuple[np.ndarray, int]:
     """Slots for messages in order of writing; a slot is free for writes later than its last reading."""
     order = np.argsort(last_read, kind="stable")
     ending, ends = order.tolist(), [*last_read[order].tolist(), math.inf]  # earliest last reading first

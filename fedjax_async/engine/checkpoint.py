@@ -124,7 +124,7 @@ class Keeper:
         scores: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         for name in sorted(arrays):
             if name.startswith("score"):
-                _, run, local, column = name.split(" ")
+                _, run, local, column = name.split(" ", 3)
                 scores.setdefault((int(run), int(local)), {})[column] = arrays[name]
         models: dict[tuple[int, int], list[np.ndarray]] = {}
         for name in sorted(arrays):

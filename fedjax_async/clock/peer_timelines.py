@@ -1,0 +1,205 @@
+"""When the nodes of a decentralised run compute, and when they are online.
+
+Nodes never wait for messages here, so each node's timeline follows from its own durations and absences: it trains
+whenever it is online. What the rules of absence (``leaving`` in ``availability.py``) and the faults of jobs mean for a
+compute event:
+
+* ``finish``: an event that has begun ends; ``pause``: it continues when the node is back.
+* ``lose``, and a crash: the event leaves no trace. When the node is back it begins anew, with the messages that lay in
+  its buffer.
+
+Durations and crashes are drawn by attempt, so that an event that was lost is not drawn again as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock.availability import together
+from fedjax_async.clock.durations import AHEAD, DurationCache
+from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, draw_jobs, job_outcomes
+from fedjax_async.clock.fast_paths import timelines
+from fedjax_async.clock.forecast import Forecast
+from fedjax_async.clock.record import SLACK, Outcome, order_by_client
+from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
+from fedjax_async.clock.segments import bounds_of, search
+
+
+class Computes(NamedTuple):
+    """Compute events that end within the budget, sorted by client and number."""
+
+    client: np.ndarray  # int64[E]
+    number: np.ndarray  # int64[E]
+    start: np.ndarray  # float64[E]
+    end: np.ndarray  # float64[E]
+
+
+class Presence(NamedTuple):
+    """When nodes are online, until the end of the run; ``starts`` is ``None`` if all always are."""
+
+    joined: np.ndarray  # float64[N]
+    left: np.ndarray  # float64[N]
+    bounds: np.ndarray  # int64[N + 1]  node i is online in [starts[k], ends[k]) for bounds[i] <= k < bounds[i + 1]
+    starts: np.ndarray | None
+    ends: np.ndarray | None
+
+    def online(self, clients: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Whether each of these nodes is online at its time; bool."""
+        if self.starts is None or self.ends is None:
+            return np.ones(np.broadcast_shapes(clients.shape, times.shape), np.bool_)
+        clients, times = np.broadcast_arrays(clients, times)
+        rows, moments = clients.reshape(-1), times.reshape(-1)
+        latest = search(self.bounds, self.starts, rows, moments, "right") - 1
+        inside = latest >= self.bounds[rows]
+        inside[inside] = moments[inside] < self.ends[latest[inside]]
+        return inside.reshape(clients.shape)
+
+
+def always_present(num_clients: int) -> Presence:
+    """Every node is online from the beginning to the end."""
+    never = np.full(num_clients, math.inf)
+    return Presence(np.zeros(num_clients), never, np.zeros(num_clients + 1, np.int64), None, None)
+
+
+def budget(scenario: Scenario) -> tuple[float, float]:
+    """The most compute events, and the last moment at which one may end."""
+    until = scenario.until
+    most = math.inf if until.updates is None else until.updates
+    return most, math.inf if until.time is None else until.time * SLACK
+
+
+def compute_events(scenario: Scenario) -> Computes:
+    """The compute events of nodes that train whenever they are online, as many as the budget admits.
+
+    Of events that end at one moment, those of the first clients count.
+    """
+    most, horizon = budget(scenario)
+    if scenario.conditions == NO_CONDITIONS:
+        client, number, end = timelines(scenario, scenario.num_clients, most, horizon)
+        order = np.lexsort((number, client))
+        client, end = client[order].astype(np.int64), end[order]
+        start = np.concatenate([[0.0], end[:-1]])
+        start[np.flatnonzero(np.diff(client, prepend=-1))] = 0.0
+    else:
+        client, start, end = _with_conditions(scenario, most, horizon)
+    kept = np.flatnonzero(end <= horizon)
+    if len(kept) > most:
+        kept = np.sort(kept[np.lexsort((client[kept], end[kept]))[: int(most)]])
+    client = client[kept]
+    first = np.searchsorted(client, np.arange(scenario.num_clients))
+    return Computes(client, np.arange(len(client)) - first[client], start[kept], end[kept])
+
+
+def end_of_run(scenario: Scenario, end: np.ndarray) -> float:
+    """The moment at which the run ends: the limit of time, or the last event's end if the updates end it before."""
+    most, horizon = budget(scenario)
+    last = float(end.max(initial=0.0))
+    return last if len(end) >= most or math.isinf(horizon) else max(last, horizon / SLACK)
+
+
+def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Client, start and end of all events that may fit into the budget, sorted by client."""
+    columns = array("q"), array("d"), array("d")
+    advance = _walk(scenario, columns)
+    forecast, time = Forecast(scenario.until, scenario.progress), np.zeros(scenario.num_clients)
+    reach = horizon
+    if most < math.inf:
+        seconds = scenario.delays.durations(np.arange(min(scenario.num_clients, 64)), 0, scenario.local_steps.max())
+        reach = min(horizon, 1.1 * float(seconds.mean()) * max(1.0, most / scenario.num_clients))
+    while True:
+        for begin in range(0, scenario.num_clients, AHEAD):
+            block = range(begin, min(begin + AHEAD, scenario.num_clients))
+            for source in scenario.conditions.availability:
+                if source.prepare is not None:
+                    source.prepare([client for client in block if time[client] < math.inf], float(time[begin]))
+            for client in block:
+                time[client] = advance(client, float(time[client]), reach)
+            forecast.expect(len(columns[0]), 0.0)
+        done = int((np.array(columns[2]) <= reach).sum())
+        if reach >= horizon or done >= most or not (time < math.inf).any():
+            break
+        forecast.tell(done / most)
+        reach = min(2 * reach, horizon)
+    clients, starts, ends = (np.array(column) for column in columns)
+    order = order_by_client(clients)
+    return clients[order], starts[order], ends[order]
+
+
+def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[int, float, float], float]:
+    """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next one may.
+
+    Infinity where the node is never online again.
+    """
+    window = together([source.window for source in scenario.conditions.availability])
+    job_outcome = job_outcomes(scenario.conditions)
+    num_clients = scenario.num_clients
+
+    def next_ones(client: int) -> range:
+        return range(client, min(client + AHEAD, num_clients))
+
+    cache = DurationCache(partial(draw_jobs, scenario), num_clients, next_ones)
+    clients, starts, ends = columns
+
+    def advance(client: int, time: float, reach: float) -> float:
+        fruitless = 0
+        while time <= reach:
+            if window is not None:
+                begins, _ = window(client, time)
+                if begins > time:
+                    time = begins
+                    continue
+            drawn: JobDraw = cache.pop(client)
+            if isinstance(drawn, tuple):
+                drawn = (*drawn[:3], False, False)  # messages are lost one by one, see ``peer_pushes``
+            outcome = job_outcome(client, time, drawn)
+            if outcome.outcome is Outcome.APPLIED:
+                if not outcome.upload > time:
+                    raise too_short(client, time)
+                clients.append(client)
+                starts.append(time)
+                ends.append(outcome.upload)
+                time, fruitless = outcome.upload, 0
+                continue
+            fruitless += 1
+            if fruitless > FRUITLESS:
+                raise ValueError(f"faults: of the last {FRUITLESS} events of node {client} not one was completed")
+            free = outcome.client_free
+            # A node that goes offline as an event begins would begin it again at the same moment.
+            time = free if free > time else math.nextafter(time, math.inf)
+        return time
+
+    return advance
+
+
+def presence(scenario: Scenario, until: float) -> Presence:
+    """When each node is online, up to the moment ``until``."""
+    num_clients, sources = scenario.num_clients, scenario.conditions.availability
+    window = together([source.window for source in sources])
+    if window is None:
+        return always_present(num_clients)
+    joined, left = np.full(num_clients, math.inf), np.full(num_clients, math.inf)
+    counts, starts, ends = np.zeros(num_clients, np.int64), array("d"), array("d")
+    for client in range(num_clients):
+        if client % AHEAD == 0:
+            for source in sources:
+                if source.prepare is not None:
+                    source.prepare(range(client, min(client + AHEAD, num_clients)), 0.0)
+        begins, stops = window(client, 0.0)
+        joined[client] = max(0.0, begins)
+        while begins <= until:
+            starts.append(begins)
+            ends.append(stops)
+            counts[client] += 1
+            if stops > until:
+                break
+            last = stops
+            begins, stops = window(client, max(stops, math.nextafter(begins, math.inf)))
+            if math.isinf(begins):
+                left[client] = last
+    return Presence(joined, left, bounds_of(counts), np.array(starts), np.array(ends))

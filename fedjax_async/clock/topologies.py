@@ -1,0 +1,230 @@
+"""Topologies: whom a node can push to. Fixed graphs, graphs that change from push to push, and gossip.
+
+A model is ``model(num_clients, seed) -> Topology``; registry ``TOPOLOGIES``. A networkx graph with the nodes
+0..N-1, directed or not, is a topology too, and so is a list of graphs: the n-th push of a node goes along graph
+``n mod T`` (in a synchronous exchange, that of round n). Random graphs are drawn again until they are strongly
+connected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check, registry
+from fedjax_async.clock import chance, csv_tables
+
+_TRIES = 100  # draws of a random graph until one is strongly connected
+
+
+class Graph(NamedTuple):
+    """A directed graph: node i pushes to ``receivers[bounds[i]:bounds[i + 1]]``, in ascending order, without itself."""
+
+    bounds: np.ndarray  # int64[N + 1]
+    receivers: np.ndarray  # int32[edges]
+
+    @property
+    def degrees(self) -> np.ndarray:
+        """The number of receivers of each node, int64[N]."""
+        return np.diff(self.bounds)
+
+    @property
+    def senders(self) -> np.ndarray:
+        """The sender of each edge, int64[edges]."""
+        return np.repeat(np.arange(len(self.bounds) - 1), self.degrees)
+
+
+class Topology(NamedTuple):
+    """Fixed ``graphs``, used in turn, or none: then each push goes to ``random`` other nodes drawn afresh."""
+
+    num_clients: int
+    graphs: tuple[Graph, ...] = ()
+    random: int = 0
+
+
+TopologyModel = Callable[[int, int], Topology]
+
+
+def _networkx() -> Any:
+    """The library of graphs, imported when the first one is made: it takes a third of a second."""
+    import networkx  # noqa: PLC0415
+
+    return networkx
+
+
+def make_graph(num_clients: int, senders: np.ndarray, receivers: np.ndarray) -> Graph:
+    """The graph with these edges; double ones count once, loops not at all."""
+    keys = np.unique(np.asarray(senders, np.int64) * num_clients + receivers)
+    keys = keys[keys // num_clients != keys % num_clients]
+    bounds = np.searchsorted(keys, np.arange(num_clients + 1) * num_clients)
+    return Graph(bounds, (keys % num_clients).astype(np.int32))
+
+
+def _fixed(make: Callable[[int, int], Any]) -> TopologyModel:
+    """A topology of the networkx graph ``make(num_clients, seed)``."""
+    return lambda num_clients, seed: Topology(num_clients, (from_networkx(make(num_clients, seed), num_clients),))
+
+
+def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
+    """A topology of the first of the random graphs ``make(num_clients, seed)`` that is connected."""
+
+    def model(num_clients: int, seed: int) -> Topology:
+        nx = _networkx()
+        for attempt in range(_TRIES):
+            word = chance.Draws(seed, "topology", attempt).random()[0]
+            graph = make(num_clients, int(word * 2**32))
+            if nx.is_strongly_connected(graph) if graph.is_directed() else nx.is_connected(graph):
+                return Topology(num_clients, (from_networkx(graph, num_clients),))
+        raise ValueError(f"topology: {what}: none of {_TRIES} graphs of {num_clients} nodes is strongly connected")
+
+    return model
+
+
+def gossip(*, receivers: int = 10) -> TopologyModel:
+    """Each push goes to `receivers` other nodes, drawn uniformly without replacement among those online then."""
+    check.whole("receivers", receivers)
+    return lambda num_clients, seed: Topology(num_clients, random=min(receivers, num_clients - 1))
+
+
+def ring(*, directed: bool = False) -> TopologyModel:
+    """Each node and the next one on a circle, in both directions, or `directed`: only to the next."""
+    check.kind("directed", directed, bool, "true or false")
+    nx = _networkx()
+    return _fixed(lambda n, seed: nx.circulant_graph(n, [1], nx.DiGraph if directed else None))
+
+
+def torus() -> TopologyModel:
+    """A grid that closes on itself, of as nearly equal sides as the number of nodes has factors; 4 neighbours."""
+
+    def make(n: int, seed: int) -> Any:
+        nx, rows = _networkx(), max(side for side in range(1, math.isqrt(n) + 1) if n % side == 0)
+        grid = nx.grid_2d_graph(rows, n // rows, periodic=True)
+        return nx.relabel_nodes(grid, {(i, j): i * (n // rows) + j for i, j in grid})
+
+    return _fixed(make)
+
+
+def exponential(*, one_peer: bool = False) -> TopologyModel:
+    """Node i pushes to i + 1, i + 2, i + 4, ... mod N, directed; `one_peer`: to one of these a push, in turn."""
+    check.kind("one_peer", one_peer, bool, "true or false")
+
+    def model(num_clients: int, seed: int) -> Topology:
+        nodes = np.arange(num_clients)
+        steps = [2**k for k in range(max(1, math.ceil(math.log2(num_clients))))]
+        graphs = [make_graph(num_clients, nodes, (nodes + step) % num_clients) for step in steps]
+        if one_peer:
+            return Topology(num_clients, tuple(graphs))
+        senders, receivers = (
+            np.concatenate([getattr(graph, name) for graph in graphs]) for name in ("senders", "receivers")
+        )
+        return Topology(num_clients, (make_graph(num_clients, senders, receivers),))
+
+    return model
+
+
+def complete() -> TopologyModel:
+    """Each node pushes to all others."""
+    return _fixed(lambda n, seed: _networkx().complete_graph(n))
+
+
+def star() -> TopologyModel:
+    """Node 0 is a hub: it pushes to all others, and they push to it."""
+    return _fixed(lambda n, seed: _networkx().star_graph(n - 1))
+
+
+def random_regular(*, degree: int = 4) -> TopologyModel:
+    """A random graph in which each node has `degree` neighbours (N times `degree` must be even)."""
+    check.whole("degree", degree)
+
+    def make(n: int, seed: int) -> Any:
+        check.require(degree < n and n * degree % 2 == 0, "degree", degree, f"below {n}, and even times {n} nodes")
+        return _networkx().random_regular_graph(degree, n, seed)
+
+    return _connected(make, f"degree = {degree}")
+
+
+def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyModel:
+    """Each pair of nodes is joined with probability `p` (without it, 2 ln N / N); `directed`: each direction apart."""
+    check.optional(check.share, "p", p)
+    check.kind("directed", directed, bool, "true or false")
+
+    def make(n: int, seed: int) -> Any:
+        share = min(1.0, 2 * math.log(n) / n) if p is None else p
+        return _networkx().fast_gnp_random_graph(n, share, seed, directed)
+
+    return _connected(make, f"p = {p}")
+
+
+def small_world(*, neighbours: int = 4, p: float = 0.1) -> TopologyModel:
+    """Watts-Strogatz: a ring of `neighbours` nearest neighbours, each edge moved at random with probability `p`."""
+    check.whole("neighbours", neighbours, low=2)
+    check.share("p", p)
+
+    def make(n: int, seed: int) -> Any:
+        check.require(neighbours <= n, "neighbours", neighbours, f"at most the {n} nodes")
+        return _networkx().watts_strogatz_graph(n, neighbours, p, seed)
+
+    return _connected(make, f"neighbours = {neighbours}, p = {p}")
+
+
+def csv(*, path: str, directed: bool = False) -> TopologyModel:
+    """An edge list from a CSV file: columns source and target (0, 1, ...); `directed`: from source to target only."""
+    check.kind("directed", directed, bool, "true or false")
+    rows = csv_tables.read(str(path), ("source", "target"), required=("source", "target"))
+    edges = np.array([[csv_tables.client(row, name) for name in ("source", "target")] for row in rows], np.int64)
+
+    def model(num_clients: int, seed: int) -> Topology:
+        beyond = np.flatnonzero(edges.max(axis=1) >= num_clients)
+        if len(beyond):
+            raise ValueError(f"{rows[beyond[0]][0]}: node {edges[beyond[0]].max()} must be below {num_clients}")
+        source, target = edges.T
+        if not directed:
+            source, target = np.concatenate([source, target]), np.concatenate([target, source])
+        return Topology(num_clients, (make_graph(num_clients, source, target),))
+
+    return model
+
+
+TOPOLOGIES: dict[str, Callable[..., TopologyModel]] = {
+    "gossip": gossip,
+    "ring": ring,
+    "torus": torus,
+    "exponential": exponential,
+    "complete": complete,
+    "star": star,
+    "random_regular": random_regular,
+    "erdos_renyi": erdos_renyi,
+    "small_world": small_world,
+    "csv": csv,
+}
+
+
+def from_networkx(graph: Any, num_clients: int) -> Graph:
+    """The graph of a networkx graph with the nodes 0..N-1; an undirected edge counts as one in each direction."""
+    if set(graph) != set(range(num_clients)):
+        raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, and has {len(graph)} others")
+    edges = np.array([(u, v) for u, v in graph.edges()], np.int64).reshape(-1, 2)
+    if not graph.is_directed():
+        edges = np.concatenate([edges, edges[:, ::-1]])
+    return make_graph(num_clients, edges[:, 0], edges[:, 1])
+
+
+def bind(topology: Any, num_clients: int, seed: int) -> Topology:
+    """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
+
+    Raises ``ValueError`` for anything else, and for a graph with other nodes.
+    """
+    if isinstance(topology, str):
+        topology = registry.bind("topology", TOPOLOGIES, topology)()
+    if callable(topology):
+        topology = topology(num_clients, seed)
+        check.kind("topology", topology, Topology, "a model that returns clock.Topology")
+        return topology
+    graphs = topology if isinstance(topology, (list, tuple)) else [topology]
+    is_graph = [hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs]
+    allowed = "a name of TOPOLOGIES, a networkx graph or a list of graphs"
+    check.require(bool(graphs) and all(is_graph), "topology", topology, allowed)
+    return Topology(num_clients, tuple(from_networkx(graph, num_clients) for graph in graphs))
