@@ -153,7 +153,7 @@ def clustered(params: Params, given: Dictionary, key: Key, rules: Rules) -> cent
 
     own = jax.random.fold_in(key, _CLUSTERING)
     (k,) = sizes
-    start = centroids.random_tables(params, k, own, chosen=chosen)
+    start = centroids.random_tables(params, k, own, reference=rules.reference, chosen=chosen)
     start = jax.tree.map(lambda drawn, table: jnp.where(given.known, table, drawn), start, given.tables)
     return centroids.wcp(
         params, k, init=start, key=own, chosen=chosen, max_iter=rules.max_iter, tolerance=rules.tolerance,

@@ -44,7 +44,7 @@ def drawn(w, key, reference="paper"):
     """K - 1 random entries of the weights, as the package draws them under the key of a job."""
     own = jax.random.fold_in(key, _CLUSTERING)
     chosen = lambda path, leaf: path == ("w",)  # noqa: E731
-    return centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, chosen=chosen)["w"][1:]
+    return centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, reference=reference, chosen=chosen)["w"][1:]
 
 
 @jax.jit
