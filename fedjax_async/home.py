@@ -40,7 +40,10 @@ def default_data_dir() -> Path:
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     """``data_dir`` as a path; the default folder for None."""
-    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    home = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    if home.is_file():
+        raise ValueError(f"data_dir = {str(home)!r}: must be a folder, not a file")
+    return home
 
 
 def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:

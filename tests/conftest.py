@@ -65,7 +65,8 @@ def compiled_programs_are_let_go() -> Iterator[None]:
     if holds_too_much():
         jax.clear_caches()
         gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # else glibc keeps what is free, and every file ends here
+        # else glibc keeps what is free, the process stays as large, and every later file lets go again
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
 

@@ -67,6 +67,8 @@ def local_training(
     check.whole("batch_size", batch_size)
     check.one_of("keep_optimizer", keep_optimizer, (False, True))
     check.one_of("shuffle", shuffle, (False, True))
+    check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
+    check.require(scale is None or callable(scale), "scale", scale, "a function of the message's version")
     pulled = proximal_term(proximal, metric)
     optimizer = optax.with_extra_args_support(optimizer)
 

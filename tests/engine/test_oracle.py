@@ -152,9 +152,7 @@ def mishaps():
         enumerate(CONDITIONS), enumerate(timings), enumerate(["vmap", "loop"])
     ):
         marks = [] if (i + j) % 2 == k else [pytest.mark.slow]
-        yield pytest.param(
-            CONDITIONS[condition], timing, batching, marks=marks, id=f"{condition}-{timing}-{batching}"
-        )
+        yield pytest.param(CONDITIONS[condition], timing, batching, marks=marks, id=f"{condition}-{timing}-{batching}")
 
 
 @pytest.mark.parametrize(("conditions", "timing", "batching"), list(mishaps()))
