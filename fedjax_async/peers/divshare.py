@@ -28,7 +28,7 @@ def cut(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
     A random permutation is cut into pieces of ``size // F`` entries; the last piece takes the rest.
 
     >>> cut(5, 2, np.random.default_rng(0)).tolist()
-    [[4, 2, 5], [3, 1, 0]]
+    [[2, 4, 5], [3, 0, 1]]
     """
     order, each = rng.permutation(size), size // count
     found = np.full((count, size - (count - 1) * each), size, np.int32)
