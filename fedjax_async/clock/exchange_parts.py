@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +69,8 @@ def exchange(
 ) -> Exchanged:
     """The same with inboxes, of nodes that empty their buffers whenever they mix."""
     events, present, pushes, end = events_and_pushes(world, aggregate_at, fragments, drop_unsent)
-    buffer = {"capacity": capacity, "newest": newest, "policy": policy, "fragments": fragments}
-    boxes = fill_inboxes(world.scenario.num_clients, events, pushes, end, **buffer)
+    fill = partial(fill_inboxes, capacity=capacity, newest=newest, policy=policy, fragments=fragments)
+    boxes = fill(world.scenario.num_clients, events, pushes, end)
     return Exchanged(events, present, pushes, boxes, fragments)
 
 
@@ -97,14 +98,16 @@ def rows_of(bounds: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
-def with_masses(world: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None) -> PeerSchedule:
+def with_masses(
+    world: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
+) -> PeerSchedule:
     """The schedule with push-sum's masses: ``parts`` int64[E], by default the receivers of each event and itself."""
     events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
     parts = pushes.degree + 1 if parts is None else parts
     source = pushes.event[boxes.contribution]
     total, share = push_sum_masses(world.scenario.num_clients, events.client, parts, boxes.contributed, source)
     weight = np.bincount(boxes.entry, share[source], len(boxes.push)) / total[rows_of(boxes.bounds)]
-    return schedule_of(world, exchanged, weight, share, share[pushes.event])
+    return schedule_of(world, exchanged, weight, share, share[pushes.event])._replace(carries=carries)
 
 
 def without_masses(world: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:

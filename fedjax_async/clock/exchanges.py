@@ -53,8 +53,9 @@ def push_sum(
     def plan(world: PeerScenario) -> PeerSchedule:
         exchanged = exchange(world, aggregate_at, capacity=capacity, newest=newest, policy=policy)
         if reference == "paper":
-            return with_masses(world, exchanged)
-        schedule = with_masses(world, exchanged, wanted(world.topology, exchanged.events) + 1)
+            return with_masses(world, exchanged, carries=policy == "carry")
+        parts = wanted(world.topology, exchanged.events) + 1
+        schedule = with_masses(world, exchanged, parts, carries=policy == "carry")
         row = rows_of(schedule.inbox_bounds)
         plain = 1 / np.maximum(1, np.diff(schedule.inbox_bounds))
         return schedule._replace(weight=np.where(schedule.number[row] == 0, plain[row], schedule.weight))

@@ -85,7 +85,7 @@ def communication_coefficients(graph: Graph) -> np.ndarray:
 def _last_messages(graph: Graph, events: Events, pushes: Pushes, end: float, every: int) -> tuple[Inboxes, np.ndarray]:
     """The inboxes, and the edge (receiver -> sender) of each entry."""
     nodes, count = len(graph.bounds) - 1, len(events.client)
-    reader = first_reader(nodes, events, pushes)
+    reader = first_reader(nodes, events.client, events.mixed_at, pushes.event, pushes.receiver, pushes.arrival)
     edge_keys = graph.senders * nodes + graph.receivers
     edge = np.searchsorted(edge_keys, pushes.receiver * np.int64(nodes) + events.client[pushes.event])
     came = np.flatnonzero(pushes.arrival <= end)

@@ -59,7 +59,7 @@ def sgp() -> Callable[[PeerScenario], PeerSchedule]:
 
     Source: stochastic gradient push, Assran et al. (2019).
     """
-    return lambda world: with_masses(world, _rounds(world, "carry"))
+    return lambda world: with_masses(world, _rounds(world, "carry"), carries=True)
 
 
 def _is_symmetric(senders: np.ndarray, receivers: np.ndarray) -> bool:
@@ -100,9 +100,9 @@ def _rounds(world: PeerScenario, policy: str) -> Exchanged:
         forecast.note(planned, time=min(time, horizon), updates=planned)
     every = Events(*(np.concatenate(columns) for columns in zip(*events)))
     sent = Pushes(*(np.concatenate(columns) for columns in zip(*pushes)))
-    end = end_of_run(scenario, every.end)
-    boxes = fill_inboxes(scenario.num_clients, every, sent, end, policy=policy)
-    return Exchanged(every, presence(scenario, end), sent, boxes)
+    last = end_of_run(scenario, every.end)
+    boxes = fill_inboxes(scenario.num_clients, every, sent, last, policy=policy)
+    return Exchanged(every, presence(scenario, last), sent, boxes)
 
 
 def _among(clients: np.ndarray, num_clients: int) -> Online:

@@ -30,12 +30,14 @@ def events_of(scenario, enough=400):
     most = math.inf if scenario.until.updates is None else scenario.until.updates
     events = []
     for node in range(scenario.num_clients):
-        time, attempt, number = 0.0, 0, 0
+        time, number, attempt, drawn_ahead = 0.0, 0, 0, []
         while time <= horizon and number < min(most, enough) and attempt < 20 * enough:
             if window is not None and window(node, time)[0] > time:
                 time = window(node, time)[0]
                 continue
-            drawn = draw_jobs(scenario, np.array([node]), np.array([attempt]))[0]
+            if attempt == len(drawn_ahead):
+                drawn_ahead += draw_jobs(scenario, np.array([node]), attempt + np.arange(64)).tolist()
+            drawn = drawn_ahead[attempt]
             attempt += 1
             outcome = outcome_of(node, time, (*drawn[:3], False, False) if isinstance(drawn, tuple) else drawn)
             if outcome.outcome is Outcome.APPLIED:
@@ -101,7 +103,7 @@ class Pushing:
         return out
 
 
-def plan_slowly(world, kind, aggregate_at="start", **options):
+def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, as it is told)
     """``kind``: push_sum, mean, divshare, swift, none. The columns of a ``PeerSchedule``, as lists."""
     scenario = world.scenario
     events = [

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delivery, Until, plan_peers
+from fedjax_async.clock import Until, plan_peers, topologies
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import network as networks
 from fedjax_async.clock import scenario as scenarios
-from fedjax_async.clock import topologies
 from fedjax_async.clock.peer_planning import _message_faults
 from fedjax_async.clock.peer_scenario import PeerScenario
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario
 from tests.clock.slow_peers import plan_slowly
 
 DELAYS = ["constant", "lognormal:heterogeneity=0.5", "exponential"]
-TOPOLOGIES = ["gossip:receivers=2", "gossip:receivers=20", "ring", "ring:directed=true", "exponential:one_peer=true", "star"]
+TOPOLOGIES = [
+    "gossip:receivers=2",
+    "gossip:receivers=20",
+    "ring",
+    "ring:directed=true",
+    "exponential:one_peer=true",
+    "star",
+]
 UNTIL = [Until(time=6), Until(updates=31), Until(time=5, updates=29)]
-ABSENCES = [None, "joins:share=0.4,by=4", "leaves:share=0.4,by=5", "sessions:on=3,off=1", "sessions:on=3,off=1,leaving=lose", "periodic:on=2,off=0.5,leaving=pause"]  # fmt: skip
+ABSENCES = [
+    None,
+    "joins:share=0.4,by=4",
+    "leaves:share=0.4,by=5",
+    "sessions:on=3,off=1",
+    "sessions:on=3,off=1,leaving=lose",
+    "periodic:on=2,off=0.5,leaving=pause",
+]
 FAULTS = [None, "drop:probability=0.2", "crash:probability=0.2,restart=0.5", "corrupt+late:extra=1"]
 NETWORKS = [None, "link:latency=0.25", "link:up=8,latency=0.1,jitter=1", "link:up=16,jitter=0.5,shared=true"]
 
@@ -51,6 +64,10 @@ def world_of(delays, num_clients, until, seed, topology, availability, faults, n
     return PeerScenario(scenario, graph, message_bytes, linked, _message_faults(faults, scenario))
 
 
+def spec_of(name, options):
+    return f"{name}:" + ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
+
+
 def check_equal(settings, spec, kind, **options):
     slow, account = plan_slowly(world_of(**settings), kind, **options)
     if not slow["client"]:
@@ -76,27 +93,30 @@ def check_equal(settings, spec, kind, **options):
     st.sampled_from(["paper", "released"]),
 )
 def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregate_at, reference):
-    options = {"policy": policy, "capacity": capacity, "newest": newest, "aggregate_at": aggregate_at, "reference": reference}  # fmt: skip
-    spec = "push_sum:" + ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
+    options = {"policy": policy, "capacity": capacity, "newest": newest}
+    options |= {"aggregate_at": aggregate_at, "reference": reference}
+    spec = spec_of("push_sum", options)
     _, accounts = check_equal(settings, spec, "push_sum", **options)
     for _, account in accounts:  # after every event of the run
         assert sum(account) == pytest.approx(settings["num_clients"], rel=1e-12)
         assert account[-1] == 0 or policy == "discard" or settings["availability"] or settings["faults"]
 
 
+@profile(max_examples=25)
 @given(worlds(), st.booleans(), st.sampled_from([1, 3, None]), st.sampled_from(["start", "end"]))
 def test_mean_and_none_are_their_definition(settings, newest, capacity, aggregate_at):
     options = {"newest": newest, "capacity": capacity, "aggregate_at": aggregate_at}
-    spec = "mean:" + ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
-    check_equal(settings, spec, "mean", **options)
+    check_equal(settings, spec_of("mean", options), "mean", **options)
     check_equal(settings, f"none:aggregate_at={aggregate_at}", "none", aggregate_at=aggregate_at)
 
 
+@profile(max_examples=25)
 @given(worlds(topology=st.sampled_from(["ring", "star", "complete", "small_world:neighbours=2"])), st.integers(1, 3))
 def test_swift_is_its_definition(settings, every):
     check_equal(settings, f"swift:every={every}", "swift", every=every)
 
 
+@profile(max_examples=25)
 @given(worlds(topology=st.sampled_from(["gossip:receivers=2", "ring"])))
 def test_divshare_is_its_definition(settings):
     check_equal(settings, "divshare:omega=0.4", "divshare", omega=0.4)
