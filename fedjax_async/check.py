@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -132,3 +132,16 @@ def path(field: str, value: Any) -> None:
 def has_control(text: str) -> bool:
     """Whether a text has control characters, such as a line's end."""
     return any(character < " " or character == "\x7f" for character in text)
+
+
+def difference(saved: Any, wanted: Any) -> str:
+    """What differs between a file and what is wanted, in a few words; of mappings, up to three keys.
+
+    >>> difference({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+    'lr = 0.2, saved 0.1'
+    """
+    if not isinstance(saved, Mapping) or not isinstance(wanted, Mapping):
+        return f"{shown(wanted)}, saved {shown(saved)}"
+    keys = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
+    more = f", and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return ", ".join(f"{key} = {shown(wanted.get(key))}, saved {shown(saved.get(key))}" for key in keys[:3]) + more

@@ -19,13 +19,15 @@ class Kept(NamedTuple):
     version: str
     in_tfds: bool = True
     fetched: bool = True
+    own_copy: str = ""  # of the publisher's files, if it is read from the user's own copy of them
 
 
 KEPT: dict[str, Kept] = {
     "mnist": Kept("3.0.1"),
     "fashion_mnist": Kept("3.0.1"),
     "cifar10": Kept("3.0.2"),
-    "cifar100": Kept("3.0.2", fetched=False),
+    "cifar100": Kept("3.0.2", fetched=False, own_copy="the published train.bin and test.bin"),
+    "tiny_imagenet": Kept("1.0.0", False, False, "the unpacked folder tiny-imagenet-200"),
     "har": Kept("1.0.0", in_tfds=False),  # our own version: windows
     "newsgroups20": Kept("1.0.0", in_tfds=False),  # our own version: token ids
 }
@@ -40,7 +42,10 @@ def default_data_dir() -> Path:
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path:
     """``data_dir`` as a path; the default folder for None."""
-    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    home = default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    if home.is_file():
+        raise ValueError(f"data_dir = {str(home)!r}: must be a folder, not a file")
+    return home
 
 
 def pretrained_folder(name: str, version: str, data_dir: Path) -> Path:
@@ -71,9 +76,13 @@ def tfds_home(name: str, data_dir: Path) -> Path | None:
 
 def missing(name: str, data_dir: Path) -> ValueError:
     """The error for a missing data set: it names the command that fetches it, or what else can be done."""
-    otherwise = "prepare it there with TFDS, or add download=true (needs a network, and for some TensorFlow)"
-    advice = f"run: fedjax-async data fetch {name}" if name in KEPT and KEPT[name].fetched else otherwise
-    return ValueError(f"dataset = {name!r}: not in {data_dir}; {advice}")
+    kept = KEPT.get(name, Kept("", fetched=False))
+    advice = [f"run: fedjax-async data fetch {name}"] if kept.fetched else []
+    if kept.in_tfds and not kept.fetched:
+        advice += ["prepare it there with TFDS", "add download=true (needs a network, and for some TensorFlow)"]
+    if kept.own_copy:
+        advice.append(f"load {name}:path=FOLDER once, where FOLDER has {kept.own_copy}")
+    return ValueError(f"dataset = {name!r}: not in {data_dir}; {', or '.join(advice)}")
 
 
 def require_data(name: str, data_dir: Path) -> None:
@@ -99,9 +108,18 @@ def require_metadata(folder: str | os.PathLike[str]) -> Path:
     return file
 
 
+def _require_kept(name: str, options: dict[str, Any], home: Path) -> None:
+    """``ValueError`` if neither the data set nor the user's own copy of it exists."""
+    own = options.get("path")
+    if own is None or not KEPT[name].own_copy:
+        require_data(name, home)
+    elif not Path(str(own)).expanduser().exists():
+        raise ValueError(f"path = '{own}': must have {KEPT[name].own_copy} (there is none)")
+
+
 # Data set -> check(options of its spec, data directory) that its files exist; a data set not listed needs no files.
 _NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
-    **{name: lambda options, home, name=name: require_data(name, home) for name in KEPT},  # type: ignore[misc]
+    **{name: lambda options, home, name=name: _require_kept(name, options, home) for name in KEPT},  # type: ignore[misc]
     "tfds": lambda options, home: require_data(str(options.get("name", "")), home),
     "folder": lambda options, home: "path" in options and require_metadata(str(options["path"])),
 }

@@ -68,11 +68,18 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry) or 'none'})")
 
 
+def is_plain_number(text: str) -> bool:
+    """Whether ``text``, if it is a number, is written in ASCII digits; Python also reads ``1_0`` and other scripts."""
+    return text.isascii() and "_" not in text
+
+
 def parse_value(text: str) -> Any:
     """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text itself."""
     plain = {"true": True, "false": False, "none": None}
     if text.lower() in plain:
         return plain[text.lower()]
+    if not is_plain_number(text):
+        return text
     for kind in (int, float):
         try:
             return kind(text)

@@ -186,7 +186,7 @@ class ServerAlgorithm(NamedTuple):
     ``jnp.zeros(())``.
     ``given(facts) -> rule``, optional: the same rule, adapted to the facts of a run. Called once, before the run. A
     rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
-    ``rule._replace(receive=...)`` has no effect on a rule whose ``given`` builds the functions afresh (as those of
+    ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh (as those of
     ``server.rule`` do), unless ``given`` is replaced too.
     """
 

@@ -63,6 +63,9 @@ def test_an_unknown_name_gets_the_nearest_match(name, message):
         ("red", "red"),
         ("a.csv", "a.csv"),
         ("", ""),
+        ("1_0", "1_0"),
+        ("0_0.5", "0_0.5"),
+        ("\u0661", "\u0661"),
         ("__import__('os')", "__import__('os')"),
     ],
 )

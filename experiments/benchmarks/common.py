@@ -27,26 +27,31 @@ def hardware() -> str:
 
 
 def interleave(
-    calls: Mapping[str, Callable[[], Any]], rounds: int = 10, *, before: Callable[[], Any] | None = None
-) -> dict[str, list[float]]:
+    calls: Mapping[Any, Callable[[], Any]],
+    rounds: int = 10,
+    *,
+    before: Callable[[], Any] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Any, list[float]]:
     """Seconds of each call in each round; every round calls all of them, in an order that rotates.
 
     Compare medians, or two calls of the same round: a disturbance of the machine then affects all calls alike. The
     first call of each compiles and is not timed. ``before`` is called ahead of every timed call and is not timed. Every
-    result is waited for (``jax.block_until_ready``).
+    result is waited for (``jax.block_until_ready``). On a busy machine ``clock=time.process_time`` counts the time of
+    this process alone, all its threads together.
     """
     names = list(calls)
     for name in names:
         jax.block_until_ready(calls[name]())
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[Any, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         shift = turn % max(len(names), 1)
         for name in names[shift:] + names[:shift]:
             if before is not None:
                 jax.block_until_ready(before())
-            start = time.perf_counter()
+            start = clock()
             jax.block_until_ready(calls[name]())
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

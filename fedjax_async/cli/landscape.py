@@ -29,6 +29,7 @@ from fedjax_async.tree import path_of
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 LETTERS = "ABC"
+TABLES = ("paths.csv", "barriers.csv", "plane.csv")
 PARTS = ("test", "train", "validation")
 LEARNED_FROM = 20_000  # training examples, at most, for the curves
 MARGIN = 0.25  # around the models, as a share of the larger side of their box
@@ -57,6 +58,9 @@ def landscape(arguments: argparse.Namespace) -> None:
     drawing = drawing_of(arguments)
     require_matplotlib()
     out = require_folder(arguments.out)
+    found = [name for name in TABLES if (out / name).exists() and not arguments.overwrite]
+    allowed = f"a folder without a landscape, but it has {', '.join(found)}; --overwrite replaces it"
+    check.require(not found, "out", str(out), allowed)
     _check_numbers(arguments)
     runs = [load(folder) for folder in arguments.folders]
     settings = _settings_of(runs, arguments.folders)

@@ -38,6 +38,7 @@ def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) ->
     sub.add_argument(
         "--out", type=folder, metavar="DIR", default="landscape", help="folder for tables and pictures [landscape]"
     )
+    sub.add_argument("--overwrite", action="store_true", help="replace the files of another landscape in DIR")
     sub.add_argument("--best", action="store_true", help="the best models (--keep-best of run), not the last ones")
     group = sub.add_argument_group("what is measured")
     text = "part of the data: test, train or validation [test]"

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from fedjax_async.registry import is_plain_number
+
 
 def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     """The type of a number in ASCII: Python also reads ``1_0`` and the digits of other scripts."""
 
     def parse(text: str) -> Any:
-        if not text.isascii() or "_" in text:
+        if not is_plain_number(text):
             raise ValueError(text)
         return kind(text)
 
@@ -25,13 +27,13 @@ whole, real = _ascii(int), _ascii(float)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently.
+    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently, or cut short.
 
     Flags without a value, and those that collect a list (``action="append"``), may be repeated.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+        super().__init__(*args, **options | {"allow_abbrev": False})
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 

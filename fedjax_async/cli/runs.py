@@ -211,5 +211,5 @@ def plan(arguments: argparse.Namespace) -> None:
         for name, value in statistics._asdict().items():
             print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
     if arguments.gantt:
-        save_figure(gantt(schedule, drawing=drawing), Path(arguments.gantt))
+        save_figure(gantt(schedule, used=np.arange(came) < used, drawing=drawing), Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")

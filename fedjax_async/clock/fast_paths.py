@@ -346,7 +346,8 @@ def timelines(
         numbers = drawn[lagging] + np.arange(depth)[:, None]
         clients = np.broadcast_to(lagging, numbers.shape)
         durations = checked_durations(scenario, lagging, numbers)
-        times = np.cumsum(np.concatenate([reach[lagging][None], durations]), axis=0)
+        with np.errstate(over="ignore"):
+            times = np.cumsum(np.concatenate([reach[lagging][None], durations]), axis=0)
         stuck = np.argwhere(times[1:] <= times[:-1])
         if len(stuck):
             row, column = stuck[0]

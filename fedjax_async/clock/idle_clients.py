@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_async import registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.durations import AHEAD, Predict
-from fedjax_async.clock.event_queue import EventQueue, Release
+from fedjax_async.clock.event_queue import FRUITLESS, EventQueue, Release
 from fedjax_async.clock.scenario import Scenario
 
 
@@ -180,6 +180,8 @@ class IdleClients:
         self._exchange = self._pool.exchange
         self.queue = EventQueue(scenario, self._pool.predict)
         self._pooled = 0  # clients in the pool; some may have gone offline since they were put there
+        # looks at idle clients that were offline, since the last job was sent; more of them than clients are a mistake
+        self._missed, self._most_missed = 0, 2 * scenario.num_clients + FRUITLESS
         self._absent: list[tuple[float, int, bool]] = []  # a heap: when a client can get a job, client, was it busy
         self._capacity = concurrency
         self._start()
@@ -204,9 +206,18 @@ class IdleClients:
         if self.queue.always_online:
             return True
         start, _ = self.queue.window_now(client, time)
-        if time < start < math.inf:
+        if start <= time:
+            self._missed = 0
+            return True
+        if start < math.inf:
             heapq.heappush(self._absent, (start, client, False))
-        return start <= time
+        self._missed += 1
+        if self._missed > self._most_missed:
+            raise ValueError(
+                f"availability: of the last {self._missed} looks at idle clients none met one online at {time:g} s; "
+                "their online times are too short for floating-point time"
+            )
+        return False
 
     def next_event(self) -> float:
         """When something happens next: an event of the queue, or, given capacity, a job for an absent client."""

@@ -84,7 +84,8 @@ def plan(
 
 
 def check_until(until: Until) -> None:
-    check.require(isinstance(until, Until) and any(value is not None for value in until), "until", until, "limited")
+    limited = isinstance(until, Until) and any(value is not None for value in until)
+    check.require(limited, "until", until, "an Until with a limit, such as clock.Until(updates=100)")
     check.optional(check.real_positive, "until.time", until.time)
     check.optional(check.whole, "until.updates", until.updates)
     check.optional(check.whole, "until.steps", until.steps)

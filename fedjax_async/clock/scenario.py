@@ -5,6 +5,7 @@ The *conditions* are when clients are online, the faults of jobs, and the limits
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -91,6 +92,8 @@ def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarr
 
 def too_short(client: int, time: float) -> ValueError:
     """The error for a job so short that its end equals its beginning in floating point."""
+    if time == math.inf:
+        return ValueError(f"delays: the jobs of client {client} are too long: their times are no finite numbers")
     return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
 
 

@@ -1,24 +1,27 @@
 """One-dimensional k-means of a vector with one centroid fixed at zero: the centroids and the nearest one of each entry.
 
-The centroids are sorted, so the nearest centroid of an entry follows from the midpoints between neighbours. XLA makes
-of the comparisons with all midpoints one pass over the vector that needs no memory: measured for K = 32 on a CPU, a
-tenth of the time of a binary search (``searchsorted``) and a hundredth of that of a sort. The sums of the clusters are
-sums of the differences ``x - centroid``, so that float32 suffices for long vectors, and means of equal entries are
-exact.
+The centroids are sorted, so an entry is compared with midpoints between neighbours, log2 K times. The midpoint to
+compare with next is chosen by selections among all midpoints, not by an index: XLA runs selections in all lanes of a
+CPU. Measured on one core for K = 32 and 192,000 entries: 0.11 ms, where a binary search by indices (``searchsorted``)
+takes 0.7 ms and a sort 68 ms. Sums over clusters are of the differences ``x - centroid``. So float32 suffices for long
+vectors, and a mean of equal entries is exact.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async.compress.payload import real_of
 from fedjax_async.types import Array, Key, Traced
 
-MOST_CENTROIDS = 256  # an index is one byte
+MOST_SELECTED = 64  # centroids that are selected rather than indexed; beyond, an index is as fast and compiles sooner
 
 
 class Reference(NamedTuple):
@@ -36,20 +39,27 @@ REFERENCES = {
 }
 
 
+def centred(x: Array, reference: Reference) -> Array:
+    """x [D], without its mean if the reference subtracts it."""
+    return x - jnp.sum(x) / max(1, x.shape[0]) if reference.centred else x
+
+
 def random_entries(key: Key, x: Array, count: int) -> Array:
     """One random entry of each of ``count`` equal stretches of x [D]; float[count].
 
     They are entries at different positions if D >= ``count``, and zeros if D = 0.
     """
-    if x.shape[0] == 0:
+    size = x.shape[0]
+    if size == 0:
         return jnp.zeros(count, x.dtype)
-    stretch = x.shape[0] / max(count, 1)
-    places = (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) * stretch
-    return x[jnp.clip(places.astype(jnp.int32), 0, x.shape[0] - 1)]
+    ends = np.arange(count + 1) * size // max(count, 1)
+    first, width = np.int32(ends[:-1]), np.float32(np.maximum(np.diff(ends), 1))
+    steps = jnp.floor(jax.random.uniform(key, (count,), jnp.float32) * width)
+    return x[jnp.minimum(first + jnp.minimum(steps, width - 1).astype(jnp.int32), size - 1)]
 
 
 def cluster(
-    x: Array, start: Array, *, key: Key, max_iter: Traced, tolerance: Traced, reference: Reference
+    x: Array, start: Array, *, key: Key | None, max_iter: Traced, tolerance: Traced, reference: Reference
 ) -> tuple[Array, Array]:
     """K-means of x [D] from the K - 1 centroids ``start`` and zero: ``(table [K], index uint8[D])``.
 
@@ -60,12 +70,21 @@ def cluster(
 
     If any entry of x or of ``start`` is not finite, the whole table is NaN: no entry decodes to a finite number.
     """
+    limits = (jnp.asarray(max_iter, jnp.int32), jnp.asarray(tolerance, real_of(x)))
+    return _batched(functools.partial(_cluster, reference))(x, start, key, limits)
+
+
+def _batched(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with a loop over the rows for its vmap on a CPU: there it takes two thirds of the time."""
+    return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
+
+
+def _cluster(reference: Reference, x: Array, start: Array, key: Key, limits: tuple[Array, Array]) -> Any:
     real: Any = real_of(x)
+    max_iter, tolerance = limits
     largest = jnp.maximum(jnp.max(jnp.abs(x), initial=0), jnp.max(jnp.abs(start), initial=0)).astype(real)
     unit = _unit(largest)
-    scaled, others = x.astype(real) / unit, jnp.sort(start.astype(real) / unit)
-    if reference.centred:
-        scaled = scaled - jnp.sum(scaled) / max(1, scaled.shape[0])
+    scaled, others = centred(x.astype(real) / unit, reference), jnp.sort(start.astype(real) / unit)
 
     def unfinished(state: Any) -> Array:
         number, _, _, done = state
@@ -74,28 +93,26 @@ def cluster(
     def iterate(state: Any) -> Any:
         number, others, before, _ = state
         table, zero = with_zero(others)
-        rank = nearest(scaled, table, jnp.arange(table.shape[0], dtype=jnp.uint8))
-        difference = scaled - table.at[rank].get(mode="promise_in_bounds")
-        sums, counts = per_cluster(rank, difference, table.shape[0])
+        rank, value = nearest(scaled, table)
+        sums, counts = per_cluster(rank, scaled - value, table.shape[0])
+        loss = jnp.sum(jnp.square(scaled - value))
         means = table + sums / jnp.maximum(counts, 1)
         if reference.refilled:
             drawn = random_entries(jax.random.fold_in(key, number), scaled, table.shape[0])
             means = jnp.where(counts > 0, means, drawn)
         moved = without(means, zero)
-        loss = jnp.sum(jnp.square(difference))
-        done = (number > 0) & reference.stops(before, loss, jnp.asarray(tolerance, real))
+        done = (number > 0) & reference.stops(before, loss, tolerance)
         return number + 1, jnp.sort(moved) if reference.refilled else moved, loss, done
 
     first = (jnp.int32(0), others, jnp.zeros((), real), jnp.zeros((), jnp.bool_))
     others = jax.lax.while_loop(unfinished, iterate, first)[1]
     table, zero = with_zero(others)
-    place = jnp.arange(table.shape[0], dtype=jnp.int32)
-    slot = (
-        jnp.where(place == zero, 0, place + jnp.less(place, zero).astype(jnp.int32)) if reference.zero_first else place
-    )
-    index = nearest(scaled, table, slot.astype(jnp.uint8))
-    table = jnp.zeros_like(table).at[slot].set(table * unit)
-    return jnp.where(jnp.isfinite(largest), table, jnp.nan).astype(x.dtype), index
+    index = nearest(scaled, table)[0]
+    if reference.zero_first:
+        index = jnp.where(index == zero, 0, index + jnp.less(index, zero).astype(jnp.int32))
+        table = jnp.append(jnp.zeros(1, real), others)
+    table = jnp.where(jnp.isfinite(largest), table * unit, jnp.nan)
+    return table.astype(x.dtype), index.astype(jnp.uint8)
 
 
 def _unit(largest: Array) -> Array:
@@ -113,17 +130,36 @@ def with_zero(others: Array) -> tuple[Array, Array]:
 
 def without(table: Array, place: Array) -> Array:
     """``table`` [K] without its entry at ``place``."""
-    return jnp.where(jnp.arange(table.shape[0] - 1) < place, table[:-1], table[1:])
+    return jnp.where(jnp.arange(table.shape[0] - 1, dtype=jnp.int32) < place, table[:-1], table[1:])
 
 
-def nearest(x: Array, table: Array, slot: Array) -> Array:
-    """``slot[j]`` of the entry j of the ascending ``table`` [K] that is nearest, a tie to the lower; uint8[D]."""
-    middle = 0.5 * table[1:] + 0.5 * table[:-1]
-    numbers = slot.astype(x.dtype)  # selections among numbers as wide as x run in as many lanes
-    found = jnp.full(x.shape, numbers[0])
-    for j in range(table.shape[0] - 1):
-        found = jnp.where(x > middle[j], numbers[j + 1], found)
-    return found.astype(jnp.uint8)
+def nearest(x: Array, table: Array) -> tuple[Array, Array]:
+    """The place of the entry of the ascending ``table`` [K] that is nearest, a tie to the lower, and the entry itself.
+
+    int32 and float, like x. NaN counts as lower than all entries.
+    """
+    count = table.shape[0]
+    levels = (count - 1).bit_length()
+    middle = list(0.5 * table[1:] + 0.5 * table[:-1]) + [jnp.array(jnp.inf, table.dtype)] * (2**levels - count)
+    above: list[Array] = []  # the digits of the place, the highest first
+    for level in range(levels):
+        stride = 2 ** (levels - level)
+        above.append(x > _select(above, middle[stride // 2 - 1 :: stride]))
+    place = jnp.zeros(x.shape, jnp.int32)
+    for level, digit in enumerate(above):
+        place = place + (digit.astype(jnp.int32) << (levels - 1 - level))
+    if count > MOST_SELECTED:
+        return place, table.at[place].get(mode="promise_in_bounds")
+    values = list(table) + [table[-1]] * (2**levels - count)
+    return place, jnp.broadcast_to(_select(above, values), x.shape)
+
+
+def _select(digits: list[Array], values: list[Array]) -> Array:
+    """``values[i]``, where i has the binary ``digits``, the highest first."""
+    if not digits:
+        return values[0]
+    half = len(values) // 2
+    return jnp.where(digits[0], _select(digits[1:], values[half:]), _select(digits[1:], values[:half]))
 
 
 def per_cluster(rank: Array, x: Array, count: int) -> tuple[Array, Array]:

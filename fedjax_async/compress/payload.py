@@ -1,4 +1,4 @@
-"""Compressors and payloads: the contract, the four kinds of payload, and what all compressors share.
+"""Compressors and payloads: the contract, the five kinds of payload, and what all compressors share.
 
 A payload is the compressed form of a vector: a pytree of the arrays that are sent. Its lengths are static, so it
 passes through ``jit`` and ``vmap``. Payloads nest: the values of a :class:`Sparse` payload are a payload themselves.
@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from fedjax_async import check, hashing
 from fedjax_async.types import Array, Key
 
-Payload = Any  # Dense | Signs | Levels | Sparse, or a tuple of them
+Payload = Any  # Dense | Signs | Levels | Sparse | Centroids, or a tuple of them
 
 MOST_STEPS = 32767
+MOST_CENTROIDS = 256  # an index is one byte
 
 
 class Compressor(NamedTuple):
@@ -71,6 +72,15 @@ class Sparse:
     index: Any  # int32[k], ascending
     values: Payload
     size: int = field(metadata={"static": True})  # D
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Centroids:
+    """Zero where the index is 0, else ``centroid[index - 1]``."""
+
+    centroid: Any  # float[K-1], ascending, K from 1 to MOST_CENTROIDS; zero is not sent
+    index: Any  # uint8[D], below K
 
 
 def require_vector(x: Any) -> None:

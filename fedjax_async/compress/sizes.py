@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.compress.payload import MOST_STEPS, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import MOST_STEPS, Centroids, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.types import Array
 
 MAGIC = b"FA\x01"  # the format's version is its last byte
@@ -51,6 +51,7 @@ _LENGTH: dict[type, Callable[[Any], int]] = {
     Signs: lambda payload: payload.negative.shape[0],
     Levels: lambda payload: payload.level.shape[0],
     Sparse: lambda payload: payload.size,
+    Centroids: lambda payload: payload.index.shape[0],
 }
 
 
@@ -105,7 +106,24 @@ def _sparse(payload: Sparse) -> Any:
     return head + jnp.minimum(min(plain_index_bytes(size, k)), rice) + _part(payload.values)
 
 
-_BYTES: dict[type, Callable[[Any], Any]] = {Dense: _dense, Signs: _signs, Levels: _levels, Sparse: _sparse}
+def centroid_width(count: int) -> int:
+    """Bits of one index among ``count`` centroids, zero included: ``ceil(log2 K)``, but at least one."""
+    return max(1, index_width(count))
+
+
+def _centroids(payload: Centroids) -> Any:
+    size, sent = payload.index.shape[0], payload.centroid.shape[0]
+    indices = bytes_of_bits(size * centroid_width(sent + 1))
+    return 2 + varint_bytes(size) + sent * _real_bytes(payload.centroid) + indices
+
+
+_BYTES: dict[type, Callable[[Any], Any]] = {
+    Dense: _dense,
+    Signs: _signs,
+    Levels: _levels,
+    Sparse: _sparse,
+    Centroids: _centroids,
+}
 
 
 def _part(payload: Payload) -> Any:
@@ -141,6 +159,7 @@ def values_bits(payload: Payload) -> Array:
     """Bits of the values alone, as the AsynFLC paper counts: no indices, scales, norms or header; int32[].
 
     A float32 entry has 32 bits, a sign 1, a level ``ceil(log2(2 s + 1))``. The traffic of the paper's Table III.
+    Centroids are counted by eq. 13 of PushCen-ADFL, K - 1 centroids and ``ceil(log2 K)`` bits an entry.
     """
     return jnp.asarray(sum(_VALUES[type(part)](part) for part in parts(payload)), jnp.int32)
 
@@ -150,6 +169,10 @@ _VALUES: dict[type, Callable[[Any], Any]] = {
     Signs: lambda payload: payload.negative.shape[0],
     Levels: lambda payload: payload.level.shape[0] * bit_length(2 * jnp.asarray(payload.steps, jnp.int32)),
     Sparse: lambda payload: values_bits(payload.values),
+    Centroids: lambda payload: (
+        BYTE * _real_bytes(payload.centroid) * payload.centroid.shape[0]
+        + payload.index.shape[0] * centroid_width(payload.centroid.shape[0] + 1)
+    ),
 }
 
 

@@ -10,6 +10,7 @@ kind   detail                       fields
 2, 3   float type of the scale      D, D bits, scale (kind 3 is unscaled: no scale)
 4, 5   float type of the norm       D, steps in 2 bytes, norm, levels: 4 at a fixed width, 5 in Elias' gamma code
 6      code of the indices          D, k, indices, part of k values
+7      float type of the centroids  D, K - 1 in a byte, K - 1 centroids, D indices of ceil(log2 K) bits, at least 1
 ====== ============================ =====================================================================
 
 Indices are a bitmap (0), k numbers of ceil(log2 D) bits (1), or their gaps in Rice's code (2): the shortest of the
@@ -30,13 +31,13 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.compress import codes, sizes
 from fedjax_async.compress.codes import Chunks, Source
-from fedjax_async.compress.payload import MOST_STEPS, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import MOST_CENTROIDS, MOST_STEPS, Centroids, Dense, Levels, Payload, Signs, Sparse
 
 _REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}
 _MOST_LENGTH = 2**31 - 1
 _MOST_PARTS = 65535
 _DEEPEST = 8
-_TUPLE, _DENSE, _SCALED, _UNSCALED, _FIXED, _GAMMA, _SPARSE = range(7)
+_TUPLE, _DENSE, _SCALED, _UNSCALED, _FIXED, _GAMMA, _SPARSE, _CENTROIDS = range(8)
 
 
 def encode(payload: Payload) -> bytes:
@@ -103,7 +104,7 @@ def _require_size(size: Any) -> None:
 def _encode_part(payload: Payload) -> bytes:
     writer = _WRITERS.get(type(payload))
     if writer is None:
-        raise ValueError(f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Sparse")
+        raise ValueError(f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Sparse, Centroids")
     return writer(jax.tree.map(np.asarray, payload))
 
 
@@ -190,11 +191,29 @@ def _write_rice(index: np.ndarray, size: int) -> bytes:
     return codes.unary(gaps >> width) + codes.fixed(gaps, width)
 
 
+def _write_centroids(payload: Centroids) -> bytes:
+    _shaped("index", payload.index, 1, "u")
+    code, values = _real_bytes("centroid", payload.centroid, 1)
+    sent = len(payload.centroid)
+    check.require(sent < MOST_CENTROIDS, "centroid", f"{sent} numbers", f"at most {MOST_CENTROIDS - 1} numbers")
+    ascending = bool((payload.centroid[1:] >= payload.centroid[:-1]).all())
+    check.require(ascending, "centroid", f"{sent} numbers", "ascending")
+    index = payload.index.astype(np.int64)
+    check.require(bool((index <= sent).all()), "index", int(index.max(initial=0)), f"at most {sent}")
+    return (
+        _head(_CENTROIDS, code, len(index))
+        + bytes([sent])
+        + values
+        + codes.fixed(index, sizes.centroid_width(sent + 1))
+    )
+
+
 _WRITERS: dict[type, Callable[[Any], bytes]] = {
     Dense: _write_dense,
     Signs: _write_signs,
     Levels: _write_levels,
     Sparse: _write_sparse,
+    Centroids: _write_centroids,
 }
 
 
@@ -326,6 +345,22 @@ def _summed(gaps: Chunks) -> Chunks:
         yield indices
 
 
+def _read_centroids(source: Source, detail: int, size: int, depth: int) -> Centroids:
+    sent = source.read(1)[0]
+    centroid = _read_real(source, detail, sent)
+    if not (centroid[1:] >= centroid[:-1]).all():
+        raise ValueError("message: centroids are not ascending")
+    index = _read_whole(_at_most(codes.read_fixed(source, size, sizes.centroid_width(sent + 1)), sent), size, np.uint8)
+    return Centroids(centroid, index)
+
+
+def _at_most(indices: Chunks, most: int) -> Chunks:
+    for index in indices:
+        if index.max() > most:
+            raise ValueError("message: the index of a centroid is out of range")
+        yield index
+
+
 _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _DENSE: _read_dense,
     _SCALED: _read_scaled,
@@ -333,6 +368,7 @@ _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _FIXED: lambda source, detail, size, depth: _read_levels(source, detail, size, _fixed_levels),
     _GAMMA: lambda source, detail, size, depth: _read_levels(source, detail, size, _gamma_levels),
     _SPARSE: _read_sparse,
+    _CENTROIDS: _read_centroids,
 }
 
 _INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [

@@ -9,7 +9,7 @@ setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a swee
 programs) serve sweeps.
 ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
 (what such parts must return) let a user's own parts stand wherever the package's do. ``watching.py`` is early stopping,
-the best model and callbacks.
+the best model and callbacks. ``differentiable.py`` gives a run as a function that JAX differentiates.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
+    from fedjax_async.config.differentiable import PerClient, PerStaleness, Trajectory, trajectory
     from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, method, method_options
@@ -32,8 +33,11 @@ __all__ = [
     "Experiment",
     "Group",
     "Method",
+    "PerClient",
+    "PerStaleness",
     "Point",
     "Settings",
+    "Trajectory",
     "execute",
     "execute_group",
     "expand",
@@ -43,6 +47,7 @@ __all__ = [
     "plan_groups",
     "prepare",
     "register",
+    "trajectory",
 ]
 
 __getattr__, __dir__ = lazy.attach(
@@ -53,6 +58,8 @@ __getattr__, __dir__ = lazy.attach(
         "Experiment": "experiment",
         "Group": "sweeping",
         "Method": "methods",
+        "PerClient": "differentiable",
+        "PerStaleness": "differentiable",
         "Point": "grid",
         "Settings": "settings",
         "execute": "simulation",
@@ -61,7 +68,9 @@ __getattr__, __dir__ = lazy.attach(
         "method": "methods",
         "method_options": "methods",
         "named": "own",
+        "Trajectory": "differentiable",
         "register": "plugins",
+        "trajectory": "differentiable",
         "plan_groups": "sweeping",
         "prepare": "experiment",
     },

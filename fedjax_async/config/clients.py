@@ -29,8 +29,8 @@ from fedjax_async.config.methods import (
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
-from fedjax_async.geometry import GROUPINGS
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
 Private = Callable[[Path], bool] | None
@@ -44,7 +44,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
     if given is not None and not callable(given):
         allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
-        _check_ignored(s, chosen, takes=())
+        _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
@@ -71,9 +71,7 @@ _BRINGS = "the client algorithm (client) does not take it"
 def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
-    for name in ignored_by(takes):
-        if name == "optimizer" and chosen.plain_sgd:
-            continue  # training_of says why the method has plain SGD
+    for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
         check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")
@@ -259,24 +257,25 @@ def _shapes(structure: Any, leaves: Any) -> Any:
     return jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
 
 
-def traffic_of(message: Any, upload: Any, s: Settings) -> Traffic:
+def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic:
     """Bytes of one message in each direction, from the shapes that are sent: private leaves are not.
 
-    A compressed upload counts as the longest that its compressor can make of these shapes. Raises ``ValueError`` above
-    256 MiB.
+    ``message``: its params and its extra. A compressed upload counts as the longest that its compressor can make of
+    these shapes. Raises ``ValueError`` above 256 MiB.
     """
     if s.compress is None:
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
-    most, values = _message_bytes(s.compress, str(s.compress_per), *_hashable(upload))
+    most, values = _message_bytes(s.compress, str(s.compress_per), _hashable(message[0])[0], *_hashable(upload))
     return Traffic(tree.num_bytes(message), most, values)
 
 
 @registry.cached_by_name(maxsize=64)
-def _message_bytes(spec: str, per: str, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
-    """Bytes of the longest message and of its values alone, from shapes."""
+def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of the longest message and of its values alone, from shapes; ``params``: the structure of the params."""
     compressor = compressor_of(spec)
     like = _shapes(structure, shapes)
-    wire = on_tree(compressor, like, group=GROUPINGS[per])
+    group = grouping(per, like, jax.tree.unflatten(params, [0] * params.num_leaves))
+    wire = on_tree(compressor, like, group=group)
 
     def payload_of(upload: Params) -> Any:
         payload = wire.compress(jax.random.key(0), upload)

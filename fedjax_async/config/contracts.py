@@ -18,10 +18,11 @@ from fedjax_async.config import own
 from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.data.partition import Partitioner
-from fedjax_async.engine.components import Client, Hyper, bound, row_of, rule_of
+from fedjax_async.engine.components import Client, Hyper, bound, row_of
 from fedjax_async.engine.record import RESERVED
 from fedjax_async.models import cross_entropy
 from fedjax_async.models.metrics import Metric
+from fedjax_async.server.rule import require_kept
 from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
@@ -58,7 +59,7 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
         return function(*given)
     except Exception as error:
         line = " ".join(str(error).split())
-        kind = contract if contract.startswith("a ") else f"a function {contract}"
+        kind = contract if contract.startswith(("a ", "an ")) else f"a function {contract}"
         note = f" ({note})" if note else ""
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error
 
@@ -163,8 +164,10 @@ def check_learning(
         numbers = f"a function of hyper ({', '.join(chosen.hyper) or 'empty'}) -> ServerAlgorithm"
         made = returned("method.server", numbers, bound, chosen.server, chosen.hyper)
         _fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
-        rule = returned("method.given", "given(facts) -> ServerAlgorithm", rule_of, made, {}, Facts(len(data.size)))
+        facts, given = Facts(len(data.size)), made.given
+        rule = made if given is None else returned("method.given", "given(facts) -> ServerAlgorithm", given, facts)
         _fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
+        require_kept(made, rule)
         state, memory = _pair(
             "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
         )

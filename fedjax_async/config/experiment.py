@@ -209,6 +209,9 @@ def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> t
     known = {"waits": waits_for_close(run.components), "any_budget": not contracts.has_own_timing(s)}
     schedule = plan_within(s, lambda until: _plan(run, until, planning), **known)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
+    end = s.time if s.time is not None and not spent else float(schedule.time[-1])
+    within = every.at is None or min(every.at) <= end
+    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
@@ -38,10 +39,15 @@ def metrics_of(setting: Any) -> tuple[tuple[str, Metric], ...]:
         pairs = [(name, _metric(name, thing)) for name, thing in given.items()]
     seen: list[str] = []
     for column, _ in pairs:
-        free = column not in (*TAKEN, *seen) and not column.startswith(STARTS)
-        check.require(free, "metrics", column, "named otherwise: there is a column of this name, or of this beginning")
+        require_column(column, seen)
         seen.append(column)
     return tuple(pairs)
+
+
+def require_column(name: str, others: Collection[str] = ()) -> None:
+    """``ValueError`` unless a metric may have the column ``name``; ``others``: columns of other metrics."""
+    free = name not in (*TAKEN, *others) and not name.startswith(STARTS)
+    check.require(free, "metrics", name, "named otherwise: there is a column of this name, or of this beginning")
 
 
 def _column(spec: str) -> str:

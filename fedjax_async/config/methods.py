@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
+from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, ServerFamily, split_options
-from fedjax_async.local import FEEDBACKS, local_training
+from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
 from fedjax_async.server import METHODS, Preset
 from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
 
@@ -79,9 +80,13 @@ def preset_of(spec: str) -> Preset | Method:
 _THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
 
 
-def ignored_by(takes: Collection[str]) -> list[str]:
-    """The settings that local training with the options ``takes`` would ignore."""
-    return [name for name, through in _THROUGH.items() if not through & {*takes}]
+def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
+    """The settings that local training with the options ``takes`` would ignore.
+
+    ``plain_sgd``: ``training_of`` refuses other optimisers with a reason of their own, so that none is ignored.
+    """
+    refused = {"optimizer"} if plain_sgd else set()
+    return [name for name, through in _THROUGH.items() if not through & {*takes} and name not in refused]
 
 
 def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
@@ -139,33 +144,41 @@ def checked_method(given: Any) -> Method:
     call = "; call the factory: Method(f())" if callable(given) else ""
     check.require(isinstance(given, Method), "method", own.shown(given), f"a name or a Method{call}")
     found: Method = given
-    _check_fields(found)
+    _check_method(found)
     return found
 
 
-def _check_fields(given: Method) -> None:
+def check_fields(given: Method | Preset, kind: str) -> None:
+    """``ValueError`` for a field that ``Method`` and ``Preset`` share and is out of range, as ``KIND.FIELD``."""
+    check.require(isinstance(given.timing, str), f"{kind}.timing", given.timing, "a text such as 'every'")
+    registry.bind("timing", TIMINGS, given.timing)()
+    check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")
+    check.require(float(given.proximal) >= 0, f"{kind}.proximal", given.proximal, "a finite number >= 0")
+    check.require(isinstance(given.optimizer, str), f"{kind}.optimizer", given.optimizer, "a text such as 'sgd'")
+    check.require(_is_finite(given.lr), f"{kind}.lr", given.lr, "a finite number > 0")
+    check.require(float(given.lr) > 0, f"{kind}.lr", given.lr, "a finite number > 0")
+    registry.bind("optimizer", OPTIMIZERS, given.optimizer)(float(given.lr))
+    compress = given.compress is None or isinstance(given.compress, str)
+    check.require(compress, f"{kind}.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
+    if given.compress is not None:
+        registry.bind("compress", COMPRESSORS, given.compress)()
+    check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
+    check.require(isinstance(given.plain_sgd, bool), f"{kind}.plain_sgd", given.plain_sgd, "True or False")
+    allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
+    check.require(callable(given.client), f"{kind}.client", own.shown(given.client), allowed)
+
+
+def _check_method(given: Method) -> None:
     """``ValueError`` for a field of a ``Method`` that is out of range, naming it as ``method.FIELD``."""
     allowed = "a ServerAlgorithm, or a function of hyper (call a factory: Method(f()))"
     check.require(_is_server(given.server), "method.server", own.shown(given.server), allowed)
-    check.require(isinstance(given.timing, str), "method.timing", given.timing, "a text such as 'every'")
-    registry.bind("timing", TIMINGS, given.timing)()
-    check.require(_is_finite(given.proximal), "method.proximal", given.proximal, "a finite number >= 0")
-    check.require(float(given.proximal) >= 0, "method.proximal", given.proximal, "a finite number >= 0")
+    check_fields(given, "method")
     numbers = isinstance(given.hyper, Mapping)
     numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
     check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
     unread = [name for name in given.hyper if not name.startswith("client.")]
     read = callable(given.server) or not unread
     check.require(read, "method.hyper", given.hyper, "left out: the rule is finished, and no function of hyper")
-    check.require(isinstance(given.optimizer, str), "method.optimizer", given.optimizer, "a text such as 'sgd'")
-    check.require(_is_finite(given.lr), "method.lr", given.lr, "a finite number > 0")
-    check.require(float(given.lr) > 0, "method.lr", given.lr, "a finite number > 0")
-    compress = given.compress is None or isinstance(given.compress, str)
-    check.require(compress, "method.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
-    check.optional(check.one_of, "method.feedback", given.feedback, allowed=FEEDBACKS)
-    check.require(isinstance(given.plain_sgd, bool), "method.plain_sgd", given.plain_sgd, "True or False")
-    allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
-    check.require(callable(given.client), "method.client", own.shown(given.client), allowed)
     pairs = isinstance(given.client_options, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in given.client_options
     )

@@ -19,18 +19,22 @@ from typing import Any, TypeVar
 from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config.methods import Method
+from fedjax_async.config.measures import require_column
+from fedjax_async.config.methods import Method, check_factory, check_fields, client_options
 from fedjax_async.config.own import JOINED, shown
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
 from fedjax_async.server import METHODS, Preset
+from fedjax_async.types import ServerAlgorithm
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 GROUP = "fedjax_async.plugins"  # of entry points in installed packages
 LOADED: list[str] = []  # the files and modules that were loaded, for processes that go on with a run or a sweep
+_calls: list[tuple[str, str]] = []  # every registration, the same one too
+_without_parts: set[str] = set()  # files and modules that were imported and registered nothing
 CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
@@ -87,6 +91,12 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")
     for option in preset:
         registry.find("preset", {o: 0 for o in Preset._fields if o not in ("server", "about")}, option)
+    if kind == "method":
+        given = Preset(ServerAlgorithm, about="", **({"timing": "every"} | preset))  # the factory follows
+        check_fields(given, "preset")
+        check_factory("preset.client", given.client, client_options(given.client))
+    if kind == "metrics":
+        require_column(name)
 
     def decorate(factory: Factory) -> Factory:
         _check_signature(kind, name, factory)
@@ -115,6 +125,7 @@ def _check_signature(kind: str, name: str, factory: Any) -> None:
 
 
 def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:
+    _calls.append((kind, name))
     known = registry.ADDED.setdefault(kind, {})
     if name in known and known[name].fingerprint != addition.fingerprint:
         allowed = "registered once, but it was with other code (replace=True puts the new code in its place)"
@@ -133,6 +144,7 @@ def load_plugin(source: str) -> None:
     Raises: ``ValueError`` naming the plugin if it cannot be found, or where its code raises.
     """
     path = Path(source)
+    loaded, registered = set(sys.modules), len(_calls)
     try:
         if path.suffix == ".py":
             _run_file(path)
@@ -147,6 +159,10 @@ def load_plugin(source: str) -> None:
     except (Exception, SystemExit) as error:
         raise ValueError(f"plugin = {source!r}: must run without an error; {type(error).__name__}: {error}") from error
     place = _full(path) if path.suffix == ".py" else source
+    if set(sys.modules) - loaded:  # it was imported now
+        (_without_parts.discard if len(_calls) > registered else _without_parts.add)(place)
+    allowed = "a Python file or module that registers parts (fedjax_async.register), but it registers nothing"
+    check.require(place not in _without_parts, "plugin", source, allowed)
     if place not in LOADED:
         LOADED.append(place)
 

@@ -7,8 +7,8 @@ Before a run all of them pass :func:`check_data` (``checking.py``). Then, as nee
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
   ``population.py``;
 - published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
-  ``images.py``, ``har.py`` and ``text.py`` read their files, ``arrays.py`` and ``tfds.py`` store them, ``decode.py``
-  makes model inputs;
+  ``images.py``, ``har.py`` and ``text.py`` read their files, ``own_copy.py`` a copy that the user has,
+  ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_async.check import require
-from fedjax_async.data import decode, tfds
+from fedjax_async.data import decode, own_copy, tfds
 from fedjax_async.data.archive import read_files
 from fedjax_async.data.arrays import Arrays, array_hash, check_cache, file_hash, read_cache, write_cache
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
@@ -61,25 +61,56 @@ def cifar10(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
     return load_published("cifar10", data_dir, download)
 
 
-def cifar100(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
-    """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS only.
+def cifar100(*, path: DataDir = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS or your folder.
 
-    It is read from a folder that TFDS has prepared as array records, and kept as prepared arrays in the published
-    order. ``download``: let TFDS download and prepare it first; this needs a network and TensorFlow.
+    It is read from a folder that TFDS has prepared as array records, or from the published binary files, and kept as
+    prepared arrays in the published order. ``path``: a folder or archive with ``train.bin`` and ``test.bin``, needed
+    once. ``download``: let TFDS download and prepare it first; this needs a network and TensorFlow.
     Source: Krizhevsky (2009).
     """
-    home = resolve_data_dir(data_dir)
-    folder = arrays_folder("cifar100", KEPT["cifar100"].version, home)
-    remedy = f"remove {folder} and load cifar100:download=true"
-    arrays = read_cache(folder, remedy)
-    if arrays is None:
+
+    def read(home: Path) -> Arrays:
+        if path is not None:
+            return own_copy.read_cifar100(path)
         if download and tfds_home("cifar100", home) is None:
             tfds.require_tensorflow("cifar100")
-        arrays = tfds.read_in_order("cifar100", _prepared("cifar100", home, download))
+        return tfds.read_in_order("cifar100", _prepared("cifar100", home, download))
+
+    return _kept("cifar100", data_dir, read, decode.cifar100, 100, "load cifar100:download=true")
+
+
+def tiny_imagenet(*, path: DataDir = None, data_dir: DataDir = None) -> Dataset:
+    """Tiny-ImageNet: 100,000 + 10,000 colour 64 x 64 images of two hundred kinds of things; from your folder.
+
+    ``path``: the unpacked folder ``tiny-imagenet-200``, needed once (and Pillow); then prepared arrays are kept. The
+    test images are the published validation images. A copy that TFDS has prepared under another name is read as
+    ``tfds:name=NAME,test=validation``. Source: Le and Yang (2015).
+    """
+
+    def read(home: Path) -> Arrays:
+        if path is None:
+            raise missing("tiny_imagenet", home)
+        return own_copy.read_tiny_imagenet(path)
+
+    return _kept("tiny_imagenet", data_dir, read, decode.tiny_imagenet, 200, "load tiny_imagenet:path=FOLDER")
+
+
+def _kept(
+    name: str, data_dir: DataDir, read: Callable[[Path], Arrays], decoded: Any, num_classes: int, again: str
+) -> Dataset:
+    """A data set from its prepared arrays; if there are none, from ``read(data directory)``, and kept then."""
+    home = resolve_data_dir(data_dir)
+    folder = arrays_folder(name, KEPT[name].version, home)
+    remedy = f"remove {folder} and {again}"
+    arrays = read_cache(folder, remedy)
+    if arrays is None:
+        arrays = read(home)
         _keep(arrays, folder)
     x, y, test_x, test_y, _ = arrays
-    check_cache(arrays, folder, remedy, shape=(32, 32, 3), dtype="uint8", examples=(y.size, test_y.size))
-    return Dataset("cifar100", x, y, test_x, test_y, decode.cifar100, num_classes=100)
+    side = own_copy.SIDE[name]
+    check_cache(arrays, folder, remedy, shape=(side, side, 3), dtype="uint8", examples=(y.size, test_y.size))
+    return Dataset(name, x, y, test_x, test_y, decoded, num_classes=num_classes)
 
 
 def har(*, data_dir: DataDir = None) -> Dataset:
@@ -173,6 +204,7 @@ DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "tiny_imagenet": tiny_imagenet,
     "har": har,
     "newsgroups20": newsgroups20,
     "quadratic": quadratic,
@@ -226,10 +258,13 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
     require(not home.exists() or home.is_dir(), "data_dir", str(home), "a folder")
     digits_state = "ready" if importlib.util.find_spec("sklearn") else "needs scikit-learn"
     cifar100_state = "ready" if _has_cifar100(home) else "not available offline"
+    has_tiny_imagenet = arrays_folder("tiny_imagenet", KEPT["tiny_imagenet"].version, home).is_dir()
+    tiny_imagenet_state = "ready" if has_tiny_imagenet else "needs your folder"
     facts = {
         "fashion_mnist_6k": ("5,000 + 1,000", "embedded", "this package", "MIT"),
         "digits": ("1,438 + 359", digits_state, "scikit-learn's package", "CC BY 4.0"),
-        "cifar100": ("50,000 + 10,000", cifar100_state, "TensorFlow Datasets", "none stated"),
+        "cifar100": ("50,000 + 10,000", cifar100_state, "TensorFlow Datasets or your folder", "none stated"),
+        "tiny_imagenet": ("100,000 + 10,000", tiny_imagenet_state, "your folder", "none stated"),
         "quadratic": ("any", "generated", "this package", "-"),
         "synthetic": ("any", "generated", "this package", "-"),
         "population": ("any", "generated", "this package", "-"),

@@ -17,6 +17,7 @@ MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 FASHION_MNIST_MEAN, FASHION_MNIST_STD = 0.2860, 0.3530
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+TINY_IMAGENET_MEAN, TINY_IMAGENET_STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 DIGITS_MEAN, DIGITS_STD = 0.3058, 0.3764
 
 
@@ -51,6 +52,11 @@ def cifar100(x: Array) -> Array:
     return _standardised(unit_images(x), CIFAR100_MEAN, CIFAR100_STD)
 
 
+def tiny_imagenet(x: Array) -> Array:
+    """uint8 [B, 64, 64, 3] -> float32 [B, 64, 64, 3], standardised channel by channel."""
+    return _standardised(unit_images(x), TINY_IMAGENET_MEAN, TINY_IMAGENET_STD)
+
+
 def _standardised(x: Array, mean: Sequence[float], std: Sequence[float]) -> Array:
     """(x - mean) / std of each channel of float32 [B, H, W, C]."""
     centre, spread = (jnp.array(values, jnp.float32).reshape(1, 1, 1, -1) for values in (mean, std))
@@ -63,5 +69,5 @@ def digits(x: Array) -> Array:
 
 
 DECODERS: dict[str, Callable[[Array], Array]] = {
-    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, cifar100, digits)
+    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, digits)
 }

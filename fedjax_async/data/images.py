@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -74,15 +75,18 @@ def from_png_rows(files: Mapping[str, bytes]) -> Arrays:
     return Arrays(train, labels[0], _png_rows(files["test_batch.png"]), labels[1])
 
 
-def _png_rows(data: bytes) -> np.ndarray:
-    """uint8[n, 32, 32, 3] from one PNG of n rows of 1024 RGB pixels."""
+def import_pillow(what: str) -> Any:
+    """The module ``PIL.Image``, or a ``ValueError`` saying how to install it."""
     try:
         from PIL import Image  # noqa: PLC0415 - an extra, needed only here
     except ImportError as error:
-        raise ValueError(
-            "pillow = not installed: needed for PNG files; run: pip install 'fedjax-async[data]'"
-        ) from error
-    with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
+        raise ValueError(f"pillow = not installed: needed for {what}; run: pip install 'fedjax-async[data]'") from error
+    return Image
+
+
+def _png_rows(data: bytes) -> np.ndarray:
+    """uint8[n, 32, 32, 3] from one PNG of n rows of 1024 RGB pixels."""
+    with import_pillow("PNG files").open(io.BytesIO(data), formats=("PNG",)) as image:
         # the published sizes, 1024 x 10000, are within Pillow's limit against decompression bombs
         good = image.width == 1024 and image.mode == "RGB"
         require(good, "png", f"{image.size} {image.mode}", "1024 RGB pixels wide")

@@ -5,11 +5,16 @@ Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, fro
 Order of reading: ``components.py`` (what is trained), ``layout.py`` and ``batches.py`` (which jobs are trained
 together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``stack.py`` (all of these for some runs),
-``trainers.py`` and ``run.py`` (the loop that calls the programs).
+``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the programs).
 ``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
 runs. ``unsent.py``, ``storage.py``,
 ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each. ``record.py`` makes the tables of a run.
-``reference.py`` is the oracle: one event at a time.
+``trajectory.py`` is a run as one function that JAX differentiates. ``reference.py`` is the oracle: one event at a time.
+
+Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
+``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` are
+to them what their namesakes are to runs with a server. Both share batches, lanes, the loop (``loop.py``), checkpoints
+and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
 
 Words of this room: a *stack* is runs that advance side by side, each of them a *member*. All their arrivals stand in
 one order; a *position* is a place in it, a *rank* a stretch of it in which no run occurs twice. A *wave* is jobs that
@@ -24,9 +29,13 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.engine.components import Components
+    from fedjax_async.engine.components import Components, PeerComponents
     from fedjax_async.engine.evaluation import Every, Points, evaluation_points
     from fedjax_async.engine.layout import Layout, make_layout
+    from fedjax_async.engine.peer_outcome import PeerOutcome
+    from fedjax_async.engine.peer_probes import NodesProbe
+    from fedjax_async.engine.peer_reference import run_peer_reference
+    from fedjax_async.engine.peer_run import run_peer_waves
     from fedjax_async.engine.reference import run_reference
     from fedjax_async.engine.run import run_waves
     from fedjax_async.engine.stack import default_batching, default_lanes, default_width
@@ -35,12 +44,17 @@ __all__ = [
     "Components",
     "Every",
     "Layout",
+    "NodesProbe",
+    "PeerComponents",
+    "PeerOutcome",
     "Points",
     "default_batching",
     "default_lanes",
     "default_width",
     "evaluation_points",
     "make_layout",
+    "run_peer_reference",
+    "run_peer_waves",
     "run_reference",
     "run_waves",
 ]
@@ -51,12 +65,17 @@ __getattr__, __dir__ = lazy.attach(
         "Every": "evaluation",
         "Components": "components",
         "Layout": "layout",
+        "NodesProbe": "peer_probes",
+        "PeerComponents": "components",
+        "PeerOutcome": "peer_outcome",
         "Points": "evaluation",
         "default_batching": "stack",
         "default_lanes": "stack",
         "default_width": "stack",
         "evaluation_points": "evaluation",
         "make_layout": "layout",
+        "run_peer_reference": "peer_reference",
+        "run_peer_waves": "peer_run",
         "run_reference": "reference",
         "run_waves": "run",
     },

@@ -51,6 +51,28 @@ class Lanes(NamedTuple):
     lane: np.ndarray  # int32[E], which lane trains a position
     row: np.ndarray  # int32[E], in which row of its lane's buffers
 
+    @property
+    def lanes(self) -> int:
+        """How many lanes are in use."""
+        return max((batch.lane + 1 for group in self.groups for batch in group), default=1)
+
+    @property
+    def stretches(self) -> np.ndarray:
+        """Bounds of stretches of positions, within which all uploads are in one lane's buffers; int64."""
+        return np.union1d(self.bounds, 1 + np.flatnonzero(np.diff(self.lane))).astype(np.int64)
+
+    def unreceived(self, group: int, capacity: int) -> list[Batch]:
+        """The jobs, one a batch, that are trained before ``group`` and received in it or later."""
+        begin = self.groups[group][0].first if group < len(self.groups) else len(self.train_order)
+        index = np.flatnonzero(self.train_order[:begin] >= self.bounds[group])
+        position = self.train_order[index]
+        segments = [[Segment(capacity, 0, 1)]] * len(index)
+        return [Batch(*one) for one in zip(self.lane[position].tolist(), index.tolist(), [1] * len(index), segments)]
+
+    def executed_steps(self) -> int:
+        """Local steps that vmapped batches execute, of jobs and of padding."""
+        return sum(s.width * (s.last - s.first) for group in self.groups for b in group for s in b.segments)
+
 
 def ladder(top: int) -> list[int]:
     """Candidate widths up to ``top``: 1, 2, 3, 4, 6, 8, 12, ... and ``top`` itself.

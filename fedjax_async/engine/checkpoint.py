@@ -117,14 +117,14 @@ class Keeper:
             if (want := about["identity"].get(name)) != have:
                 raise ValueError(
                     f"checkpoint = {str(self.folder)!r}: must be of this run, but its {name} differ: "
-                    f"{_difference(want, have)}; remove the folder to start again"
+                    f"{check.difference(want, have)}; remove the folder to start again"
                 )
         self._last = position
         leaves = [arrays[name] for name in sorted(arrays) if name.startswith("leaf")]
         scores: dict[tuple[int, int], dict[str, np.ndarray]] = {}
         for name in sorted(arrays):
             if name.startswith("score"):
-                _, run, local, column = name.split(" ")
+                _, run, local, column = name.split(" ", 3)
                 scores.setdefault((int(run), int(local)), {})[column] = arrays[name]
         models: dict[tuple[int, int], list[np.ndarray]] = {}
         for name in sorted(arrays):
@@ -182,14 +182,6 @@ def _digest(array: np.ndarray) -> str:
     total = hashlib.sha256(kind)
     total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()
-
-
-def _difference(want: Any, have: Any) -> str:
-    """What differs, in a few words."""
-    if isinstance(want, dict) and isinstance(have, dict):
-        keys = [k for k in want | have if want.get(k) != have.get(k)]
-        return ", ".join(f"{k} = {have.get(k)!r}, saved {want.get(k)!r}" for k in keys[:3])
-    return f"{have!r}, saved {want!r}"
 
 
 def _first_line(error: Exception) -> str:

@@ -55,6 +55,11 @@ def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
     return jax.tree.map(one, tree)
 
 
+def placed(shapes: Any, sharding: NamedSharding | None) -> Any:
+    """Shapes of arrays that are to have this sharding."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
+
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 

@@ -6,7 +6,7 @@ client at a time. A stack of R runs shares one set of tables; the run of a job s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from fedjax_async import tree
 from fedjax_async.engine.components import ClientFamily, bound
 from fedjax_async.engine.devices import JOBS
-from fedjax_async.engine.tables import DeviceTables, client_data
+from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, State
@@ -46,7 +46,7 @@ class JobBuffers(NamedTuple):
     info: dict[str, Array]  # what clients record of their uploads, [C] a column
 
 
-def hyper_of(tables: DeviceTables, run: Array) -> dict[str, Array]:
+def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     """The hyperparameters of a run. Where R = 1 nothing is indexed."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
@@ -104,7 +104,7 @@ def finished(
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
-def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
+def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
     """One local step of one job. It has no effect once the job has done its steps; unchanged leaves cost nothing."""
 
     def advance(
@@ -118,7 +118,7 @@ def _advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
     return advance
 
 
-def _device(devices: int) -> Array:
+def device_index(devices: int) -> Array:
     """The index of this device among those that share a batch."""
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
@@ -133,7 +133,7 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count, first, last = span
-        index = jnp.arange(own, dtype=jnp.int32) * devices + _device(devices)
+        index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
         position = tables.train_order[low + index]
         owner, run = tables.owner[position], tables.run[position]
         steps = jnp.where(index < count, tables.steps[position], 0)
@@ -155,35 +155,60 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one, 0))(hyper, keys, message, before, data, steps)
             return message, before, work
 
-        def resumed() -> tuple[Message, State, State]:
-            return jax.tree.map(lambda leaf: leaf[:own], (buffers.message, buffers.before, buffers.work))
+        step = jax.vmap(make_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
 
-        message, before, work = jax.lax.cond(first == 0, fresh, resumed)
-        advance = jax.vmap(_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
-        work = jax.lax.fori_loop(
-            first, last, lambda k, work: advance(hyper, work, k, steps, message, data.offset, data.size), work
-        )
-        trained = message, before, work
-        kept = jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers[:3], trained)
-        job = (hyper, work, message, before, tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
+        def advance(k: Array, held: tuple[Message, State, State]) -> tuple[Message, State, State]:
+            message, before, work = held
+            return message, before, step(hyper, work, k, steps, message, data.offset, data.size)
 
-        def finish(i: Array, done: Any) -> Any:
-            first = jnp.minimum(i * part, own - part)
+        def finish(rows: Any, held: tuple[Message, State, State]) -> Any:
+            message, before, work = held
+            known = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
+            given = (hyper if each is None else rows(hyper), work, message, before, *rows(known))
+            return jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
 
-            def rows(tree: Any) -> Any:
-                return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, part), tree)
-
-            given = (job[0] if each is None else rows(job[0]), *map(rows, job[1:]))
-            new = jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
-            return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, first, 0), done, new)
-
-        # sorted from long to short: the first jobs go on, the others are done, and only these are finished
-        part = -(-own // 2)
-        going_on = jnp.sum(steps > last)
-        done = jax.lax.fori_loop(going_on // part, -(-own // part), finish, tuple(buffers[3:]))
+        kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
         return JobBuffers(*kept, *done)
 
     return train
+
+
+def run_segment(
+    span: tuple[Array, Array],
+    steps: Array,
+    kept: Any,
+    done: Any,
+    fresh: Callable[[], Any],
+    advance: Callable[[Array, Any], Any],
+    end: Callable[[Callable[[Any], Any], Any], Any],
+) -> tuple[Any, Any]:
+    """Local steps ``span[0] .. span[1]-1`` of W jobs at once; ``(kept, done)`` afterwards.
+
+    ``steps``: of each job, from long to short, int32[W]. ``kept`` [C, ...]: what unfinished jobs hold from call to
+    call, ``fresh() -> held`` [W, ...] at the first step; ``advance(k, held) -> held``. ``done`` [C, ...]: what jobs
+    leave, ``end(rows, held)`` of some of them, where ``rows`` takes their rows from any pytree [W, ...].
+    """
+    (first, last), own = span, len(steps)
+
+    def resumed() -> Any:
+        return jax.tree.map(lambda leaf: leaf[:own], kept)
+
+    held = jax.lax.fori_loop(first, last, advance, jax.lax.cond(first == 0, fresh, resumed))
+    after = jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), kept, held)
+
+    def finish(i: Array, done: Any) -> Any:
+        begin = jnp.minimum(i * part, own - part)
+
+        def rows(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, begin, part), tree)
+
+        new = end(rows, rows(held))
+        return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, begin, 0), done, new)
+
+    # sorted from long to short: the first jobs go on, the others are done, and only these are finished
+    part = -(-own // 2)
+    going_on = jnp.sum(steps > last)
+    return after, jax.lax.fori_loop(going_on // part, -(-own // part), finish, done)
 
 
 def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
@@ -193,7 +218,7 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
         low, count = span[0], span[1]
 
         def one(i: Array, buffers: JobBuffers) -> JobBuffers:
-            position = tables.train_order[low + i * devices + _device(devices)]
+            position = tables.train_order[low + i * devices + device_index(devices)]
             run = tables.run[position]
             who = bound(client, hyper_of(tables, run))
             message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
@@ -208,7 +233,7 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
                 JobBuffers(message if buffers.message else (), (), (), *done),
             )
 
-        mine = (count - _device(devices) + devices - 1) // devices
+        mine = (count - device_index(devices) + devices - 1) // devices
         return jax.lax.fori_loop(0, mine, one, buffers)
 
     return train

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import allocate, waves
-from fedjax_async.engine.batches import BATCHINGS, SPARE, Batch, Segment, ladder, looped_lanes, vmapped_lanes
+from fedjax_async.engine.batches import BATCHINGS, SPARE, Batch, Lanes, ladder, looped_lanes, vmapped_lanes
 from fedjax_async.types import Schedule
 
 
@@ -132,24 +132,26 @@ class Layout(NamedTuple):
     executed_steps: int
 
     @property
+    def dealt(self) -> Lanes:
+        """Which lane trains which jobs, and when."""
+        return Lanes(self.bounds, self.groups, self.train_order, self.lane, self.row)
+
+    @property
     def lanes(self) -> int:
         """How many lanes are in use."""
-        return max((batch.lane + 1 for group in self.groups for batch in group), default=1)
-
-    def unreceived(self, group: int) -> list[Batch]:
-        """The jobs, one a batch, that are trained before ``group`` and received in it or later."""
-        begin = self.groups[group][0].first if group < len(self.groups) else len(self.train_order)
-        index = np.flatnonzero(self.train_order[:begin] >= self.bounds[group])
-        position = self.train_order[index]
-        segments = [[Segment(self.capacity, 0, 1)]] * len(index)
-        return [Batch(*one) for one in zip(self.lane[position].tolist(), index.tolist(), [1] * len(index), segments)]
+        return self.dealt.lanes
 
 
 def digest(layout: Layout) -> str:
     """A fingerprint of the order, the lanes and the batches in which jobs are trained."""
     decided = (layout.run, layout.source, layout.bounds, layout.train_order, layout.lane, layout.row)
-    hashed = hashlib.sha256(repr((layout.batching, layout.capacity, layout.groups)).encode())
-    for column in (*decided, layout.slots.start_slot):
+    return digest_of((layout.batching, layout.capacity, layout.groups), *decided, layout.slots.start_slot)
+
+
+def digest_of(plain: tuple[Any, ...], *columns: np.ndarray) -> str:
+    """A fingerprint of plain values and of columns of whole numbers."""
+    hashed = hashlib.sha256(repr(plain).encode())
+    for column in columns:
         hashed.update(np.asarray(column, np.int64).tobytes())
     return hashed.hexdigest()[:16]
 
@@ -185,9 +187,7 @@ def make_layout(
         dealt = looped_lanes(_ready(schedules, merged), steps, widest, lanes, devices, capacity, fill)
     else:
         dealt, widths = vmapped_lanes(merged.waves, steps, max_width, lanes, devices, capacity, costs)
-    executed = sum(s.width * (s.last - s.first) for group in dealt.groups for b in group for s in b.segments)
-    changes = 1 + np.flatnonzero(np.diff(dealt.lane))
-    stretches = np.union1d(dealt.bounds, changes).astype(np.int64)
+    stretches = dealt.stretches
     return Layout(
         schedules=list(schedules),
         run=merged.run,
@@ -206,7 +206,7 @@ def make_layout(
         lane=dealt.lane,
         row=dealt.row,
         useful_steps=int(steps.sum()),
-        executed_steps=executed if batching == "vmap" else int(steps.sum()),
+        executed_steps=dealt.executed_steps() if batching == "vmap" else int(steps.sum()),
     )
 
 

@@ -47,7 +47,7 @@ class PeerOutcome(NamedTuple):
 def checked_points(points: Any) -> np.ndarray:
     """The virtual times of the evaluations, float64[V]; ``ValueError`` unless they begin at 0 and never decrease."""
     times = np.asarray(points, np.float64)
-    fits = times.ndim == 1 and len(times) > 0 and np.isfinite(times).all()
+    fits = times.ndim == 1 and len(times) > 0 and bool(np.isfinite(times).all())
     fits = fits and times[0] == 0 and bool((np.diff(times) >= 0).all())
     check.require(bool(fits), "points", points, "finite virtual times in order, from 0")
     return times

@@ -204,7 +204,7 @@ def run_peer_reference(
     shown = [
         jax.device_get(nodes.model(who)) for who in range(schedule.num_clients)
     ]  # as the next evaluation sees them
-    latest = {}  # event -> the node's model after it, until an evaluation has seen it
+    latest: dict[int, Params] = {}  # event -> the node's model after it, until an evaluation has seen it
     scores: list[dict[str, Any]] = []
     records: list[dict[str, Any]] = []
     kept: list[tuple[int, Params]] = []

@@ -60,15 +60,17 @@ def described(probes: Probes) -> dict[str, Any] | None:
     return chosen or None
 
 
-def checked(name: str, function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """``function``, whose result is made a dict of scalar arrays; ``ValueError`` where it cannot be."""
+def checked(
+    name: str, function: Callable[..., Any], given: str = "state, memory, arrival, parts"
+) -> Callable[..., dict[str, Any]]:
+    """``function`` of ``given``, whose result is made a dict of scalar arrays; ``ValueError`` where it cannot be."""
 
-    def call(*given: Any) -> dict[str, Any]:
+    def call(*values: Any) -> dict[str, Any]:
         field = f"probes[{name!r}]"
         try:
-            found = function(*given)
+            found = function(*values)
         except Exception as error:
-            kind, line = "a function f(state, memory, arrival, parts) -> {name: scalar}", " ".join(str(error).split())
+            kind, line = f"a function f({given}) -> {{name: scalar}}", " ".join(str(error).split())
             raise ValueError(f"{field}: must be {kind}; it raised {type(error).__name__}: {line}") from error
         check.require(
             isinstance(found, Mapping) and bool(found), field, found, "a function that returns {name: scalar}"

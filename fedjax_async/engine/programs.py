@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_async.engine import kernels, measures, serving
 from fedjax_async.engine.components import Client, Server, bound
-from fedjax_async.engine.devices import everywhere, spread
+from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, own_models, rows_at
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs, Measures
@@ -222,7 +222,7 @@ def shapes_of(
     if layout.batching == "loop" and not keeps:
         empty = empty._replace(message=())
     if mesh is not None:
-        carry, empty = _placed(carry, everywhere(mesh)), _placed(empty, spread(mesh))
+        carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
     return Shapes(carry, empty)
 
 
@@ -286,7 +286,3 @@ def compile_programs(
 def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
     """What an evaluation looks at; ``own``: whether that includes the models of the clients."""
     return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())
-
-
-def _placed(shapes: Any, sharding: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,16 +13,17 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.record import SLACK
-from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components, facts_of, rule_of
-from fedjax_async.engine.devices import make_mesh, to_devices
+from fedjax_async.engine.devices import make_mesh
 from fedjax_async.engine.evaluation import Points, Scores, now_of
 from fedjax_async.engine.kernels import Carry
 from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.loop import Calls, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
-from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.record import EngineOutcome, Progress
 from fedjax_async.engine.stack import (
     Member,
     Stack,
@@ -38,10 +39,6 @@ from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
-# How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
-AHEAD = 8
-LOOK = 4  # and the host looks only at every so many groups: a look costs it a transfer
-
 # Besides one training program a width: start, buffers, receive, evaluate.
 OTHER_PROGRAMS = 4
 
@@ -56,9 +53,7 @@ def run_stack(
 ) -> list[EngineOutcome]:
     """Train every job of the stack; one outcome a member.
 
-    Nothing in the loop waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed
-    evaluations, in front of it, and to take the checkpoints of ``keeper``, from whose newest it goes on. Traces
-    nothing, so it may run in any thread.
+    Goes on from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
 
     ``observers``: one a member. A member that its observer stops goes on being trained as long as others of the stack
     do; its results end at the evaluation that stopped it.
@@ -69,7 +64,12 @@ def run_stack(
     scores = Scores([m.points for m in stack.members], layout.positions, ranks)
     watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
 
-    def evaluate(run: int, local: int) -> dict[str, Any]:
+    def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
+        span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
+        applied: tuple[Carry, Any] = programs.receive(tables, carry, buffers, span)
+        return applied
+
+    def evaluate(carry: Carry, run: int, local: int) -> dict[str, Any]:
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
         with jax.enable_x64(real == np.float64):  # a setting of each thread
@@ -79,44 +79,27 @@ def run_stack(
         watcher.add((run, local), found, model)
         return found
 
+    def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
+        return programs.train[width](tables, carry.slots, carry.clients, buffers, span)
+
     if keeper is not None:
         keeper.identify("batches (cores, lanes, max_width)", digest(layout))
         keeper.identify("probes", described(stack.members[0].probes))
-    snapshot = None if keeper is None else keeper.restore()
-    if snapshot is None:
-        scores.evaluate(0, evaluate)
-    else:
-        carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), stack.sharding)
-        scores.at = dict(snapshot.scores)
-        trees = {place: jax.tree.unflatten(jax.tree.structure(stack.params), m) for place, m in snapshot.models.items()}
-        watcher.restore(scores.at, trees)
-    done = 0 if snapshot is None else snapshot.groups
-    high, tokens = 0, deque[Any]()
-    status = _status_of(layout)
-    stretches, lane_of = layout.stretches.tolist(), layout.lane.tolist()
-    edge = np.searchsorted(layout.stretches, layout.bounds).tolist()
-    with Trainers(layout, tables, programs, carry, stack.feed) as trainers:
-        if done:
-            trainers.train_again(layout.unreceived(done), carry)
-        for g in range(done, len(layout.groups)):
-            buffers = trainers.train(layout.groups[g], carry)
-            for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
-                span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-                carry, rejected = programs.receive(tables, carry, buffers[lane_of[low]], span)
-                scores.evaluate(high, evaluate)
-            if g % LOOK == 0:
-                tokens.append(rejected)
-            low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
-            if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
-                refuse(_rejected(stack, carry, watcher, high), on_bad)
-            if keeper is not None and keeper.due(high) and high < len(layout.run):
-                keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
-            if progress is not None:
-                progress(high, len(layout.run), **status(low, high), accuracy=scores.latest())
-            watcher.hand_over()
-            if watcher.all_ended and high >= _enough(stack, carry, watcher):
-                break
-    refuse(_rejected(stack, carry, watcher, high), on_bad)
+    carry, groups = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
+    if not scores.at:
+        scores.evaluate(0, partial(evaluate, carry))
+    calls = Calls(
+        apply=apply,
+        evaluate=evaluate,
+        rejected=lambda carry, high: _rejected(stack, carry, watcher, high),
+        enough=lambda carry: _enough(stack, carry, watcher),
+        status=_status_of(layout),
+    )
+    with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, carry), stack.feed) as trainers:
+        if groups:
+            trainers.train_again(layout.dealt.unreceived(groups, layout.capacity), carry)
+        options: dict[str, Any] = {"groups": groups, "on_bad": on_bad, "progress": progress, "keeper": keeper}
+        carry = advance(calls, layout.dealt, carry, trainers, scores, watcher, **options)
     return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
@@ -219,13 +202,6 @@ def _enough(stack: Stack, carry: Carry, watcher: Watcher) -> int:
     """The position from which on all stopped runs have their results."""
     until = {run: _until(stack, carry, watcher, run)[1] for run in watcher.ends}
     return max((int(stack.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
-
-
-def _snapshot(groups: int, carry: Carry, scores: Scores, watcher: Watcher) -> Snapshot:
-    watcher.hand_over(wait=True)
-    models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
-    leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
-    return Snapshot(groups, leaves, seen, models)
 
 
 def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:

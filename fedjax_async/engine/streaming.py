@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.data import Identity, pack, packed_offsets
+from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.types import FederatedData
@@ -38,12 +39,20 @@ class Feed(NamedTuple):
 
 
 def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed:
-    """Plan the copies: as long as the longest batch needs, so that one program serves all."""
+    """Plan the copies of a stack of runs."""
     client = np.concatenate([s.client[s.job] for s in layout.schedules])[layout.source]
+    return feed_of(client, layout.dealt, data, sharding)
+
+
+def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Any = None) -> Feed:
+    """Plan the copies: as long as the longest batch needs, so that one program serves all.
+
+    ``client``: whose job is trained at each position.
+    """
     offset = np.zeros(len(client), np.int32)
     longest = 1
-    for batch in itertools.chain.from_iterable(layout.groups):
-        positions = layout.train_order[batch.first : batch.first + batch.jobs]
+    for batch in itertools.chain.from_iterable(dealt.groups):
+        positions = dealt.train_order[batch.first : batch.first + batch.jobs]
         offset[positions] = packed_offsets(data, client[positions])
         longest = max(longest, int(data.size[client[positions]].sum(dtype=np.int64)))
     x64 = jnp.result_type(float) == jnp.float64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +71,23 @@ class DeviceTables(NamedTuple):
     probing: Any = ()  # Probing, where there are probes
 
 
+class JobTables(Protocol):
+    """What local training reads of the tables of any run; one entry a position where it says so."""
+
+    @property
+    def hyper(self) -> dict[str, Array]: ...  # float[R] each
+    @property
+    def x(self) -> Array: ...
+    @property
+    def y(self) -> Array: ...
+    @property
+    def order(self) -> Array: ...
+    @property
+    def offset(self) -> Array: ...  # a position
+    @property
+    def size(self) -> Array: ...  # a position
+
+
 class Shape(NamedTuple):
     """Sizes of a stack's tables. Stacks of equal shape share compiled programs."""
 
@@ -87,7 +104,8 @@ def padded_length(length: int, least: int = 4096) -> int:
     return max(least, 1 << max(length - 1, 0).bit_length())
 
 
-def _padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.ndarray:
+def padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.ndarray:
+    """``values`` and so many times ``fill`` that there are ``length`` entries."""
     table = np.full(length, fill, dtype)
     table[: len(values)] = values
     return table
@@ -160,50 +178,50 @@ def make_tables(
     first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in layout.schedules])
 
     def column(values: Sequence[np.ndarray], dtype: Any = np.int32) -> np.ndarray:
-        return _padded(np.concatenate(values)[layout.source], shape.positions, dtype)
+        return padded(np.concatenate(values)[layout.source], shape.positions, dtype)
 
     def of_jobs(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in layout.schedules]
 
     def per_run(values: Sequence[float], dtype: Any = real) -> np.ndarray:
-        return _padded(np.asarray(values), shape.runs, dtype, fill=1)
+        return padded(np.asarray(values), shape.runs, dtype, fill=1)
 
     def of_writes(values: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
         first_job = np.cumsum([0, *(len(one) for one in values[:-1])])
-        return _padded(np.concatenate(values)[first_job[slots.write_run] + slots.write_job], shape.writes, dtype)
+        return padded(np.concatenate(values)[first_job[slots.write_run] + slots.write_job], shape.writes, dtype)
 
     client = of_jobs("client")
     offset = column([d.offset[c] for d, c in zip(data, client)]).astype(np.int64)
     offset[: len(layout.run)] += first[layout.source]
     if feed is not None:
-        offset = _padded(feed.offset, shape.positions, np.int64)
+        offset = padded(feed.offset, shape.positions, np.int64)
     owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
     columns = {
         "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
         "norm_limit": per_run(norm_limit),
         "updates": per_run([int(one.sum()) for one in applied], np.int32),
         "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
-        "run": _padded(layout.run, shape.positions, np.int32),
+        "run": padded(layout.run, shape.positions, np.int32),
         "client": column(client),
         "owner": column(owner),
         "offset": offset.astype(np.int32),
         "size": column([d.size[c] for d, c in zip(data, client)]),
         "number": column(of_jobs("number")),
         "steps": column(of_jobs("local_steps")),
-        "slot": _padded(slots.start_slot, shape.positions, np.int32),
+        "slot": padded(slots.start_slot, shape.positions, np.int32),
         "version": column(of_jobs("version")),
         "staleness": column([s.staleness for s in layout.schedules]),
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
         "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
-        "applied": _padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
-        "train_order": _padded(layout.train_order, shape.positions, np.int32),
-        "row": _padded(layout.row, shape.positions, np.int32),
-        "ranks": _padded(layout.ranks, shape.positions + 2, np.int32, fill=layout.ranks[-1]),
-        "write_bounds": _padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
-        "write_slot": _padded(slots.write_slot, shape.writes, np.int32),
-        "write_owner": _padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),
-        "write_run": _padded(slots.write_run, shape.writes, np.int32),
+        "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
+        "train_order": padded(layout.train_order, shape.positions, np.int32),
+        "row": padded(layout.row, shape.positions, np.int32),
+        "ranks": padded(layout.ranks, shape.positions + 2, np.int32, fill=layout.ranks[-1]),
+        "write_bounds": padded(slots.write_bounds, shape.positions + 2, np.int32, fill=slots.write_bounds[-1]),
+        "write_slot": padded(slots.write_slot, shape.writes, np.int32),
+        "write_owner": padded(slots.write_run * shape.num_clients + slots.write_client, shape.writes, np.int32),
+        "write_run": padded(slots.write_run, shape.writes, np.int32),
         "write_time": of_writes([s.dispatch_time for s in layout.schedules], real),
         "write_version": of_writes([s.version for s in layout.schedules], np.int32),
         "write_steps": of_writes([s.local_steps for s in layout.schedules], np.int32),
@@ -221,6 +239,6 @@ def corrupt(schedule: Schedule) -> np.ndarray:
     return with_derived_columns(schedule).corrupt[schedule.job]
 
 
-def client_data(tables: DeviceTables, position: Array) -> ClientData:
+def client_data(tables: JobTables, position: Array) -> ClientData:
     """The data of the client that arrives at ``position`` (a scalar, or an array for a batch)."""
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from fedjax_async.engine.batches import Batch
-from fedjax_async.engine.kernels import Carry, JobBuffers
-from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.programs import Programs
+from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.engine.tables import DeviceTables
 
 
 class Trainers:
@@ -25,11 +22,17 @@ class Trainers:
     """
 
     def __init__(
-        self, layout: Layout, tables: DeviceTables, programs: Programs, carry: Carry, feed: Feed | None = None
+        self,
+        dealt: Lanes,
+        tables: Any,
+        train: Callable[[int, Any, Any, Any, np.ndarray], Any],
+        buffers: Callable[[], Any],
+        feed: Feed | None = None,
     ) -> None:
-        busy = layout.lanes
-        self._layout, self._tables, self._programs, self._feed = layout, tables, programs.train, feed
-        self._buffers: list[JobBuffers] = [programs.buffers(tables, carry) for _ in range(busy)]
+        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()``: empty ones."""
+        busy = dealt.lanes
+        self._dealt, self._tables, self._call, self._feed = dealt, tables, train, feed
+        self._buffers: list[Any] = [buffers() for _ in range(busy)]
         self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
         # XLA's CPU devices share a few threads: where some wait for the others to gather the buffers, those that still
         # train may find none to go on with, and the run hangs
@@ -42,33 +45,37 @@ class Trainers:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _train(self, batch: Batch, carry: Carry) -> None:
+    def _train(self, batch: Batch, carry: Any) -> None:
         tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
         if self._feed is not None:
-            tables = tables._replace(**self._feed.batch(self._layout.train_order[low : low + count]))
+            tables = tables._replace(**self._feed.batch(self._dealt.train_order[low : low + count]))
         for width, first, last in batch.segments:
             span = np.array([low, count, first, last], np.int32)
-            self._buffers[lane] = self._programs[width](tables, carry.slots, carry.clients, self._buffers[lane], span)
+            self._buffers[lane] = self._call(width, tables, carry, self._buffers[lane], span)
 
-    def _train_and_wait(self, batch: Batch, carry: Carry) -> None:
+    def _train_and_wait(self, batch: Batch, carry: Any) -> None:
         """Train, and wait for it: XLA runs what waits for other programs one after the other."""
         self._train(batch, carry)
         jax.block_until_ready(self._buffers[batch.lane])
 
-    def train_again(self, batches: Sequence[Batch], carry: Carry) -> None:
+    def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The results of independent calls, as many at a time as there are lanes; waits for them."""
+
+        def called(call: Callable[[], Any]) -> Any:
+            return jax.block_until_ready(call())
+
+        if self._pool is None:
+            return [call() for call in calls]
+        others = [self._pool.submit(called, call) for call in calls[1:]]
+        return [*(called(call) for call in calls[:1]), *(future.result() for future in others)]
+
+    def train_again(self, batches: Sequence[Batch], carry: Any) -> None:
         """Train jobs whose buffers a checkpoint does not hold, after a resume."""
         for batch in batches:
             self._train_and_wait(batch, carry)
 
-    def train(self, group: Sequence[Batch], carry: Carry) -> list[JobBuffers]:
+    def train(self, group: Sequence[Batch], carry: Any) -> list[Any]:
         """Train the batches of ``group``; the buffers of every lane, valid until the next call."""
-        if self._pool is None:
-            for batch in group:
-                (self._train_and_wait if self._in_step else self._train)(batch, carry)
-        else:
-            others = [self._pool.submit(self._train_and_wait, batch, carry) for batch in group[1:]]
-            for batch in group[:1]:
-                self._train_and_wait(batch, carry)
-            for future in others:
-                future.result()
+        one = self._train_and_wait if self._pool is not None or self._in_step else self._train
+        self.each([partial(one, batch, carry) for batch in group])
         return self._buffers

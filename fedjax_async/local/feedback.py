@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,18 @@ class Sending(NamedTuple):
     values_bits: Array  # int32[], size of the values alone
 
 
+def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]], Hashable]:
+    """The group of a leaf of ``upload`` by its path; of an upload that is no tree like ``params``, in each part.
+
+    The parts may have different scales: top-k of all together would send the larger one alone.
+    """
+    group: Callable[[tuple[Any, ...]], Hashable] = GROUPINGS[per]
+    like_params: bool = jax.tree.structure(upload) == jax.tree.structure(params)  # type: ignore[operator]
+    if like_params:
+        return group
+    return lambda path: (path[:1], group(path[1:]))
+
+
 Sizes = tuple[Array, Array]
 Send = Callable[[Params], tuple[Params, Sizes]]
 Exchanged = tuple[Params, Params, Sizes]
@@ -45,7 +57,8 @@ def feedback(
 
     Args:
       client: any client algorithm. Wrappers that change the upload (``keeping``) go inside this one.
-      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Running
+      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Of an
+        upload with several parts (SCAFFOLD's deltas and control variates), each part is compressed by itself. Running
         statistics (BatchNorm) are compressed too; unscaled signs or top-k may damage them.
       private: the leaves of the params that are not sent (``keeping`` uploads them as zeros); they are not compressed.
       like: an upload, or its shapes, if it is not a pytree like the params.
@@ -89,7 +102,7 @@ def sending(
     it once a job. If ``keeps``, ``kept`` starts as zeros like an upload, else it is ``()``. If ``returned``, an upload
     that the server never applies does not change ``kept``.
     """
-    group = registry.find("per", GROUPINGS, per)
+    registry.find("per", GROUPINGS, per)
 
     def init(params: Params) -> Sending:
         upload = tree.shared(params if like is None else like, params, private)
@@ -107,6 +120,7 @@ def sending(
     def finish(work: State, message: Message, client_state: Sending) -> tuple[Params, Sending]:
         whole, inner = client.finish(work[0], message, client_state.inner)
         upload = tree.shared(whole, message.params, private)
+        group = grouping(per, upload, tree.shared(message.params, message.params, private))
         wire = on_tree(compressor, upload, group=group)
 
         def send(content: Params) -> tuple[Params, Sizes]:

@@ -59,6 +59,8 @@ def local_training(
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
+    check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
+    check.require(scale is None or callable(scale), "scale", scale, "a function of the message's version")
     pulled = proximal_term(proximal, metric)
     optimizer = optax.with_extra_args_support(optimizer)
 

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_async import check, disk
 from fedjax_async.notices import all_rejected
 from fedjax_async.results import metrics, significance, tables
-from fedjax_async.results.measured import measured
+from fedjax_async.results.measured import measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
@@ -71,8 +71,9 @@ def comparison(
     if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
     ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
-    run, in both directions. The training loss and the metrics that all runs measure follow the times. ``unused`` and
-    ``rejected`` uploads have a column where there are any, and so have the runs in which every upload was rejected.
+    run, in both directions. The scores on the validation part, the training loss and the metrics that all runs have
+    follow the times. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs in
+    which every upload was rejected.
     ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
@@ -81,7 +82,8 @@ def comparison(
     labelled = metrics.has_accuracy(run for seeds in runs.values() for run in seeds)
     column = "accuracy" if labelled else "loss"
     relative = metrics.relative_time(runs, baseline, target=target, final=final)
-    others = measured(run for seeds in runs.values() for run in seeds)
+    every_run = [run for seeds in runs.values() for run in seeds]
+    others = [*validation(every_run, column), *measured(every_run)]
 
     def times(name: str) -> dict[str, Any]:
         return {
@@ -89,13 +91,13 @@ def comparison(
             f"relative to {baseline}": spread_or_count(relative.ratio[name]),
         }
 
-    early = any(run.stopped is not None for seeds in runs.values() for run in seeds)
+    early = any(run.stopped is not None for run in every_run)
 
     def further_cells(seeds: Sequence[Run]) -> dict[str, Any]:
         cells = further_finals(seed_values(seeds), column, final, interval)
         return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
-    every = [run.counters for seeds in runs.values() for run in seeds]
+    every = [run.counters for run in every_run]
     counted = [name for name in ("unused", "rejected") if any(counters.get(name) for counters in every)]
     lost = any(map(all_rejected, every))
     return [

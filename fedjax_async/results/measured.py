@@ -27,6 +27,12 @@ def measured(runs: Iterable[Run]) -> list[str]:
     return [name for name in shared_columns(runs) if not name.startswith(CLIENT)]
 
 
+def validation(runs: Sequence[Run], metric: str) -> list[str]:
+    """The column of ``metric`` on the validation part, if all runs have one."""
+    column = f"validation_{metric}"
+    return [column] if all(column in run.evaluations for run in runs) else []
+
+
 def client_scores(runs: Iterable[Run]) -> list[str]:
     """The scores of single clients whose columns all runs have, such as ``accuracy`` and ``own_accuracy``."""
     return [
@@ -63,12 +69,13 @@ def column_title(column: str) -> str:
 def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, list[str]]:
     """Column -> the groups of runs that have it, for each column that is drawn beside ``metric``.
 
-    These are the training loss, the metrics, and the worst tenth of the clients by ``metric``, of every model.
+    These are ``metric`` on the validation part, the training loss, the metrics, and the worst tenth of the clients by
+    ``metric``, of every model.
     """
     found: dict[str, list[str]] = {}
     for name, seeds in runs.items():
         worst = [f"{CLIENT}{score}_worst" for score in of_metric(client_scores(seeds), metric)]
-        for column in [*measured(seeds), *worst]:
+        for column in [*validation(seeds, metric), *measured(seeds), *worst]:
             found.setdefault(column, []).append(name)
     return found
 

@@ -51,11 +51,13 @@ def gantt(
     clients: int | Sequence[int] = 12,
     until: float | None = None,
     *,
+    used: np.ndarray | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """Who trains when: one row per client, a bar per job from dispatch to upload, coloured by staleness.
 
-    A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied. A thin
+    A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied. ``used``:
+    which arrivals are applied (default: all), ``run.updates["used"]`` of a run; a grey bar is what is not. A thin
     line is idle time: the client has no job. Marks at the upper edge, and pale lines if they are few, are server steps.
     If only a part of the clients or of the time is shown, the text above says so.
     ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for about eight
@@ -75,8 +77,10 @@ def gantt(
         durations = durations[np.isfinite(durations)]
         until = min(float(schedule.time[-1]), 8 * float(np.median(durations)) if durations.size else math.inf)
     check.positive("until", until)
+    applied = np.ones(len(schedule.job), bool) if used is None else np.asarray(used, bool)
+    check.require(applied.shape == schedule.job.shape, "used", applied.shape, f"bool[{len(schedule.job)}], of arrivals")
     figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
-    grey = _draw_jobs(figure, axes, schedule, rows, until)
+    grey = _draw_jobs(figure, axes, schedule, rows, until, applied)
     idle = _draw_idle(axes, schedule, rows, until)
     steps = _draw_steps(axes, schedule, until)
     shown = {"grey: never applied": grey, "thin line: idle": idle, "marks above: server steps": steps}
@@ -100,7 +104,7 @@ def _left_out(schedule: Schedule, rows: list[int], until: float) -> str:
     return ", ".join(parts)
 
 
-def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], until: float) -> bool:
+def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], until: float, used: np.ndarray) -> bool:
     """Bars, ticks and the colour scale; returns whether any job is grey."""
     from matplotlib.cm import ScalarMappable  # noqa: PLC0415
     from matplotlib.collections import PatchCollection  # noqa: PLC0415
@@ -113,7 +117,9 @@ def _draw_jobs(figure: Figure, axes: Axes, schedule: Schedule, rows: list[int], 
     staleness = np.full(schedule.client.size, -1)
     applied = np.full(schedule.client.size, np.nan)
     # A job may arrive twice (a late duplicate): its first application counts.
-    staleness[schedule.job[::-1]], applied[schedule.job[::-1]] = schedule.staleness[::-1], schedule.time[::-1]
+    arrived = np.flatnonzero(used)[::-1]
+    its_job = schedule.job[arrived]
+    staleness[its_job], applied[its_job] = schedule.staleness[arrived], schedule.time[arrived]
     row_of = {client: row for row, client in enumerate(rows)}
     y = np.array([row_of[int(client)] for client in schedule.client[jobs]], np.float64)
     start = schedule.dispatch_time[jobs]

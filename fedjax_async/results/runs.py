@@ -63,7 +63,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
     _draw_curve({name: [run]}, folder, FINAL, drawing)
     if len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
-        save_formats(gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
+        save_formats(gantt(run.schedule, used=run.updates.get("used"), drawing=drawing), folder / "gantt", drawing)
 
 
 def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
@@ -205,10 +205,19 @@ def save_plugins(folder: Path) -> None:
 
 
 def load_plugins(folder: Path) -> None:
-    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming one that is gone."""
+    """Load the plugins of the unfinished run or the sweep in ``folder``; ``ValueError`` naming one that is gone.
+
+    A file that is gone may have moved: it is left out if parts are registered by now. Whether these have the same
+    code is found when the settings are read.
+    """
     for path in (folder / CHECKPOINTS / PLUGINS, folder / PLUGINS):
         if path.is_file():
-            plugins.load(json.loads(path.read_bytes()))
+            saved = json.loads(path.read_bytes())
+            gone = [source for source in saved if source.endswith(".py") and not Path(source).exists()]
+            moved = not gone or any(registry.ADDED.values())
+            allowed = "a Python file, but there is no such file any more; if it has moved: --plugin FILE.py"
+            check.require(moved, "plugin", (gone or [""])[0], allowed)
+            plugins.load([source for source in saved if source not in gone])
 
 
 def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settings:

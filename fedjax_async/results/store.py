@@ -112,11 +112,23 @@ def require_room(folder: str | Path, settings: Mapping[str, Any], *, overwrite: 
     if not overwrite and not _is_bare(folder):
         paths = (folder / "settings.json", folder / CHECKPOINTS / "settings.json")
         saved = [path for path in paths if path.is_file()]
-        if not saved or any(path.read_bytes() != files.json_bytes(settings) for path in saved):
+        others = [path for path in saved if path.read_bytes() != files.json_bytes(settings)]
+        if not saved or others:
+            found = _differing(others[0], settings) if others else "other files"
             raise ValueError(
-                f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite)"
+                f"folder = {str(folder)!r}: must be empty or hold a run of the same settings (or overwrite), but it "
+                f"holds {found}"
             )
     return folder
+
+
+def _differing(path: Path, settings: Mapping[str, Any]) -> str:
+    """What the run whose settings are in the file ``path`` is, in a few words."""
+    try:
+        saved = json.loads(path.read_bytes())
+    except ValueError:
+        return f"{path.name} that is damaged"
+    return f"another run: {check.difference(saved, json.loads(files.json_bytes(settings)))}"
 
 
 def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_async import disk
+from fedjax_async import check, disk
 from fedjax_async.config.grid import Point, swept
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import as_dict, from_dict, require_named
@@ -71,12 +71,27 @@ def require_room(
         return folder
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
     if left and not is_defined(folder, points, probes):
-        found = "another sweep" if (folder / DEFINITION).is_file() else "other files"
+        found = _differing(folder, definition(points, probes)) if (folder / DEFINITION).is_file() else "other files"
         raise ValueError(
             f"folder = {str(folder)!r}: must be empty or hold the same sweep, but it holds {found} "
             "(choose another folder, or overwrite: finished runs with the same settings are kept)"
         )
     return folder
+
+
+def _differing(folder: Path, wanted: bytes) -> str:
+    """How the sweep in the folder differs from the wanted definition, in a few words."""
+    try:
+        sweeps = [json.loads(text) for text in ((folder / DEFINITION).read_bytes(), wanted)]
+        saved, new = ({run["name"]: run["settings"] for run in sweep["runs"]} for sweep in sweeps)
+    except (ValueError, KeyError, TypeError):
+        return f"{DEFINITION} that is damaged"
+    for name in new:
+        if name in saved and saved[name] != new[name]:
+            return f"another sweep: of {name}, {check.difference(saved[name], new[name])}"
+    if list(saved) != list(new):
+        return f"another sweep: runs {check.difference(list(saved), list(new))}"
+    return f"another sweep: probes or values {check.difference(*(sweep.get('probes') for sweep in sweeps))}"
 
 
 def save_roles(folder: Path, roles: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL, has_accuracy
 from fedjax_async.results.sweep_files import best, write_tables
-from fedjax_async.results.sweep_table import Record, by_setting, records
+from fedjax_async.results.sweep_table import Record, by_setting, metric_of, records
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tuning import Roles, plain, rank
 
@@ -62,7 +62,7 @@ def pictures(
         maps = cells(found, metric, final)
         if maps:
             drawn[f"{metric}_map"] = heat_map(maps, metric, final, drawing=drawing)
-    for column in curve_columns({"all": [each.run for each in found]}, metric):  # those that all runs have
+    for column in curve_columns({"all": [each.run for each in found]}, metric_of(found)):  # those that all runs have
         drawn[column] = curves(found, column, final=final, drawing=drawing)
     return drawn
 

@@ -5,8 +5,9 @@ The file ends with the options that many rules share: a rule gets them through `
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from fedjax_async.server.transforms import (
 )
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
+FUNCTIONS = ("init", "receive", "dispatch", "params", "close")
 WEIGHTING = ("uniform", "examples")
 
 
@@ -41,8 +43,35 @@ class RuleState(NamedTuple):
 
 
 def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
-    """The same rule, given the facts of a run; unchanged if the rule has no ``given``."""
-    return algorithm if algorithm.given is None else algorithm.given(facts)
+    """The same rule, given the facts of a run; unchanged if the rule has no ``given``.
+
+    Raises ``ValueError`` if a function of the rule was replaced that ``given`` makes anew: it would have no effect.
+    """
+    if algorithm.given is None:
+        return algorithm
+    made = algorithm.given(facts)
+    require_kept(algorithm, made)
+    return made
+
+
+def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
+    """``ValueError`` if a function of the rule was replaced that ``given``, which returned ``made``, makes anew."""
+    pairs = {name: (getattr(algorithm, name), getattr(made, name)) for name in FUNCTIONS}
+    same = {name: _code(one) is _code(other) for name, (one, other) in pairs.items()}
+    anew = any(same[name] and one is not other for name, (one, other) in pairs.items())
+    for name in FUNCTIONS:
+        allowed = "replaced together with given, which makes the rule's functions anew (given=None: it needs no facts)"
+        check.require(same[name] or not anew, f"rule.{name}", _name(pairs[name][0]), allowed)
+
+
+def _code(function: Any) -> Any:
+    """What tells functions apart that were not made by the same lines; of a compiled one, of what it compiles."""
+    found = function if hasattr(function, "__code__") or not callable(function) else inspect.unwrap(function)
+    return getattr(found, "__code__", found)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function))
 
 
 def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[State, State]:

@@ -11,7 +11,7 @@ known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards th
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
 learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
-``curve_quality.py`` estimates its constants along a run.
+``curve_quality.py`` estimates its constants along a run. ``pushcen_rate.py`` has PushCen-ADFL's bound.
 """
 
 from fedjax_async.theory.closed_forms import (
@@ -68,6 +68,13 @@ from fedjax_async.theory.orders import (
     residual_order,
     slow_lrs,
 )
+from fedjax_async.theory.pushcen_rate import (
+    PushCenBound,
+    PushCenConstants,
+    largest_lr_pushcen,
+    pushcen_bound,
+    shares_of_masses,
+)
 from fedjax_async.theory.rates import (
     Bound,
     Constants,
@@ -116,6 +123,8 @@ __all__ = [
     "ManifoldBound",
     "ManifoldConstants",
     "Orbit",
+    "PushCenBound",
+    "PushCenConstants",
     "Row",
     "Setting",
     "Spectrum",
@@ -164,6 +173,7 @@ __all__ = [
     "largest_lr_asynfl",
     "largest_lr_asynflc",
     "largest_lr_asynflc_ef",
+    "largest_lr_pushcen",
     "learned_control_point",
     "loss_along",
     "loss_surface",
@@ -171,6 +181,7 @@ __all__ = [
     "manifold_rate",
     "mean_displacement",
     "orbit",
+    "pushcen_bound",
     "quadratic_displacement",
     "quadratic_fixed_point",
     "quality",
@@ -179,6 +190,7 @@ __all__ = [
     "scores",
     "server_field",
     "server_iterates",
+    "shares_of_masses",
     "slow_lrs",
     "smallest_gamma_asynflc",
     "smoothness",

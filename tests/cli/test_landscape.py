@@ -92,3 +92,15 @@ def test_help_teaches(capsys):
         cli.main(("landscape", "--help"))
     text = capsys.readouterr().out
     assert "barrier" in text and "fedjax-async landscape runs/a runs/b" in text
+
+
+def test_files_of_another_landscape_are_kept(folders, tmp_path, capsys):
+    (tmp_path / "paths.csv").write_text("mine")
+    command = ("landscape", str(folders / "a"), str(folders / "b"), "--out", str(tmp_path), *FAST[2:], "--steps", "0")
+    assert cli.main(command) == 2
+    assert (
+        "must be a folder without a landscape, but it has paths.csv; --overwrite replaces it" in capsys.readouterr().err
+    )
+    assert (tmp_path / "paths.csv").read_text() == "mine"
+    assert cli.main((*command, "--overwrite")) == 0
+    assert len(rows(tmp_path / "paths.csv")) == 3

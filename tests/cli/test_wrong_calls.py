@@ -167,3 +167,17 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
     assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); lower it with" in said
     assert all(knob in said for knob in ("max_width", "remat", "memory_limit", "fewer runs", "fedjax-async resume"))
     assert (tmp_path / "one" / "checkpoints" / "1.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--eval-at", "1e9"), "eval_at = '1e9': must be moments of which one lies in the run, which ends after"),
+        (("--delay", "constant:mean=1e308"), "delays: the jobs of client 0 are too long: their times are no finite"),
+        (("--availability", "sessions:on=1e-9,off=1e9"), "availability: of the last 1000"),
+        (("--method", "fedasync:mixing=0_5"), "mixing = '0_5': must be"),
+        (("--lr", "0.1", "--update", "9"), "unrecognized arguments: --update 9; did you mean --updates?"),
+    ],
+)
+def test_runs_that_have_no_sense_are_one_line(capsys, flags, says):
+    assert says in refused(capsys, "run", *SMALL, "--updates", "8", "--steps", "1", *flags)

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from fedjax_async.compress import (
     COMPRESSORS,
+    Centroids,
     Dense,
     Levels,
     Signs,
@@ -67,7 +68,7 @@ def reals(draw, shape):
 @st.composite
 def payloads(draw, size=None, depth=0, lengths=ANY_LENGTH):
     size = draw(lengths) if size is None else size
-    kind = draw(st.sampled_from(["dense", "signs", "unscaled", "levels"] + ["sparse"] * (depth < 2)))
+    kind = draw(st.sampled_from(["dense", "signs", "unscaled", "levels", "centroids"] + ["sparse"] * (depth < 2)))
     if kind == "dense":
         return Dense(draw(reals((size,))))
     if kind in ("signs", "unscaled"):
@@ -78,6 +79,9 @@ def payloads(draw, size=None, depth=0, lengths=ANY_LENGTH):
         steps = draw(st.integers(1, 32767) | st.sampled_from([1, 7, 127]))
         within = st.integers(-min(steps, draw(st.sampled_from([1, 9, 32767]))), steps)
         return Levels(draw(st_numpy.arrays(np.int16, size, elements=within)), draw(reals(())), np.int32(steps))
+    if kind == "centroids":
+        centroid = np.sort(draw(reals((draw(st.sampled_from([0, 1, 3, 30, 31, 32, 255])),))))
+        return Centroids(centroid, draw(st_numpy.arrays(np.uint8, size, elements=st.integers(0, len(centroid)))))
     index = sorted(draw(st.sets(st.integers(0, size - 1), max_size=size))) if size else []
     return Sparse(np.array(index, np.int32), draw(payloads(len(index), depth + 1)), size)
 
@@ -276,6 +280,14 @@ HUGE = codes.varint(2**31 - 1)
         bytes([6, 5, 2, 0b01001000, 3 + 16 * 3, 1, 0]),  # one value for two indices
         bytes([6, 0, 0]) * 5000 + bytes([3 + 16 * 3, 0]),  # deeper than any stack
         bytes([0, 1, 0, 1]) + bytes([3 + 16 * 3, 0]),  # tuples in tuples
+        bytes([7 + 16 * 3]) + HUGE + bytes([0]),  # two billion zeros that are not there
+        bytes([7 + 16 * 3]) + HUGE + bytes([255]) + np.arange(255, dtype="<f4").tobytes(),
+        bytes([7 + 16 * 3, 1, 2]) + np.float32([1, 2]).tobytes() + bytes([0b11000000]),  # index 3 of 0, 1, 2
+        bytes([7 + 16 * 3, 1, 0, 0b10000000]),  # index 1 of 0
+        bytes([7 + 16 * 3, 1, 2]) + np.float32([2, 1]).tobytes() + bytes([0]),  # not ascending
+        bytes([7 + 16 * 3, 1, 1]) + np.float32([np.nan]).tobytes() + bytes([0]),
+        bytes([7 + 16 * 3, 1, 1]) + np.float32([1]).tobytes() + bytes([0b00100000]),  # padding
+        bytes([7 + 16 * 9, 1, 0, 0]),  # no such float type
         b"",
     ],
 )
@@ -293,7 +305,7 @@ def words_that_are_not_finite(dtype):
 
 
 @pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("kind", ["values", "scale", "norm"])
+@pytest.mark.parametrize("kind", ["values", "scale", "norm", "centroid"])
 def test_no_value_that_is_not_finite_is_sent_or_read(dtype, kind):
     """A ``ValueError`` too where a warning is an error: NumPy warns of a bfloat16 NaN."""
     for word in words_that_are_not_finite(dtype):
@@ -302,6 +314,7 @@ def test_no_value_that_is_not_finite_is_sent_or_read(dtype, kind):
         payload, body = {
             "values": (Dense(number), bytes([1 + code, 1]) + word),
             "scale": (Signs(np.array([True]), number[0], True), bytes([2 + code, 1, 0b10000000]) + word),
+            "centroid": (Centroids(number, np.uint8([1])), bytes([7 + code, 1, 1]) + word + b"\x80"),
             "norm": (Levels(np.int16([0]), number[0], np.int32(1)), bytes([4 + code, 1, 1, 0]) + word + b"\x40"),
         }[kind]
         with warnings.catch_warnings():
@@ -375,6 +388,7 @@ FEW_BYTES = {
     "many indices": encode(Sparse(np.arange(LONG, dtype=np.int32), unscaled(LONG), LONG)),
     "signs": encode(unscaled(LONG)),
     "floats": encode(Dense(np.zeros(LONG // 10, np.float64))),
+    "centroids": encode(Centroids(np.float32([]), np.zeros(LONG, np.uint8))),
 }
 
 
@@ -407,6 +421,10 @@ COSTLY = {
     "rice of a bit": lambda: first_indices(LONG, LONG + LONG // 4),
     "fixed indices": lambda: Sparse(np.int32([2**31 - 2]), unscaled(1), 2**31 - 1),
     "signs": lambda: unscaled(LONG),
+    "pruned": lambda: Centroids(np.float32([]), np.zeros(LONG, np.uint8)),
+    "of 256 centroids": lambda: Centroids(
+        np.arange(255, dtype=np.float32), np.resize(np.arange(256, dtype=np.uint8), LONG)
+    ),
     "floats": lambda: Dense(np.ones(LONG, jnp.bfloat16)),
     "nested": lambda: Sparse(np.arange(LONG, dtype=np.int32), first_indices(LONG, LONG), LONG),
 }
@@ -453,6 +471,11 @@ def test_other_versions_and_types_are_refused():
             "index = '2 integers': must be ascending, from 0 to 2",
         ),
         (Sparse(np.int32([1]), Dense(np.float32([1, 1])), 3), "values = 2: must be 1, one for each index"),
+        (Centroids(np.float32([2, 1]), np.uint8([0])), "centroid = '2 numbers': must be ascending"),
+        (Centroids(np.float32([1, np.inf]), np.uint8([0])), "centroid = 'NaN or infinite'"),
+        (Centroids(np.arange(256, dtype=np.float32), np.uint8([0])), "centroid = '256 numbers': must be at most 255"),
+        (Centroids(np.float32([1]), np.uint8([2])), "index = 2: must be at most 1"),
+        (Centroids(np.float32([1]), np.int32([1])), "index = 'int32.1.': must be a vector of one payload"),
         (np.zeros(3), "payload = ndarray: must be one of"),
     ],
 )

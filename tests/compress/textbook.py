@@ -46,3 +46,37 @@ def square(x):
 def beta(size, steps):
     """Bound on the relative variance of QSGD."""
     return min(size / steps**2, size**0.5 / steps)
+
+
+def weight_clusters(x, start, *, max_iter, tolerance, released=False, drawn=None):
+    """WCP of a vector with a matrix of comparisons: the decoded vector, and the table in its canonical order.
+
+    ``drawn(t)``: the entries that refill empty clusters in iteration t, one for each centroid in ascending order.
+    """
+    x = x - x.mean() if released else x
+    others, before = np.sort(start), None
+    for t in range(max_iter):
+        table = np.sort(np.append(others, 0.0))
+        zero = int((others < 0).sum())
+        label = nearest(x, table)
+        loss = ((x - table[label]) ** 2).sum()
+        for j in range(len(table)):
+            if (label == j).any():
+                table[j] = x[label == j].mean()
+            elif released:
+                table[j] = drawn(t)[j]
+        others = np.sort(np.delete(table, zero))
+        change = np.inf if before is None else abs(loss - before)
+        if t > 0 and (change < tolerance * before or (change == tolerance * before and not released)):
+            break
+        before = loss
+    table = np.sort(np.append(others, 0.0)) if released else np.append(0.0, others)
+    return np.sort(table)[nearest(x, np.sort(table))], table
+
+
+def nearest(x, table):
+    """Places in an ascending table: as many as there are midpoints below x. Checked against all distances."""
+    place = (x[:, None] > (table[1:] + table[:-1]) / 2).sum(axis=1)
+    distances = np.abs(x[:, None] - table)
+    np.testing.assert_allclose(distances[np.arange(len(x)), place], distances.min(axis=1), rtol=1e-12, atol=1e-14)
+    return place

@@ -98,6 +98,7 @@ ASKED = [
     ("optimizer", {"optimizer": "adam"}),
     ("decay", {"decay": "cosine"}),
     ("remat", {"remat": True}),
+    ("optimizer", {"optimizer": "adam", "method": "scaffold"}),
     ("proximal", {"method": "fedprox"}),
     ("proximal", {"method": "fedbuff:proximal=0.3"}),
     ("proximal", {"method": Method(RULE, proximal=0.1)}),
@@ -151,3 +152,16 @@ def test_the_mean_of_a_batch_is_no_loss_of_a_flax_module_either():
 
     with pytest.raises(ValueError, match=r"^model\.loss returned float32\[\]"):
         prepare(Settings(**{**SMALL, "model": from_flax(Net(), input_shape=(28, 28, 1), loss=mean_loss)}))
+
+
+def test_a_correction_is_a_function():
+    for option in ("correct", "scale"):
+        with pytest.raises(ValueError, match=f"^{option} = 3: must be "):
+            local.local_training(linear(), optimizer=optax.sgd(0.1), **{option: 3})
+
+
+def test_a_replaced_function_of_a_rule_is_named():
+    rule = server.fedasync()
+    made = Method(rule._replace(receive=lambda state, memory, arrival: (state, memory, None)))
+    with pytest.raises(ValueError, match=r"^rule.receive = '.*lambda.*': must be replaced together with given"):
+        prepare(Settings(**SMALL, method=made))

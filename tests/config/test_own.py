@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +23,10 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
+from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.local import local_training
+from fedjax_async.results import files
+from fedjax_async.results.store import require_room
 from fedjax_async.types import Info, Message, ServerAlgorithm
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
@@ -295,6 +301,27 @@ def test_no_two_own_rules_share_a_program(way, factors):
     changes = [change_of(WAYS[way](factor)) for factor in factors]
     for factor, change in zip(factors, changes):
         np.testing.assert_allclose(change / factor, changes[0] / factors[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=20)
+@given(one=st.sampled_from([0.25, 0.5, 1.0, 2.0]), other=st.sampled_from([0.25, 0.5, 1.0, 2.0]))
+def test_no_two_own_rules_share_a_folder_or_a_checkpoint(way, one, other):
+    """Folders and checkpoints tell runs apart by these settings."""
+    mine, yours = (as_dict(Settings(**TINY, method=named("mine", Method(WAYS[way](x))))) for x in (one, other))
+    with tempfile.TemporaryDirectory() as top:
+        folder, checkpoints = Path(top) / "run", Path(top) / "checkpoints"
+        folder.mkdir()
+        (folder / "settings.json").write_bytes(files.json_bytes(mine))
+        Keeper(checkpoints, 1, {"settings": mine}).save(1, Snapshot(0, [np.zeros(1)], {}, {}))
+        if one == other:
+            require_room(folder, yours)
+            assert Keeper(checkpoints, 1, {"settings": yours}).restore() is not None
+            return
+        with pytest.raises(ValueError, match="it holds another run: own = "):
+            require_room(folder, yours)
+        with pytest.raises(ValueError, match="must be of this run, but its settings differ: own = "):
+            Keeper(checkpoints, 1, {"settings": yours}).restore()
 
 
 def test_equal_runs_share_their_programs():

@@ -19,6 +19,7 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.data import PARTITIONERS, federate
 from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.local import local_training
+from fedjax_async.results.runs import load_plugins, save_plugins
 from fedjax_async.types import Traced
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -313,3 +314,62 @@ def test_a_factory_that_raises_is_named(kind, field):
 
     with pytest.raises(ValueError, match=rf"^{field}\w* = 'broken.*': its factory raised KeyError: 'inside'$"):
         simulate(**{"model": "logistic", "clients": 4, "updates": 4, field: "broken"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "preset", "message"),
+    [
+        ("method", "mine", {"timing": "evry"}, "timing = 'evry': unknown; did you mean 'every'"),
+        ("method", "mine", {"timing": 3}, "preset.timing = 3: must be a text"),
+        ("method", "mine", {"proximal": "a"}, "preset.proximal = 'a': must be a finite number >= 0"),
+        ("method", "mine", {"compress": "topkk"}, "compress = 'topkk': unknown; did you mean 'topk'"),
+        ("method", "mine", {"feedback": "x"}, "preset.feedback = 'x': must be one of off, ef, ef21"),
+        ("method", "mine", {"optimizer": "sgdd"}, "optimizer = 'sgdd': unknown; did you mean 'sgd'"),
+        ("method", "mine", {"lr": -1}, "preset.lr = -1: must be a finite number > 0"),
+        ("method", "mine", {"client": 3}, "preset.client = '3': must be a factory of a ClientAlgorithm"),
+        ("method", "mine", {"client": lambda a, b: a}, r"preset.client = '<lambda>\(a, b\)': must be f\(model, \*"),
+        ("metrics", "loss", {}, "metrics = 'loss': must be named otherwise"),
+        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be named otherwise"),
+    ],
+)
+def test_what_is_registered_with_wrong_values(kind, name, preset, message):
+    with pytest.raises(ValueError, match=message):
+        register(kind, name, **preset)
+    assert not any(registry.ADDED.values())
+
+
+def test_a_plugin_registers_something(tmp_path, monkeypatch):
+    (tmp_path / "an_empty_folder").mkdir()
+    (tmp_path / "says_nothing.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    for source in ("an_empty_folder", str(tmp_path / "says_nothing.py")) * 2:
+        with pytest.raises(ValueError, match=f"plugin = '{source}': must be .* but it registers nothing"):
+            plugins.load([source])
+    assert plugins.LOADED == []
+    (tmp_path / "says_nothing.py").write_text(
+        PLUGIN.replace("import helper_of_mine", "").replace("helper_of_mine.", "")
+    )
+    plugins.load([str(tmp_path / "says_nothing.py")])  # it does now
+    assert [str(tmp_path / "says_nothing.py")] == plugins.LOADED
+
+
+def test_a_plugin_that_moved_is_given_again(tmp_path, monkeypatch):
+    """The folder remembers the old place; the same code from another place will do, other code will not."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    path = write(old)
+    monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
+    plugins.load([str(path)])
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    save_plugins(checkpoints)
+    old.rename(new)
+    registry.ADDED.clear()
+    monkeypatch.setattr(plugins, "LOADED", [])
+    with pytest.raises(
+        ValueError,
+        match=r"plugin = '.*own_rules.py': must be .* no such file any more; if it has moved: --plugin",
+    ):
+        load_plugins(tmp_path / "run")
+    plugins.load([str(new / "own_rules.py")])
+    load_plugins(tmp_path / "run")
+    assert [str(new / "own_rules.py")] == plugins.LOADED

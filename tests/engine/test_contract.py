@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import jax.monitoring
 import jax.numpy as jnp
@@ -16,9 +18,8 @@ from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
 TIMINGS = ["every", "buffer:size=3", "cohort:size=2,over_selection=2"]  # the last: jobs that never arrive
-TIMINGS += [
-    pytest.param(t, marks=pytest.mark.slow) for t in ("every:concurrency=3", "cohort:size=4", "window:length=0.7")
-]
+MORE_TIMINGS = ["every:concurrency=3", "cohort:size=4", "window:length=0.7"]
+WAYS = [(1, "vmap"), (2, "loop"), (2, "vmap"), (None, "loop"), (None, "vmap")]  # each is other programs
 
 
 def remembering() -> ServerAlgorithm:
@@ -56,16 +57,21 @@ def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
     return ClientAlgorithm(init, begin, base.step, finish)
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_memory_personal_messages_and_client_state_equal_the_oracle(timing):
+def ways_of_timings():
+    """Each way under one timing, the others slow."""
+    for (i, timing), (k, way) in product(enumerate(TIMINGS + MORE_TIMINGS), enumerate(WAYS)):
+        yield pytest.param(timing, *way, marks=[] if k % len(TIMINGS) == i else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("timing", "width", "batching"), list(ways_of_timings()))
+def test_memory_personal_messages_and_client_state_equal_the_oracle(timing, width, batching):
     with jax.enable_x64(True):
         given = case(remembering(), timing, "exponential:mean=1")
         given = given._replace(components=given.components._replace(client=carrying(client())))
         want = run_reference(*given)
-        for width, batching in ((1, "vmap"), (2, "vmap"), (None, "vmap"), (2, "loop"), (None, "loop")):
-            have = run_waves(*given, max_width=width, batching=batching)
-            close(have.params, want.params, 1e-10)
-            np.testing.assert_array_equal(have.records["count"], want.records["count"])
+        have = run_waves(*given, max_width=width, batching=batching)
+        close(have.params, want.params, 1e-10)
+        np.testing.assert_array_equal(have.records["count"], want.records["count"])
 
 
 LATE = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
@@ -75,14 +81,19 @@ LOST += [("cohort:size=3,over_selection=1", {"faults": "drop:probability=0.3"})]
 LOST += [("every", LATE | {"faults": LATE["faults"] + "+corrupt:probability=0.4"})]
 
 
-@pytest.mark.parametrize(("timing", "conditions"), [pytest.param(*LOST[0], marks=pytest.mark.slow), *LOST[1:]])
-def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions):
+def ways_of_losses():
+    """Each loss but the first in one way, the others slow."""
+    for (i, loss), (k, batching) in product(enumerate(LOST), enumerate(["vmap", "loop"])):
+        yield pytest.param(*loss, batching, marks=[] if i and i % 2 == k else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("timing", "conditions", "batching"), list(ways_of_losses()))
+def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, conditions, batching):
     with jax.enable_x64(True):
         given = case(remembering(), timing, "exponential:mean=1", **conditions)
         given = given._replace(components=given.components._replace(client=carrying(client())))
         want = run_reference(*given)
-        for batching in ("vmap", "loop"):
-            close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
+        close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
         assert trained_in_vain(given.schedule).any()
         # a client that forgot the job of a lost upload would go on from another state
         forgetful = given.components.client._replace(unsent=lambda before, after: before)
@@ -146,11 +157,13 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
-@pytest.mark.parametrize(("rule", "timing", "delay"), [
-    (fedasync, "every", "exponential"),
-    (fedbuff, "buffer:size=3", "lognormal:sigma=1"),
-    pytest.param(fedbuff, "cohort:size=5", "constant", marks=pytest.mark.slow),
+@pytest.mark.parametrize(("rule", "timing", "delay", "batching"), [
+    (fedasync, "every", "exponential", "loop"),
+    (fedbuff, "buffer:size=3", "lognormal:sigma=1", "vmap"),
+    pytest.param(fedasync, "every", "exponential", "vmap", marks=pytest.mark.slow),
+    pytest.param(fedbuff, "buffer:size=3", "lognormal:sigma=1", "loop", marks=pytest.mark.slow),
+    pytest.param(fedbuff, "cohort:size=5", "constant", "vmap", marks=pytest.mark.slow),
+    pytest.param(fedbuff, "cohort:size=5", "constant", "loop", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_few_programs_and_none_for_a_second_run(compilations, rule, timing, delay, batching):
     given = case(rule(), timing, delay, updates=60, sizes=tuple(range(1, 41, 2)))

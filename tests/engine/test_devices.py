@@ -32,7 +32,7 @@ def finished(*processes):
 
 def same(a, b):
     with np.load(a) as want, np.load(b) as have:
-        assert set(want.files) == set(have.files) and len(want.files) == 12
+        assert set(want.files) == set(have.files) and len(want.files) == 24
         for name in want.files:
             np.testing.assert_allclose(have[name], want[name], rtol=1e-11, atol=1e-12, err_msg=name)
             assert np.abs(want[name]).max() > 0

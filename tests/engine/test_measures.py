@@ -41,7 +41,8 @@ def same(have, want):
 
 
 @pytest.mark.parametrize(("rule", "private", "batching"), [
-    ("fedbuff", True, "vmap"), ("orthofl", False, "loop"), ("orthofl", True, "vmap"),
+    ("fedbuff", True, "vmap"), ("orthofl", False, "loop"),
+    pytest.param("orthofl", True, "vmap", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_engine_equals_oracle_and_the_run_is_unchanged_to_the_last_bit(rule, private, batching):
     with jax.enable_x64(True):

@@ -57,7 +57,7 @@ def test_sizes_that_are_none(text):
         parse_size("memory_limit", text)
 
 
-@pytest.mark.parametrize("engine", ["waves", "reference"])
+@pytest.mark.parametrize("engine", ["waves", pytest.param("reference", marks=pytest.mark.slow)])
 def test_half_precision_slots_round_the_start_models_only(engine):
     full, half = run(engine=engine), run(engine=engine, slots="bfloat16")
     gap = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(full.params), jax.tree.leaves(half.params)))
@@ -73,11 +73,13 @@ def test_half_precision_slots_take_half_the_memory():
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_the_engine_with_half_precision_slots_equals_the_oracle():
-    for method in ("fedasync", "fedbuff"):
-        want = run(method=method, slots="bfloat16", engine="reference")
-        for batching in ("vmap", "loop"):
-            close(run(method=method, slots="bfloat16", batching=batching).params, want.params, 1e-5)
+@pytest.mark.parametrize(("method", "batching"), [
+    ("fedasync", "loop"), ("fedbuff", "vmap"),
+    pytest.param("fedasync", "vmap", marks=pytest.mark.slow), pytest.param("fedbuff", "loop", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_the_engine_with_half_precision_slots_equals_the_oracle(method, batching):
+    want = run(method=method, slots="bfloat16", engine="reference")
+    close(run(method=method, slots="bfloat16", batching=batching).params, want.params, 1e-5)
 
 
 def test_rematerialisation_changes_no_result():
@@ -99,7 +101,7 @@ def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
     assert kept(rematerialised(model)) < 0.6 * kept(model)
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
+@pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_streamed_data_equal_data_in_memory(tmp_path, batching):
     with jax.enable_x64(True):
         given = case("fedbuff", "buffer:size=2")

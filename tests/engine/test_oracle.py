@@ -24,6 +24,12 @@ POLICIES = {
     "cohort": ["cohort:size=4", "cohort:size=3,over_selection=1,deadline=2"],
     "participation": ["participation:length=1"],
 }
+# how batches are trained; each is other programs
+WAYS = {
+    "vmap": {"max_width": 4, "batching": "vmap"},
+    "loop": {"max_width": None, "batching": "loop"},
+    "alone": {"max_width": 1, "batching": "vmap"},
+}
 # of these rules one policy each, the others slow: their clients take long to compile
 ONCE = {"asynccurve": "buffer", "floco": "window", "fedmrur": "cohort"}
 DELAYS = ["constant:mean=1", "lognormal:mean=1,heterogeneity=0.5", "exponential:mean=1"]
@@ -34,31 +40,44 @@ def test_policies_are_all_there():
 
 
 def matrix():
-    """Every rule under every policy: with one spec and one delay each, so that each rule meets all; the others slow."""
+    """Every rule under every policy: with one spec, delay and way each, so that each rule meets all; the others slow.
+
+    Programs differ by way and by whether every arrival closes a step: a rule is vmapped under ``every`` and looped
+    under the other policies, the next rule the other way round. Every eighth rule trains one client at a time too.
+    """
     for (i, rule), (j, policy), (k, delay) in product(enumerate(SERVERS), enumerate(POLICIES), enumerate(DELAYS)):
         specs = POLICIES[policy]
-        for m, timing in enumerate(specs):
+        for (m, timing), way in product(enumerate(specs), WAYS):
             usual = (i + j) % len(DELAYS) == k and (i + j) // len(DELAYS) % len(specs) == m
             usual &= ONCE.get(rule, policy) == policy
+            usual &= way == ("vmap", "loop")[(i + (policy != "every")) % 2] or (way == "alone" and j == i % 8 == 0)
             yield pytest.param(
-                rule, timing, delay, marks=[] if usual else [pytest.mark.slow], id=f"{rule}-{timing}-{delay}"
+                rule, timing, delay, way, marks=[] if usual else [pytest.mark.slow], id=f"{rule}-{timing}-{delay}-{way}"
             )
 
 
-@pytest.mark.parametrize(("rule", "timing", "delay"), list(matrix()))
-def test_engine_equals_oracle(rule, timing, delay):
+def test_every_rule_meets_every_policy_and_both_batchings():
+    usual = [param.values for param in matrix() if not param.marks]
+    for rule in SERVERS.keys() - ONCE.keys():
+        timings = {timing for r, timing, *_ in usual if r == rule}
+        assert {timing.partition(":")[0] for timing in timings} == set(POLICIES), rule
+        assert {way for r, *_, way in usual if r == rule} >= {"vmap", "loop"}, rule
+    assert {rule for rule, *_ in usual} == set(SERVERS)
+    assert {way for *_, way in usual} == set(WAYS)
+
+
+@pytest.mark.parametrize(("rule", "timing", "delay", "way"), list(matrix()))
+def test_engine_equals_oracle(rule, timing, delay, way):
     with jax.enable_x64(True):
         given = case(rule, timing, delay)
         want = run_reference(*given)
-        # width 1 in the simplest case only: each width is a compilation
-        for width, batching in ((4, "vmap"), (None, "loop"), *(((1, "vmap"),) if timing == "every" else ())):
-            have = run_waves(*given, max_width=width, batching=batching)
-            close(have.params, want.params, 1e-9)
-            assert have.params["hidden"]["kernel"].dtype == np.float64
-            for name, values in want.scores.items():
-                np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12)
-            for name, values in want.records.items():
-                np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+        have = run_waves(*given, **WAYS[way])
+        close(have.params, want.params, 1e-9)
+        assert have.params["hidden"]["kernel"].dtype == np.float64
+        for name, values in want.scores.items():
+            np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12)
+        for name, values in want.records.items():
+            np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
     before, after = (np.asarray(p["output"]["kernel"]) for p in (given.params, want.params))
     moved = np.abs(after - before).max()
     assert moved > 1e-4, "the run must have trained, or the comparison shows nothing"
@@ -126,18 +145,26 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("timing", ["every", "buffer:size=2,concurrency=4", "cohort:size=4", "window:length=1.5"])
-@pytest.mark.parametrize("conditions", CONDITIONS.values(), ids=CONDITIONS)
-def test_engine_equals_oracle_whatever_goes_wrong(conditions, timing):
+def mishaps():
+    """Every condition under four policies, two of them vmapped and two looped; the other way is slow."""
+    timings = ["every", "buffer:size=2,concurrency=4", "cohort:size=4", "window:length=1.5"]
+    for (i, condition), (j, timing), (k, batching) in product(
+        enumerate(CONDITIONS), enumerate(timings), enumerate(["vmap", "loop"])
+    ):
+        marks = [] if (i + j) % 2 == k else [pytest.mark.slow]
+        yield pytest.param(CONDITIONS[condition], timing, batching, marks=marks, id=f"{condition}-{timing}-{batching}")
+
+
+@pytest.mark.parametrize(("conditions", "timing", "batching"), list(mishaps()))
+def test_engine_equals_oracle_whatever_goes_wrong(conditions, timing, batching):
     with jax.enable_x64(True):
         rule = "fedavg" if timing.startswith("cohort") else "fedbuff"
         given = case(rule, timing, "exponential:mean=1", **conditions)
         want = run_reference(*given)
-        for batching in ("vmap", "loop"):
-            have = run_waves(*given, max_width=4, batching=batching)
-            close(have.params, want.params, 1e-9)
-            for name, values in want.records.items():
-                np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+        have = run_waves(*given, max_width=4, batching=batching)
+        close(have.params, want.params, 1e-9)
+        for name, values in want.records.items():
+            np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
         spoiled = given.schedule.corrupt[given.schedule.job]
         np.testing.assert_array_equal(want.records["accepted"], ~spoiled)
 

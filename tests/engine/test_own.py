@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,8 @@ def own_models_by_hand(given):
     """Each client's own model at the end of a run in which every upload is applied, one event at a time."""
     components, schedule, params, key, _ = given
     rule, client, who = rule_of(components.server, {}, facts_of(schedule)), components.client, components.data
+    dispatch, receive, close = jax.jit(rule.dispatch), jax.jit(rule.receive), jax.jit(lambda *kept: closed(rule, *kept))
+    train = jax.jit(lambda *given: run_job(client, *given))
     x, y, order = jnp.asarray(who.x), jnp.asarray(who.y), jnp.asarray(who.order)
     state, row = rule.init(params)
     memory, kept, sent, messages = [row] * 5, [client.init(params)] * 5, 0, {}
@@ -52,7 +56,7 @@ def own_models_by_hand(given):
         while sent < len(schedule.client) and schedule.dispatched_after[sent] == e:
             i = schedule.client[sent]
             asked = request(i, schedule.dispatch_time[sent], schedule.version[sent])
-            message, memory[i] = rule.dispatch(state, memory[i], asked)
+            message, memory[i] = dispatch(state, memory[i], asked)
             messages[sent] = message._replace(version=jnp.int32(schedule.version[sent]))
             sent += 1
         if e == len(schedule.job):
@@ -60,19 +64,18 @@ def own_models_by_hand(given):
         j = schedule.job[e]
         i, message, steps = schedule.client[j], messages.pop(j), jnp.int32(schedule.local_steps[j])
         part = ClientData(x, y, order, jnp.int32(who.offset[i]), jnp.int32(who.size[i]))
-        upload, kept[i] = run_job(
-            client, job_key(key, jnp.int32(i), jnp.int32(schedule.number[j])), message, kept[i], part, steps
-        )
+        chance = job_key(key, jnp.int32(i), jnp.int32(schedule.number[j]))
+        upload, kept[i] = train(chance, message, kept[i], part, steps)
         arrival = Arrival(
             upload, message.params, jnp.int32(schedule.staleness[e]), jnp.float64(who.size[i]), jnp.int32(i),
             jnp.float64(schedule.time[e]), jnp.bool_(schedule.closes[e]), steps, message.extra,
         )  # fmt: skip
-        state, memory[i], _ = rule.receive(state, memory[i], arrival)
+        state, memory[i], _ = receive(state, memory[i], arrival)
         if schedule.closes[e]:
-            state, memory[i] = closed(rule, state, memory[i])
+            state, memory[i] = close(state, memory[i])
     models = []
     for i in range(5):
-        message, _ = rule.dispatch(state, memory[i], request(i, schedule.time[-1], schedule.closes.sum()))
+        message, _ = dispatch(state, memory[i], request(i, schedule.time[-1], schedule.closes.sum()))
         models.append(message.params if client.own is None else client.own(message, kept[i]))
     return models
 
@@ -92,7 +95,11 @@ def scores_by_hand(models, who):
 
 @pytest.mark.parametrize(
     ("rule", "timing", "private"),
-    [("fedbuff", "buffer:size=2", True), ("orthofl", "every", False), ("orthofl", "every", True)],
+    [
+        ("fedbuff", "buffer:size=2", True),
+        ("orthofl", "every", False),
+        pytest.param("orthofl", "every", True, marks=pytest.mark.slow),
+    ],
 )
 def test_own_models_equal_those_by_hand(rule, timing, private):
     with jax.enable_x64(True):
@@ -105,24 +112,31 @@ def test_own_models_equal_those_by_hand(rule, timing, private):
         np.testing.assert_allclose(out.scores["client_own_loss"][0], out.scores["client_loss"][0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("timing", ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"])
-@pytest.mark.parametrize("rule", ["fedbuff", "orthofl"])
-def test_engine_equals_oracle_and_the_run_is_unchanged(rule, timing):
+def ways():
+    """Each rule under two timings, each timing in one way; the others slow."""
+    timings = ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
+    for (i, rule), (j, timing), (k, batching) in product(
+        enumerate(["fedbuff", "orthofl"]), enumerate(timings), enumerate(["vmap", "loop"])
+    ):
+        yield pytest.param(rule, timing, batching, marks=[] if (i + j) % 2 == 0 and j // 2 == k else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("rule", "timing", "batching"), list(ways()))
+def test_engine_equals_oracle_and_the_run_is_unchanged(rule, timing, batching):
     with jax.enable_x64(True):
         given = problem(rule, timing, faults="drop:probability=0.3")
         want = run_reference(*given, per_client=True)
         assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-        for batching in ("vmap", "loop"):
-            have = run_waves(*given, per_client=True, batching=batching)
-            assert have.scores.keys() == want.scores.keys()
-            assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
-            for name, values in want.scores.items():
-                np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
-            plain = run_waves(*given, batching=batching)
-            jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
+        have = run_waves(*given, per_client=True, batching=batching)
+        assert have.scores.keys() == want.scores.keys()
+        assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
+        for name, values in want.scores.items():
+            np.testing.assert_allclose(have.scores[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+        plain = run_waves(*given, batching=batching)
+        jax.tree.map(np.testing.assert_array_equal, (have.params, have.records), (plain.params, plain.records))
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
+@pytest.mark.parametrize("batching", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_a_stack_of_two_runs_each_as_alone(batching):
     with jax.enable_x64(True):
         cases = [problem("orthofl", faults="drop:probability=0.3"), problem("orthofl", seed=4, updates=17)]
@@ -176,8 +190,11 @@ def test_where_models_cannot_differ_there_are_no_own_columns(engine):
     assert not [name for name in engine(*problem("orthofl")).scores if name.startswith("client_")]
 
 
-@pytest.mark.parametrize(("method", "own"), [("fedavg", False), ("orthofl", True)])
-@pytest.mark.parametrize("slots", ["full", "bfloat16"])
+@pytest.mark.parametrize(("method", "own", "slots"), [
+    ("fedavg", False, "full"), ("orthofl", True, "bfloat16"),
+    pytest.param("fedavg", False, "bfloat16", marks=pytest.mark.slow),
+    pytest.param("orthofl", True, "full", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_simulated_runs_have_them_by_name(method, own, slots):
     run = simulate(
         method=method, model="logistic", clients=4, updates=8, steps=2, batch_size=8, partition="iid",

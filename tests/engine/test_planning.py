@@ -94,7 +94,7 @@ def test_every_local_step_is_executed_exactly_once(steps, timing, max_width, see
         received = int(made.bounds[g + 1])
         assert (done[:received] == schedule.local_steps[schedule.job[:received]]).all(), "received before trained"
         in_rows = {place: position for place, position in in_rows.items() if position >= received}
-        waiting = {made.train_order[batch.first] for batch in made.unreceived(g + 1)}
+        waiting = {made.train_order[batch.first] for batch in made.dealt.unreceived(g + 1, made.capacity)}
         assert waiting == set(in_rows.values())
     assert received == len(done)
     np.testing.assert_array_equal(done, schedule.local_steps[schedule.job])

@@ -23,6 +23,13 @@ from fedjax_async.types import ClientAlgorithm, ClientData, Info, Message, Probe
 from tests.engine.problem import MODEL, case, client, close, data
 
 TIMINGS = ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
+SLOW = pytest.mark.slow
+# each timing in one way, the others slow
+WAYS = [
+    pytest.param(timing, batching, marks=[] if i % 2 == k else [SLOW])
+    for i, timing in enumerate(TIMINGS)
+    for k, batching in enumerate(["vmap", "loop"])
+]
 
 
 def remembering() -> ServerAlgorithm:
@@ -104,22 +111,21 @@ def same(have, want, rtol=0.0):
             np.testing.assert_allclose(have[name][column], values, rtol=rtol, atol=rtol, err_msg=f"{name} {column}")
 
 
-@pytest.mark.parametrize("timing", TIMINGS)
-def test_engine_equals_oracle_and_the_run_is_unchanged(timing):
+@pytest.mark.parametrize(("timing", "batching"), WAYS)
+def test_engine_equals_oracle_and_the_run_is_unchanged(timing, batching):
     with jax.enable_x64(True):
         given = problem(timing, faults="drop:probability=0.3")
         want = run_reference(*given, probes=PROBES)
         assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-        for batching in ("vmap", "loop"):
-            have = run_waves(*given, batching=batching, probes=PROBES)
-            same(have.probes, want.probes, rtol=1e-9)
-            plain = run_waves(*given, batching=batching)
-            for a, b in zip(
-                jax.tree.leaves((have.params, have.scores, have.records)),
-                jax.tree.leaves((plain.params, plain.scores, plain.records)),
-                strict=True,
-            ):
-                np.testing.assert_array_equal(a, b)
+        have = run_waves(*given, batching=batching, probes=PROBES)
+        same(have.probes, want.probes, rtol=1e-9)
+        plain = run_waves(*given, batching=batching)
+        for a, b in zip(
+            jax.tree.leaves((have.params, have.scores, have.records)),
+            jax.tree.leaves((plain.params, plain.scores, plain.records)),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(a, b)
     tables = want.probes
     np.testing.assert_array_equal(tables["all"]["update"], np.arange(24))
     np.testing.assert_array_equal(tables["some"]["update"], np.arange(0, 24, 4))
@@ -134,7 +140,7 @@ def test_engine_equals_oracle_and_the_run_is_unchanged(timing):
     assert len(set(tables["all"]["memory"])) > 5
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
+@pytest.mark.parametrize("batching", ["vmap", pytest.param("loop", marks=SLOW)])
 def test_a_stack_of_two_runs_each_as_alone(batching):
     with jax.enable_x64(True):
         cases = [
@@ -238,14 +244,15 @@ def test_every_run_of_a_sweep_has_its_own_tables(tmp_path):
 
 def test_mean_loss_is_the_mean_over_the_part():
     who, params = data(), MODEL.init(jax.random.key(4))
+    found = jax.jit(lambda params, part, batch_size: mean_loss(MODEL, params, part, batch_size), static_argnums=2)
     x, y, order = jnp.asarray(who.x, jnp.float32), jnp.asarray(who.y), jnp.asarray(who.order)
     for i, size in enumerate(who.size):
         part = ClientData(x, y, order, jnp.int32(who.offset[i]), jnp.int32(size))
         rows = who.order[who.offset[i] : who.offset[i] + size]
         want = np.mean(MODEL.loss(MODEL.apply(params, x[rows]), y[rows]))
         for batch_size in (1, 4, 13, 256):
-            np.testing.assert_allclose(mean_loss(MODEL, params, part, batch_size), want, rtol=1e-5)
-    assert np.isnan(mean_loss(MODEL, params, part._replace(size=jnp.int32(0))))
+            np.testing.assert_allclose(found(params, part, batch_size), want, rtol=1e-5)
+    assert np.isnan(found(params, part._replace(size=jnp.int32(0)), 256))
 
 
 def test_the_validation_part_is_held_out_of_training():

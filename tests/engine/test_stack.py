@@ -37,8 +37,13 @@ def together(members, batching, **options):
     return run_stack(make_stack(members, made, shape_of(made)))
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
-@pytest.mark.parametrize("timing", TIMINGS)
+def ways():
+    """Each timing in one way, the others slow."""
+    for (i, timing), (k, batching) in itertools.product(enumerate(TIMINGS), enumerate(["loop", "vmap"])):
+        yield pytest.param(timing, batching, marks=[] if i % 2 == k else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("timing", "batching"), list(ways()))
 def test_a_stack_equals_its_runs_alone(timing, batching):
     with jax.enable_x64(True):
         members = [member(timing, seed, mixing, updates) for seed, mixing, updates in
@@ -56,7 +61,7 @@ def test_a_stack_equals_its_runs_alone(timing, batching):
         assert np.abs(kernels[0] - kernels[1]).max() > 1e-3, "the runs must differ, or the comparison shows nothing"
 
 
-@pytest.mark.parametrize("batching", ["vmap", "loop"])
+@pytest.mark.parametrize("batching", ["vmap", pytest.param("loop", marks=pytest.mark.slow)])
 def test_memory_and_client_state_are_kept_apart(batching):
     with jax.enable_x64(True):
         rule, who = remembering(), carrying(client())

@@ -53,8 +53,15 @@ def zeros(dtype=jnp.float32):
     return {"x": jnp.zeros(D, dtype), "y": jnp.zeros(2, dtype)}
 
 
-@pytest.mark.parametrize("per", ["whole", "layer"])
-@pytest.mark.parametrize("compressor", [topk(ratio=0.1), scaled_sign(), topk_qsgd(ratio=0.2, levels=1)])
+SUMS = [
+    (topk(ratio=0.1), "whole"), (scaled_sign(), "layer"), (topk_qsgd(ratio=0.2, levels=1), "whole"),
+    pytest.param(topk(ratio=0.1), "layer", marks=pytest.mark.slow),
+    pytest.param(scaled_sign(), "whole", marks=pytest.mark.slow),
+    pytest.param(topk_qsgd(ratio=0.2, levels=1), "layer", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("compressor", "per"), SUMS)
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
     """Decoded + residual = true, client by client, for any participants of a round; exact up to rounding."""
     with jax.enable_x64(True):

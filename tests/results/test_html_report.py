@@ -16,6 +16,7 @@ from fedjax_async import cli
 from fedjax_async.clock import Outcome
 from fedjax_async.results import accuracy_curve, html_figures, html_report, metrics, store, write_report
 from fedjax_async.results.html_folders import table
+from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import (
@@ -417,3 +418,18 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "one" / "report.html").exists() and (tmp_path / "report.html").exists()
     assert "written: new/both.html" in capsys.readouterr().out
     assert store.require_room("one", store.load("one").settings)  # the page does not spoil the folder
+
+
+def test_validation_scores_are_in_table_picture_and_page(tmp_path):
+    held_out = {"validation_accuracy": np.array([0.1, 0.3, 0.6]), "validation_loss": np.array([3.0, 2.0, 1.0])}
+    runs = {
+        name: [run._replace(evaluations=run.evaluations | held_out) for run in seeded(SCORES, name)]
+        for name in ("fedavg", "fedasync")
+    }
+    folder = save_comparison(tmp_path / "three", runs)
+    rows = list(csv.DictReader((folder / "comparison.csv").read_text().splitlines()))
+    found = [float(row["validation accuracy, mean of last tenth (%)"]) for row in rows]
+    assert found == pytest.approx([60.0, 60.0]) and "validation loss" not in ",".join(rows[0])
+    assert curve_columns(runs, "accuracy") == {"validation_accuracy": ["fedavg", "fedasync"]}
+    page = content_of(write_report([folder], tmp_path / "page.html"))
+    assert [array(each["y"])[-1] for each in traces(page, "validation_accuracy", "time", "mean")] == found

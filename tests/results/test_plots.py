@@ -243,3 +243,16 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ValueError, match=r"pip install 'fedjax-async\[plot\]'"):
         accuracy_curve(TWO)
+
+
+def test_uploads_that_are_not_used_are_grey_in_a_gantt_chart():
+    schedule = make_schedule()._replace(outcome=np.zeros(0, np.int8))
+    used = np.arange(schedule.job.size) < 3
+    axes = gantt(schedule, used=used, until=12.0).axes[0]
+    bars, ticks = axes.collections[0], axes.collections[1]
+    grey = np.all(np.isclose(bars.get_facecolors()[:, :3], 0xD9 / 255, atol=1e-6), axis=1)
+    jobs = np.flatnonzero(schedule.dispatch_time < 12.0)
+    np.testing.assert_array_equal(grey, ~np.isin(jobs, schedule.job[:3]))
+    np.testing.assert_allclose(sorted(segment[0][0] for segment in ticks.get_segments()), schedule.time[:3])
+    with pytest.raises(ValueError, match=r"used = \(2,\): must be bool"):
+        gantt(schedule, used=np.ones(2, bool))

@@ -228,7 +228,7 @@ def test_resume_refuses_a_plugin_that_has_changed(tmp_path, capsys):
     path.unlink()
     registry.ADDED.clear()
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 2
-    assert "there is no such file" in capsys.readouterr().err
+    assert "there is no such file any more; if it has moved: --plugin FILE.py" in capsys.readouterr().err
 
 
 def test_registered_names_need_no_object(tmp_path):

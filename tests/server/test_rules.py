@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,8 +27,8 @@ from fedjax_async.server import (
     scale_by,
 )
 from fedjax_async.server.aggregate import Buffer
-from fedjax_async.server.rule import RuleState
-from fedjax_async.types import Arrival
+from fedjax_async.server.rule import RuleState, known
+from fedjax_async.types import Arrival, Facts
 from tests.server import textbook, textbook_curve, textbook_delay, textbook_memory
 from tests.server.made_up import (
     CLIENTS,
@@ -563,3 +565,23 @@ def test_an_integer_number_of_examples_is_as_good_as_a_float(name):
     for other in each[1:]:
         jax.tree.map(np.testing.assert_array_equal, other, each[0])
         assert [leaf.dtype for leaf in jax.tree.leaves(other)] == [leaf.dtype for leaf in jax.tree.leaves(each[0])]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_function_that_given_would_make_anew_is_not_replaced_alone(name):
+    """The run takes its functions from ``given``: one that was replaced before would have no effect."""
+    rule = SERVERS[name]()
+    if rule.given is None:
+        return
+
+    @functools.wraps(rule.receive)
+    def replaced(*arguments):
+        raise AssertionError("never called")
+
+    for facts in (Facts(10), Facts(10, True, 50, 50, 10)):
+        known(known(rule, facts), facts)  # a rule as it is made passes, also one that was given the facts before
+        with pytest.raises(ValueError, match=r"^rule.receive = '.*': must be replaced together with given"):
+            known(rule._replace(receive=replaced), facts)
+    assert known(rule._replace(receive=replaced, given=None), Facts(10)).receive is replaced
+    free = rule._replace(given=lambda facts: rule._replace(receive=replaced))
+    assert known(free, Facts(10)).receive is replaced  # a given of one's own may change what it likes

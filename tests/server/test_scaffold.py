@@ -214,3 +214,11 @@ def test_the_listener_hears_of_programs(compiled):
     """Without this, the test above could not fail."""
     jax.jit(lambda x: x * 1.2345 + len(compiled))(jnp.ones(7))
     assert compiled
+
+
+def test_deltas_and_control_variates_are_compressed_apart():
+    """The control variates are 1/(K lr) times as large: top-k of both together would send no delta at all."""
+    given = SMALL | {"method": "scaffold@every", "compress": "topk:ratio=0.1", "feedback": "off", "updates": 1}
+    run, start = simulate(**given), simulate(**given, lr=1e-30)  # and the model at the start
+    moved = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (run.params, start.params)))])
+    assert np.sum(np.abs(moved) > 1e-20) == -(-len(moved) // 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,9 +53,25 @@ def losses_of(curvature, optima):
     return [lambda x, a=a, b=b: (x - b) @ a @ (x - b) / 2 for a, b in zip(curvature, optima)]
 
 
+def path(field, start, optimizer=None, rounds=ROUNDS):
+    """The server's iterates, compiled."""
+    return jax.jit(lambda x: server_iterates(field, x, optimizer or optax.sgd(1.0), rounds))(start)
+
+
 def distances(field, start, fixed, optimizer=None, rounds=ROUNDS):
-    points = jax.jit(lambda x: server_iterates(field, x, optimizer or optax.sgd(1.0), rounds))(start)
+    return np.linalg.norm(np.asarray(path(field, start, optimizer, rounds)) - np.asarray(fixed), axis=1)
+
+
+def distances_on_quadratics(curvature, optima, k, start, fixed, lr=1.0, momentum=0.0):
+    """As :func:`distances`, of FedAvg with server momentum on the quadratics themselves; a program for each k."""
+    points = path_on_quadratics(curvature, optima, start, lr, momentum, k)
     return np.linalg.norm(np.asarray(points) - np.asarray(fixed), axis=1)
+
+
+@partial(jax.jit, static_argnames="k")
+def path_on_quadratics(curvature, optima, start, lr, momentum, k):
+    field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), k)
+    return server_iterates(field, start, optax.sgd(lr, momentum), ROUNDS)
 
 
 def hessian_range(potential, points):
@@ -116,10 +134,14 @@ def test_lemma_10(name, k):
     sigma, alpha, beta = LEMMA_10[name]
     points = jnp.asarray(np.random.default_rng(k).uniform(-6, 6, (400, 2)))
     largest = 2 / (beta + max(alpha, 0))
+
+    @jax.jit
+    def jacobians(gamma):
+        return jax.vmap(jax.jacfwd(displacement(gradient_map(glm_loss(sigma, jnp.eye(2)), gamma), k)))(points)
+
     for gamma in (0.2 / beta, 1 / beta, largest):
         bound = surrogate_constants(alpha, beta, gamma, k)
-        jacobians = jax.vmap(jax.jacfwd(displacement(gradient_map(glm_loss(sigma, jnp.eye(2)), gamma), k)))(points)
-        values = np.linalg.eigvalsh(jacobians)
+        values = np.linalg.eigvalsh(jacobians(gamma))
         assert bound.low - 1e-12 <= values.min() <= values.max() <= bound.high + 1e-12
 
 
@@ -151,7 +173,7 @@ def test_theorem_12(seed, k):
     curvature, optima = quadratics(seed)
     gamma = fedavg_client_lr(ALPHA, BETA)
     fixed = quadratic_fixed_point(curvature, optima, gamma, k)
-    found = distances(server_field(losses_of(curvature, optima), gamma, k), jnp.zeros(5), fixed)
+    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed)
     bound = fedavg_distance_bound(ALPHA, BETA, k, TIMES, found[0])
     assert np.all(found <= bound * (1 + 1e-9) + 1e-13)
     assert found[1] > 0.01 * bound[1]
@@ -166,7 +188,7 @@ def test_theorem_12_is_met_with_equality(k, end):
     gamma = fedavg_client_lr(ALPHA, BETA)
     fixed = quadratic_fixed_point(curvature, optima, gamma, k)
     vector = jnp.linalg.eigh(curvature[0])[1][:, -1 if end else 0]
-    found = distances(server_field(losses_of(curvature, optima), gamma, k), fixed + vector, fixed)
+    found = distances_on_quadratics(curvature, optima, k, fixed + vector, fixed)
     np.testing.assert_allclose(found, fedavg_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6, atol=1e-13)
 
 
@@ -178,7 +200,7 @@ def test_theorem_12_on_losses_that_are_not_quadratic():
     alpha, beta = 0.2, 1.2
     for k in (1, 4):
         field = server_field(losses, fedavg_client_lr(alpha, beta), k)
-        fixed = server_iterates(field, jnp.zeros(3), optax.sgd(1.0), 400)[-1]
+        fixed = path(field, jnp.zeros(3), rounds=400)[-1]
         start = jnp.asarray(rng.standard_normal(3) * 3)
         found = distances(field, start, fixed)
         assert np.all(found <= fedavg_distance_bound(alpha, beta, k, TIMES, found[0]) + 1e-12)
@@ -212,11 +234,11 @@ def test_theorem_13(k):
     def surrogate(x):
         return sum(form.potential(x) for form in forms) / len(forms)
 
-    fixed = server_iterates(field, jnp.zeros(3), optax.sgd(1.0), 3000)[-1]
-    np.testing.assert_allclose(field(fixed), 0, atol=1e-10)
+    fixed = path(field, jnp.zeros(3), rounds=3000)[-1]
+    np.testing.assert_allclose(jax.jit(field)(fixed), 0, atol=1e-10)
     start = 6 * jnp.ones(3)
-    points = server_iterates(field, start, optax.sgd(1.0), ROUNDS)
-    gaps = np.asarray(jax.vmap(surrogate)(points) - surrogate(fixed))[1:]
+    heights = jax.jit(jax.vmap(surrogate))(jnp.concatenate([path(field, start), fixed[None]]))
+    gaps = np.asarray(heights[:-1] - heights[-1])[1:]
     bound = fedavg_gap_bound(TIMES[1:], np.linalg.norm(start - fixed))
     assert np.all(gaps >= -1e-9) and np.all(gaps <= bound)
 
@@ -267,8 +289,8 @@ def test_theorem_14_corrected(seed, k):
     curvature, optima = quadratics(seed)
     gamma = fedavg_client_lr(ALPHA, BETA)
     fixed = quadratic_fixed_point(curvature, optima, gamma, k)
-    _, optimizer = heavy_ball(k)
-    found = distances(server_field(losses_of(curvature, optima), gamma, k), jnp.zeros(5), fixed, optimizer)
+    ball, _ = heavy_ball(k)
+    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed, ball.lr, ball.momentum)
     assert np.all(found <= fedavgm_distance_bound(ALPHA, BETA, k, TIMES, found[0]) * (1 + 1e-9) + 1e-13)
 
 
@@ -304,12 +326,12 @@ def test_erratum_theorem_14_fails_for_losses_that_are_not_quadratic():
     field = server_field([loss], fedavg_client_lr(1, 25), 1)
     found = fedavgm_parameters(1, 25, 1)
     np.testing.assert_allclose(found.rate, 2 / 3)
-    points = server_iterates(field, jnp.array([3.3]), optax.sgd(found.lr, found.momentum), 200)[:, 0]
+    points = path(field, jnp.array([3.3]), optax.sgd(found.lr, found.momentum), 200)[:, 0]
     np.testing.assert_allclose(points[-3:], points[-6:-3], rtol=1e-6)
     assert np.abs(points[-10:]).min() > 0.5
     assert min(np.abs(points[-10:] - kink).min() for kink in (1, 2)) > 0.1  # so smoothing the kinks changes nothing
     assert np.all(np.abs(points[100:]) > fedavgm_distance_bound(1, 25, 1, np.arange(100, 201), 3.3))
-    plain = server_iterates(field, jnp.array([3.3]), optax.sgd(1.0), 400)[:, 0]
+    plain = path(field, jnp.array([3.3]), rounds=400)[:, 0]
     assert np.all(np.abs(plain) <= fedavg_distance_bound(1, 25, 1, np.arange(401), 3.3) + 1e-12)  # Theorem 12 holds
 
 

@@ -1,0 +1,67 @@
+"""A run as a differentiable function, from settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_async import check
+from fedjax_async.config.experiment import prepare
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.trajectory import PerClient, PerStaleness, make_trajectory
+from fedjax_async.types import Array, Params
+
+__all__ = ["PerClient", "PerStaleness", "Trajectory", "trajectory"]
+
+
+class Trajectory(NamedTuple):
+    """A run as a function of its numbers, and the numbers with which ``simulate`` runs it."""
+
+    function: Callable[[Any, Params], dict[str, Array]]  # f(hyper, params) -> scores
+    hyper: dict[str, Array]  # by name: "lr", "proximal", "server.mixing", "optimizer.momentum", ...; float[]
+    params: Params  # the first params
+    times: Any  # float64[V], virtual times of the evaluations
+
+
+# Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
+_WITHOUT = ("per_client", "metrics", "train_loss", "fine_tune", "stop_at", "patience", "checkpoint", "devices")
+
+
+def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any) -> Trajectory:
+    """The run of ``settings`` as a pure function, through which ``jax.grad`` and ``jax.jvp`` pass.
+
+    ``f(hyper, params)`` returns what ``simulate`` would: ``loss`` and ``accuracy`` at every evaluation, float[V];
+    ``validation_loss`` and ``validation_accuracy`` where clients hold examples out; ``params``, those at the end. The
+    schedule is planned before and does not depend on ``hyper``. A number in ``hyper`` may be replaced by
+    ``PerClient(values)``, one value for each client, or ``PerStaleness(values)``. An option of value 0 is not among
+    them: zero switches a term off.
+
+    Args:
+      segment: arrivals between two checkpoints of reverse mode. By default the root of their number E; memory grows
+        with ``segment + E / segment`` copies of what the run carries (server state, messages under way, tables of
+        clients). Every arrival is computed twice.
+      objects: as in ``prepare``.
+
+    For small models: one job is trained at a time. Models whose layers have gradients of their own (convolutions in
+    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (``asynccurve``) only
+    ``jax.jvp``.
+
+    Raises: ``ValueError`` as ``prepare``, for data that are streamed, and for settings that only ``simulate`` has.
+
+    >>> f, hyper, params, _ = trajectory(Settings(method="fedasync", model="logistic", clients=3, updates=4, steps=1))
+    >>> sorted(hyper)
+    ['lr', 'server.mixing']
+    """
+    for name in _WITHOUT:
+        value = getattr(settings, name)
+        check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
+    check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
+    experiment = prepare(settings, **objects)
+    components = experiment.components
+    check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
+    limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
+    function = make_trajectory(components, experiment.schedule, experiment.key, experiment.points, **limits)
+    hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
+    return Trajectory(function, hyper, experiment.params, experiment.points.time)

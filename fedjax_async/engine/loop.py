@@ -1,0 +1,99 @@
+"""The loop of a run: train a group of batches, apply what they left, evaluate, take checkpoints. Waits for nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_async.engine.batches import Lanes
+from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.evaluation import Scores
+from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.trainers import Trainers
+from fedjax_async.engine.watching import Watcher
+
+# How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
+AHEAD = 8
+LOOK = 4  # and the host looks only at every so many groups: a look costs it a transfer
+
+
+class Calls(NamedTuple):
+    """What the loop calls, beside the lanes that train; ``carry`` is what the programs hand on."""
+
+    apply: Callable[[Any, Any, int, int], tuple[Any, Any]]  # (carry, buffers, low, high) -> (carry, rejected so far)
+    evaluate: Callable[[Any, int, int], dict[str, Any]]  # (carry, run, number of the evaluation) -> scores
+    rejected: Callable[[Any, int], int]  # (carry, high) -> rejected uploads of results among the first positions; waits
+    enough: Callable[[Any], int]  # carry -> the position from which on all stopped runs have their results
+    status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
+
+
+def advance(
+    calls: Calls,
+    dealt: Lanes,
+    carry: Any,
+    trainers: Trainers,
+    scores: Scores,
+    watcher: Watcher,
+    *,
+    groups: int = 0,
+    on_bad: str = "reject",
+    progress: Progress | None = None,
+    keeper: Keeper | None = None,
+) -> Any:
+    """Train all groups but the first ``groups``, which are done; returns the last carry.
+
+    Nothing waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed evaluations, in
+    front of it, and to take the checkpoints of ``keeper``.
+    """
+    high, tokens, total = 0, deque[Any](), len(dealt.train_order)
+    stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
+    edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
+    for g in range(groups, len(dealt.groups)):
+        buffers = trainers.train(dealt.groups[g], carry)
+        for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
+            carry, rejected = calls.apply(carry, buffers[lane_of[low]], low, high)
+            scores.evaluate(high, partial(calls.evaluate, carry))
+        if g % LOOK == 0:
+            tokens.append(rejected)
+        low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
+        if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
+            refuse(calls.rejected(carry, high), on_bad)
+        if keeper is not None and keeper.due(high) and high < total:
+            keeper.save(high, _snapshot(g + 1, carry, scores, watcher))
+        if progress is not None:
+            progress(high, total, **calls.status(low, high), accuracy=scores.latest())
+        watcher.hand_over()
+        if watcher.all_ended and high >= calls.enough(carry):
+            break
+    refuse(calls.rejected(carry, high), on_bad)
+    return carry
+
+
+def restored(
+    keeper: Keeper | None, carry: Any, scores: Scores, watcher: Watcher, model: Any, sharding: Any
+) -> tuple[Any, int]:
+    """The carry of the newest checkpoint, and how many groups are done; ``(carry, 0)`` without any.
+
+    Its evaluations go into ``scores`` and, once more, to the observers. ``model``: of the structure that they keep.
+    """
+    snapshot = None if keeper is None else keeper.restore()
+    if snapshot is None:
+        return carry, 0
+    carry = to_devices(jax.tree.unflatten(jax.tree.structure(carry), snapshot.leaves), sharding)
+    scores.at = dict(snapshot.scores)
+    models = {place: jax.tree.unflatten(jax.tree.structure(model), found) for place, found in snapshot.models.items()}
+    watcher.restore(scores.at, models)
+    return carry, snapshot.groups
+
+
+def _snapshot(groups: int, carry: Any, scores: Scores, watcher: Watcher) -> Snapshot:
+    watcher.hand_over(wait=True)
+    models = {place: jax.tree.leaves(model) for place, model in watcher.models.items()}
+    leaves, seen = jax.device_get((jax.tree.leaves(carry), scores.at))
+    return Snapshot(groups, leaves, seen, models)

@@ -1,0 +1,135 @@
+"""The models of all nodes, evaluated: on their own tests, on the global test set, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import tree
+from fedjax_async.engine.evaluation import loss_and_hit, make_evaluate
+from fedjax_async.engine.measures import over_clients
+from fedjax_async.engine.peer_kernels import Algorithms
+from fedjax_async.engine.peer_probes import NodesProbe, nodes_values
+from fedjax_async.engine.peer_tables import PeerTables
+from fedjax_async.local import part_mean
+from fedjax_async.server.running_statistics import weights_in
+from fedjax_async.types import Array, ClientData, FederatedData, Model, State
+
+# Test rows of a node that are read at a time; each such batch costs as much as so many rows more.
+BATCHES, OVERHEAD = (32, 64, 128, 256), 8
+
+
+class PeerScoring(NamedTuple):
+    """What the programs that evaluate are made of."""
+
+    labels: bool
+    total: int  # rows of the global test set
+    batch: int  # rows of a node's own tests that are read at a time
+    width: int  # nodes that are evaluated at the same time
+    validation: bool  # whether there are validation parts
+
+
+def scoring_of(data: FederatedData, width: int) -> PeerScoring:
+    """How the models of a run are evaluated."""
+    sizes = np.zeros(1) if data.test_size is None else np.asarray(data.test_size)
+    batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
+    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+    validation = data.validation_size is not None and bool(np.any(data.validation_size))
+    return PeerScoring(labels, len(data.test_y), batch, width, validation)
+
+
+def make_own_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
+    """``own(tables, rows, nodes) -> {loss, accuracy}`` of these nodes (int32[M]), each on its own tests; [M]."""
+
+    def own(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
+        peer, _ = what.at(tables)
+        held = tables.held
+
+        def one(i: Array) -> dict[str, Array]:
+            params = peer.params(tree.gather(rows, nodes[i]))
+
+            def scores(part: ClientData) -> tuple[Array, Array]:
+                def of_batch(x: Array, y: Array) -> tuple[Array, Array]:
+                    return loss_and_hit(model, scoring.labels, params, x, y)
+
+                found: tuple[Array, Array] = part_mean(of_batch, part, scoring.batch)
+                return found
+
+            def part(x: Array, y: Array, parts: tuple[Array, Array, Array]) -> ClientData:
+                return ClientData(x, y, parts[0], parts[1][nodes[i]], parts[2][nodes[i]])
+
+            loss, accuracy = scores(part(held.x, held.y, held.test))
+            found = {"loss": loss, "accuracy": accuracy}
+            if scoring.validation:
+                loss, accuracy = scores(part(tables.x, tables.y, held.validation))
+                found |= {"validation_loss": loss, "validation_accuracy": accuracy}
+            return found
+
+        found: dict[str, Array] = over_clients(one, len(nodes), scoring.width)
+        return found
+
+    return own
+
+
+def make_global_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
+    """``whole(tables, rows, nodes) -> {global_loss, global_accuracy}``: as own scores, on the global test set."""
+    evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
+
+    def whole(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
+        peer, _ = what.at(tables)
+
+        def one(i: Array) -> dict[str, Array]:
+            params = peer.params(tree.gather(rows, nodes[i]))
+            return evaluate(params, tables.held.x, tables.held.y, None)
+
+        found = over_clients(one, len(nodes), scoring.width)
+        return {f"global_{name}": values for name, values in found.items()}
+
+    return whole
+
+
+def make_together(
+    what: Algorithms, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
+) -> Callable[..., dict[str, Array]]:
+    """``together(tables, rows, online, parts) -> scores``: those of all nodes, and what is about all of them at once.
+
+    ``parts``: the scores of stretches of nodes, which are joined to [N] and must not overlap.
+    """
+    evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
+
+    def together(tables: PeerTables, rows: State, online: Array, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+        peer, _ = what.at(tables)
+        params = jax.vmap(peer.params)(rows)
+        count = jnp.sum(online)
+        mean = jax.tree.map(lambda leaf: _mean(leaf, online), params)
+        average = evaluate(mean, tables.held.x, tables.held.y, None)
+        leaves = (jax.tree.leaves(weights_in(models)) for models in (params, mean))
+        apart = sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))
+        found = {f"average_{name}": value for name, value in average.items()} | {"consensus": apart}
+        found = {name: jnp.where(count > 0, value, jnp.nan) for name, value in found.items()}
+        each = {name: jnp.concatenate([part[name] for part in parts])[: len(online)] for name in parts[0]}
+        return each | found | nodes_values(dict(probes), rows, online)
+
+    return together
+
+
+def _mean(leaf: Array, online: Array) -> Array:
+    """The mean over the nodes online, in the dtype of the leaf; not a number if nobody is."""
+    real = jnp.result_type(float)
+    chosen = jnp.where(online.reshape(-1, *(1 for _ in leaf.shape[1:])), leaf.astype(real), 0)
+    return (jnp.sum(chosen, axis=0) / jnp.sum(online).astype(real)).astype(leaf.dtype)
+
+
+def _apart(online: Array) -> Callable[[Array, Array], Array]:
+    """``apart(leaf, mean)``: the mean of ``||leaf_i - mean||^2`` over the nodes online."""
+    real = jnp.result_type(float)
+
+    def apart(leaf: Array, mean: Array) -> Array:
+        squares = jnp.sum(jnp.square((leaf - mean[None]).astype(real)).reshape(len(leaf), -1), axis=1)
+        return jnp.sum(jnp.where(online, squares, 0)) / jnp.sum(online).astype(real)
+
+    return apart

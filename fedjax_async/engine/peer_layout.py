@@ -1,0 +1,167 @@
+"""From the plan of a decentralised run to work for the device (host, NumPy): order, batches, rows and slots.
+
+A *position* counts executed events in order of execution: wave by wave (``clock.peer_waves``), or in order of the
+moments at which they mix, stretch by stretch between the evaluations, which keeps fewer messages alive.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events, stretches
+from fedjax_async.engine.batches import BATCHINGS, SPARE, Lanes, ladder, looped_lanes, vmapped_lanes
+from fedjax_async.engine.layout import digest_of
+
+# How events are ordered: as early as their inboxes allow, or as they happen.
+ORDERS = ("waves", "moments")
+
+
+class PeerLayout(NamedTuple):
+    """How the events of a plan are trained. E events, D inbox entries and F fragments, of those that are executed."""
+
+    schedule: PeerSchedule
+    order: np.ndarray  # int64[E], the event at each position
+    stops: np.ndarray  # int64[V], positions before each evaluation
+    waves: int  # the fewest batches that could train all events, if lanes were wide enough
+    dealt: Lanes
+    inbox_bounds: np.ndarray  # int64[E + 1]: the inbox of position p is inbox_bounds[p] .. inbox_bounds[p+1]-1
+    inbox: np.ndarray  # int64[D], entries of the plan's inboxes
+    inbox_slot: np.ndarray  # int32[D], where the message is
+    slot: np.ndarray  # int32[E, F], where the messages of a position are written; -1: nobody reads them
+    slots: int
+    batching: str  # one of BATCHINGS
+    widths: tuple[int, ...]
+    capacity: int  # rows of a lane's buffers
+    useful_steps: int
+    executed_steps: int
+
+
+def peer_digest(layout: PeerLayout) -> str:
+    """A fingerprint of the order, the lanes and the batches in which events are trained."""
+    dealt = layout.dealt
+    columns = (layout.order, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, layout.slot)
+    return digest_of((layout.batching, layout.capacity, dealt.groups), *columns)
+
+
+def make_peer_layout(
+    schedule: PeerSchedule,
+    times: np.ndarray,
+    *,
+    max_width: int,
+    lanes: int = 1,
+    devices: int = 1,
+    batching: str = "vmap",
+    order: str = "waves",
+    fill: bool = True,
+    **costs: Any,
+) -> PeerLayout:
+    """Cut a plan into batches of at most ``max_width`` events; lay out rows, slots and widths.
+
+    ``times``: of the evaluations. ``order``: one of ``ORDERS``. The rest as in
+    :func:`~fedjax_async.engine.make_layout`.
+    """
+    check.one_of("batching", batching, BATCHINGS)
+    check.one_of("order", order, ORDERS)
+    stretch = stretches(schedule, times)
+    waves = peer_waves(schedule, times) if order == "waves" else stretch
+    chosen = np.lexsort((np.arange(len(waves)), waves))
+    chosen = chosen[: np.count_nonzero(stretch < len(times))]
+    ready = ready_at(schedule, chosen)
+    steps = schedule.local_steps[chosen].astype(np.int64)
+    # a capacity that does not depend on the plan's details lets runs share compiled programs
+    widest = min(max_width, schedule.num_clients)
+    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
+    runs = contiguous_runs(ready)
+    if batching == "loop":
+        fill = fill and lanes > 1
+        capacity += min(SPARE, widest) if fill else 0
+        widths: tuple[int, ...] = (capacity,)
+        dealt = looped_lanes(ready, steps, widest, lanes, devices, capacity, fill)
+    else:
+        dealt, widths = vmapped_lanes(runs, steps, max_width, lanes, devices, capacity, costs)
+    bounds, entries = _inboxes(schedule, chosen)
+    slots, slot = _slots(schedule, chosen, dealt.bounds)
+    return PeerLayout(
+        schedule=schedule,
+        order=chosen,
+        stops=np.searchsorted(np.sort(stretch[chosen]), np.arange(len(times)), side="right"),
+        waves=len(runs) - 1,
+        dealt=dealt,
+        inbox_bounds=bounds,
+        inbox=entries,
+        inbox_slot=slot[schedule.source[entries], schedule.fragment[entries]],
+        slot=slot[chosen],
+        slots=slots,
+        batching=batching,
+        widths=widths,
+        capacity=capacity,
+        useful_steps=int(steps.sum()),
+        executed_steps=dealt.executed_steps() if batching == "vmap" else int(steps.sum()),
+    )
+
+
+def _readers(schedule: PeerSchedule) -> np.ndarray:
+    """The event that reads each inbox entry; int64[D]."""
+    return np.repeat(np.arange(len(schedule.client)), np.diff(schedule.inbox_bounds))
+
+
+def ready_at(schedule: PeerSchedule, order: np.ndarray) -> np.ndarray:
+    """How many positions must be written before the event of each position may be trained; int64.
+
+    Those of its inbox's messages and of its node's event before. ``ValueError`` for an order in which one comes later.
+    """
+    position = np.full(len(schedule.client) + 1, len(schedule.client))
+    position[order] = np.arange(len(order))
+    position[-1] = -1  # there is no event before
+    ready = position[previous_events(schedule.client)] + 1
+    np.maximum.at(ready, _readers(schedule), position[schedule.source] + 1)
+    ready = ready[order]
+    late = np.flatnonzero(ready > np.arange(len(order)))
+    if len(late):
+        event = int(order[late[0]])
+        raise ValueError(f"schedule: event {event} mixes a message, or follows an event, that comes later than it ends")
+    return ready
+
+
+def contiguous_runs(ready: np.ndarray) -> np.ndarray:
+    """Bounds of the longest runs of positions that are ready when the run begins, the fewest there can be; int64."""
+    bounds = [0]
+    for position, needed in enumerate(ready.tolist()):
+        if needed > bounds[-1]:
+            bounds.append(position)
+    return np.array([*bounds, len(ready)] if len(ready) else bounds, np.int64)
+
+
+def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of the inboxes in the order of positions, and the entries of the plan; int64 each."""
+    sizes = np.diff(schedule.inbox_bounds)[order]
+    bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
+    return bounds, np.repeat(schedule.inbox_bounds[:-1][order], sizes) + within
+
+
+def _slots(schedule: PeerSchedule, order: np.ndarray, groups: np.ndarray) -> tuple[int, np.ndarray]:
+    """How many slots there are, and that of each message of the plan; int32[E, F].
+
+    A message is written with its event, and read until the group of batches begins in which its last reader is
+    written: until then a resumed run may train that reader again.
+    """
+    written = np.full(len(schedule.client), len(order) + 1)
+    written[order] = np.arange(len(order)) + 1
+    read = np.full(len(schedule.client), -1)
+    read[order] = np.repeat(groups[:-1], np.diff(groups))
+    return peer_slots(schedule, written, read)
+
+
+def corrupt_entries(schedule: PeerSchedule) -> np.ndarray:
+    """Which inbox entries arrive as NaN: those whose push to the reading node is corrupt; bool[D]."""
+    if not schedule.corrupt.any():
+        return np.zeros(len(schedule.source), np.bool_)
+    shape = (len(schedule.client), schedule.fragments, schedule.num_clients)
+    pushed = np.ravel_multi_index((schedule.push_event, schedule.push_fragment, schedule.receiver), shape)
+    read = np.ravel_multi_index((schedule.source, schedule.fragment, schedule.client[_readers(schedule)]), shape)
+    return np.isin(read, pushed[schedule.corrupt])

@@ -1,0 +1,185 @@
+"""Compiled programs of decentralised runs, shared between runs that have the same components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_async.engine import peer_evaluation, peer_kernels
+from fedjax_async.engine.devices import everywhere, placed, spread
+from fedjax_async.engine.peer_evaluation import PeerScoring
+from fedjax_async.engine.peer_kernels import Algorithms, PeerBuffers, PeerCarry
+from fedjax_async.engine.peer_probes import NodesProbe
+from fedjax_async.engine.peer_tables import PeerShape, PeerTables
+from fedjax_async.engine.programs import shed
+from fedjax_async.types import Array, Model, Params
+
+
+@lru_cache(maxsize=64)
+def start(what: Algorithms, nodes: int, slots: int, mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_kernels.make_peer_start`."""
+    return jax.jit(peer_kernels.make_peer_start(what, nodes, slots), out_shardings=everywhere(mesh))
+
+
+@lru_cache(maxsize=64)
+def buffers(what: Algorithms, capacity: int, batching: str, mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_kernels.make_peer_buffers`; each device holds its share of the rows."""
+    return jax.jit(peer_kernels.make_peer_buffers(what, capacity, batching), out_shardings=spread(mesh))
+
+
+@lru_cache(maxsize=256)
+def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_kernels.make_peer_train` or ``make_peer_loop``; donates the batch's buffers."""
+    devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
+    made = peer_kernels.make_peer_train(what, width, devices) if vmapped else peer_kernels.make_peer_loop(what, devices)
+    if mesh is not None:
+        whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
+        # every device runs its own loops, of its own length: nothing is exchanged while training
+        made = jax.shard_map(
+            made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
+        )
+    return jax.jit(made, donate_argnums=3)
+
+
+@lru_cache(maxsize=64)
+def write(mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_kernels.make_peer_write`; donates what an event changes."""
+    made = peer_kernels.make_peer_write()
+
+    def gathered(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> Any:
+        """Every device writes all events: nodes and slots are the same everywhere."""
+        return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
+
+    return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
+
+
+@lru_cache(maxsize=64)
+def own_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_evaluation.make_own_scores`."""
+    return _over_nodes(peer_evaluation.make_own_scores(what, model, scoring), mesh)
+
+
+@lru_cache(maxsize=64)
+def global_scores(what: Algorithms, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Any:
+    """Jitted :func:`peer_evaluation.make_global_scores`."""
+    return _over_nodes(peer_evaluation.make_global_scores(what, model, scoring), mesh)
+
+
+def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Any:
+    """Jitted ``score(tables, rows, nodes)``; each device evaluates its share of the nodes."""
+    if mesh is not None:
+        whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
+        score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, share), out_specs=share, check_vma=False)
+    return jax.jit(score)
+
+
+@lru_cache(maxsize=64)
+def together(
+    what: Algorithms,
+    model: Model,
+    scoring: PeerScoring,
+    probes: tuple[tuple[str, NodesProbe], ...],
+    mesh: Mesh | None,
+) -> Any:
+    """Jitted :func:`peer_evaluation.make_together`."""
+    made = peer_evaluation.make_together(what, model, scoring, probes)
+
+    def gathered(tables: PeerTables, rows: Any, online: Array, parts: Any) -> Any:
+        return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)))
+
+    return jax.jit(made if mesh is None else gathered, out_shardings=everywhere(mesh))
+
+
+@lru_cache(maxsize=64)
+def models_of(what: Algorithms) -> Any:
+    """Jitted ``models_of(tables, rows) -> params`` of all nodes [N, ...]: a copy, which outlives the rows' donation."""
+
+    def models(tables: PeerTables, rows: Any) -> Params:
+        return jax.tree.map(jnp.copy, jax.vmap(what.at(tables)[0].params)(rows))
+
+    return jax.jit(models)
+
+
+class PeerPrograms(NamedTuple):
+    """Everything a run calls: compiled, so that no thread traces."""
+
+    start: Callable[..., Any]
+    buffers: Callable[..., Any]
+    train: dict[int, Callable[..., Any]]
+    write: Callable[..., Any]
+    own: Callable[..., Any]
+    whole: Callable[..., Any] | None  # on the global test set
+    together: Callable[..., Any]
+    models: Callable[..., Any]
+
+    def number(self) -> int:
+        """How many programs there are."""
+        return len(self.train) + 6 + (self.whole is not None)
+
+
+class PeerShapes(NamedTuple):
+    """Shapes of what is allocated while a run goes on."""
+
+    carry: PeerCarry
+    buffers: PeerBuffers  # of one lane
+
+
+def peer_shapes(
+    what: Algorithms, shape: PeerShape, batching: str, tables: PeerTables, params: Params, mesh: Mesh | None
+) -> PeerShapes:
+    """What a run will allocate on the device; nothing is compiled."""
+    carry = jax.eval_shape(start(what, shape.nodes, shape.slots, mesh), tables, params)
+    empty = jax.eval_shape(buffers(what, shape.capacity, batching, mesh), tables, params)
+    if mesh is not None:
+        carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
+    return PeerShapes(carry, empty)
+
+
+def compile_peer_programs(
+    what: Algorithms,
+    model: Model,
+    shape: PeerShape,
+    widths: Sequence[int],
+    batching: str,
+    tables: PeerTables,
+    params: Params,
+    shapes: PeerShapes,
+    *,
+    scoring: PeerScoring,
+    stretches: Sequence[np.ndarray],
+    global_tests: bool,
+    probes: tuple[tuple[str, NodesProbe], ...],
+    mesh: Mesh | None = None,
+) -> PeerPrograms:
+    """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own.
+
+    ``stretches``: the nodes that are evaluated by one call each.
+    """
+    shed()
+    span = np.zeros(4, np.int32)
+    carry, empty = shapes
+    rows, nodes = carry.nodes.row, stretches[0]
+    own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
+    part = jax.eval_shape(own, tables, rows, nodes)
+    part |= jax.eval_shape(whole, tables, rows, nodes) if global_tests else {}
+    parts = [part if mesh is None else placed(part, spread(mesh)) for _ in stretches]
+    online = np.zeros(shape.nodes, np.bool_)
+    return PeerPrograms(
+        start=start(what, shape.nodes, shape.slots, mesh).lower(tables, params).compile(),
+        buffers=buffers(what, shape.capacity, batching, mesh).lower(tables, params).compile(),
+        train={
+            w: train(what, w, batching, mesh).lower(tables, carry.slots, carry.nodes, empty, span).compile()
+            for w in widths
+        },
+        write=write(mesh).lower(tables, carry, empty, span[:2]).compile(),
+        own=own.lower(tables, rows, nodes).compile(),
+        whole=whole.lower(tables, rows, nodes).compile() if global_tests else None,
+        together=together(what, model, scoring, probes, mesh).lower(tables, rows, online, parts).compile(),
+        models=models_of(what).lower(tables, rows).compile(),
+    )

@@ -1,0 +1,337 @@
+"""A whole run as one pure function of its hyperparameters and first params, which JAX differentiates.
+
+The schedule is planned, so a run is a fixed sequence of arrivals: a scan in which every arrival trains its job from the
+message in its slot, is received, and sends the messages that are due. Nothing here is batched in waves: reverse mode
+needs the order of arrivals, and the engine's loops of traced length have no reverse.
+
+Reverse mode keeps what the scan carries at the beginning of every *segment* of arrivals, and all local steps of the
+segment that it is going through. Every arrival is computed twice. Segments of ``sqrt(E)`` arrivals need the least.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.clock import check_schedule, with_derived_columns
+from fedjax_async.clock.waves import allocate
+from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
+from fedjax_async.engine.evaluation import Points, make_evaluate, validation_part
+from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.unsent import all_training
+from fedjax_async.local import job_key
+from fedjax_async.server import closed
+from fedjax_async.types import Array, Arrival, ClientData, Key, Message, Params, Request, Schedule, State
+
+
+class PerClient(NamedTuple):
+    """A hyperparameter with a value for each client."""
+
+    values: Array  # float[N]
+
+
+class PerStaleness(NamedTuple):
+    """A hyperparameter with a value for each staleness; larger ones take the last value."""
+
+    values: Array  # float[T]
+
+
+def read(table: Any, row: Array) -> Any:
+    """Row ``row`` of every leaf, as a slice: the reverse of a gather is a scatter, which is slow on a CPU."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, row, keepdims=False), table)
+
+
+def write(table: Any, row: Array, values: Any) -> Any:
+    """``table`` with ``values`` in row ``row`` of every leaf."""
+    return jax.tree.map(lambda leaf, one: jax.lax.dynamic_update_index_in_dim(leaf, one, row, 0), table, values)
+
+
+Varying = Mapping[str, Any]  # name -> a scalar, PerClient or PerStaleness
+
+
+class Carried(NamedTuple):
+    """What one arrival hands to the next."""
+
+    server: State
+    memory: State  # rows of the server about clients, [N, ...]
+    clients: State  # rows of clients, [N, ...]
+    slots: Message  # start models, [S, ...]
+
+
+class Sent(NamedTuple):
+    """The messages that leave after an arrival, padded to the most of any."""
+
+    active: Any  # bool[E, M]
+    slot: Any  # int32[E, M]
+    client: Any  # int32[E, M]
+    time: Any  # float[E, M]
+    version: Any  # int32[E, M]
+    steps: Any  # int32[E, M]
+
+
+class Steps(NamedTuple):
+    """One entry an arrival, in order; the last axis of ``sent`` holds the messages that leave after it."""
+
+    client: Any  # int32[E]
+    number: Any  # int32[E]
+    steps: Any  # int32[E]
+    slot: Any  # int32[E]
+    version: Any  # int32[E]
+    staleness: Any  # int32[E]
+    time: Any  # float[E]
+    closes: Any  # bool[E]
+    corrupt: Any  # bool[E]
+    applied: Any  # bool[E]
+    evaluated: Any  # bool[E], whether the model is evaluated after it
+    sent: Sent
+
+
+def at(hyper: Varying, client: Any, staleness: Any = 0) -> dict[str, Any]:
+    """The hyperparameters of one arrival, all scalars."""
+
+    def value(entry: Any) -> Any:
+        if isinstance(entry, PerClient):
+            return entry.values[client]
+        if isinstance(entry, PerStaleness):
+            return entry.values[jnp.minimum(staleness, len(entry.values) - 1)]
+        return entry
+
+    return {name: value(entry) for name, entry in hyper.items()}
+
+
+def make_trajectory(
+    components: Components,
+    schedule: Schedule,
+    key: Key,
+    points: Points,
+    *,
+    norm_limit: float = math.inf,
+    segment: int | None = None,
+) -> Callable[[Varying, Params], dict[str, Array]]:
+    """``f(hyper, params) -> scores``: the run of ``schedule`` from ``params``, as a pure function.
+
+    ``hyper``: the numbers of ``components.hyper`` by name, each a scalar, :class:`PerClient` or :class:`PerStaleness`.
+    ``scores``: ``loss`` and ``accuracy`` on the test set, ``validation_loss`` and ``validation_accuracy`` where clients
+    hold examples out, float[V], one entry a point; and ``params``, those at the end. ``segment``: arrivals between two
+    checkpoints of reverse mode (default: the root of their number).
+    """
+    schedule = check_schedule(schedule)
+    params = jax.eval_shape(components.model.init, jax.random.key(0))
+    _, memory = shapes_of_server(components, params, facts_of(schedule))
+    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    training = all_training(schedule, stateful=bool(jax.tree.leaves(kept)))
+    position = training.position[points.position]
+    run = _Run(
+        components, schedule, training.schedule, training.applied, key, norm_limit, bool(jax.tree.leaves(memory))
+    )
+    count = len(training.schedule.job)
+    segment = math.ceil(math.sqrt(max(count, 1))) if segment is None else segment
+    check.whole("segment", segment)
+    stretches, first = run.steps(position, segment)
+    score = jax.checkpoint(_make_score(components), prevent_cse=False)
+
+    def trajectory(hyper: Varying, params: Params) -> dict[str, Array]:
+        def step(carried: Carried, one: Steps) -> tuple[Carried, dict[str, Array]]:
+            carried = run.arrive(hyper, carried, one)
+            model = run.rule(hyper, 0).params(carried.server)
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(score, model))
+            return carried, jax.lax.cond(one.evaluated, score, lambda _: nothing, model)
+
+        def through(carried: Carried, some: Steps) -> tuple[Carried, dict[str, Array]]:
+            return jax.lax.scan(step, carried, some)
+
+        carried = run.begin(hyper, params, first)
+        before = score(run.rule(hyper, 0).params(carried.server))
+        rows = {name: [value[None]] for name, value in before.items()}
+        for some in stretches:
+            carried, found = jax.lax.scan(jax.checkpoint(through, prevent_cse=False), carried, some)
+            for name, values in found.items():
+                rows[name].append(values.reshape(-1))
+        scores = {name: jnp.concatenate(parts)[position] for name, parts in rows.items()}
+        return scores | {"params": run.rule(hyper, 0).params(carried.server)}
+
+    return trajectory
+
+
+class _Run:
+    """The tables of a run, and what happens at an arrival."""
+
+    def __init__(
+        self, components: Components, schedule: Schedule, training: Schedule, applied: np.ndarray, key: Key,
+        norm_limit: float, personal: bool,
+    ) -> None:  # fmt: skip
+        self.components, self.schedule, self.applied, self.key = components, training, applied, key
+        self.facts = facts_of(schedule)
+        self.personal, self.norm_limit = personal, norm_limit
+        data = components.data
+        self.pool = tuple(jnp.asarray(part) for part in (data.x, data.y, data.order))
+        self.offset, self.size = jnp.asarray(data.offset), jnp.asarray(data.size)
+        count = len(training.job)
+        self.slots = allocate(training, np.arange(count + 1), personal)
+        self.longest = int(training.local_steps[training.job].max(initial=1))
+        sent = np.diff(self.slots.write_bounds)[1:count]  # what is sent after the last arrival trains nothing
+        self.always_sends = bool((sent == sent.max(initial=0)).all())
+        self.even = bool((training.local_steps[training.job] == self.longest).all())
+
+    def rule(self, hyper: Varying, client: Any, staleness: Any = 0) -> Any:
+        """The server rule for an arrival."""
+        return rule_of(self.components.server, at(hyper, client, staleness), self.facts)
+
+    def part(self, client: Any) -> ClientData:
+        """The training part of a client."""
+        x, y, order = self.pool
+        return ClientData(x, y, order, self.offset[client], self.size[client])
+
+    def begin(self, hyper: Varying, params: Params, first: Sent) -> Carried:
+        """Everything at the start, with the first messages sent."""
+        clients = len(self.components.data.size)
+
+        def rows(one: State) -> State:
+            return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (clients, *leaf.shape)), one)
+
+        state, memory = self.rule(hyper, 0).init(params)
+        kept = bound(self.components.client, at(hyper, 0)).init(params)
+        message, _ = self.rule(hyper, 0).dispatch(state, memory, Request(jnp.int32(0)))
+        message = message._replace(version=jnp.int32(0))
+        slots = jax.tree.map(lambda leaf: jnp.zeros((self.slots.count, *leaf.shape), leaf.dtype), message)
+        return self.send(hyper, Carried(state, rows(memory), rows(kept), slots), first)
+
+    def send(self, hyper: Varying, carried: Carried, sent: Sent) -> Carried:
+        """Write the messages that are due into their slots."""
+
+        def one(carried: Carried, due: Sent) -> tuple[Carried, None]:
+            weight = self.size[due.client].astype(jnp.result_type(float))
+            request = Request(due.client, due.time, due.version, due.steps, weight)
+            before = read(carried.memory, due.client)
+            message, row = self.rule(hyper, due.client).dispatch(carried.server, before, request)
+            message = message._replace(version=jnp.int32(0))
+            if not self.always_sends:  # a conditional would copy the tables
+                message = tree.where(due.active, message, read(carried.slots, due.slot))
+                row = tree.where(due.active, row, before)
+            memory, slots = write(carried.memory, due.client, row), write(carried.slots, due.slot, message)
+            return carried._replace(memory=memory, slots=slots), None
+
+        if len(sent.active) == 1:
+            return one(carried, jax.tree.map(lambda column: column[0], sent))[0]
+        return jax.lax.scan(one, carried, sent)[0]
+
+    def train(self, hyper: Varying, message: Message, before: State, one: Steps) -> Any:
+        """The upload of the job that arrives, as ``kernels.finished`` returns it."""
+        client = bound(self.components.client, at(hyper, one.client, one.staleness))
+        data = self.part(one.client)
+        message = message._replace(version=one.version, local_steps=one.steps)
+        work = client.begin(job_key(self.key, one.client, one.number), message, before, data)
+
+        def step(work: State, k: Array) -> tuple[State, None]:
+            if self.even:
+                return client.step(work, k, message, data), None
+            return jax.lax.cond(k < one.steps, lambda w: client.step(w, k, message, data), lambda w: w, work), None
+
+        work, _ = jax.lax.scan(step, work, jnp.arange(self.longest, dtype=jnp.int32))
+        limit = jnp.asarray(self.norm_limit, jnp.result_type(float))
+        return finished(client, work, message, before, limit, one.corrupt, one.applied)
+
+    def arrive(self, hyper: Varying, carried: Carried, one: Steps) -> Carried:
+        """Train the job of an arrival, let the server receive it, and send what is due."""
+        message = read(carried.slots, one.slot)
+        before, row = read((carried.clients, carried.memory), one.client)
+        upload, after, _, accepted, _ = self.train(hyper, message, before, one)
+        real = jnp.result_type(float)
+        arrival = Arrival(
+            upload=upload,
+            start=message.params,
+            staleness=one.staleness,
+            weight=jnp.where(accepted, self.size[one.client], 0).astype(real),
+            client=one.client,
+            time=one.time,
+            closes=one.closes,
+            local_steps=one.steps,
+            extra=message.extra,
+        )
+        rule = self.rule(hyper, one.client, one.staleness)
+
+        def received(both: tuple[State, State]) -> tuple[State, State]:
+            state, memory, _ = rule.receive(*both, arrival)
+            if self.facts.every_closes:
+                return closed(rule, state, memory)
+            return jax.lax.cond(one.closes, lambda b: closed(rule, *b), lambda b: b, (state, memory))
+
+        both = (carried.server, row)
+        both = received(both) if self.applied.all() else jax.lax.cond(one.applied, received, lambda b: b, both)
+        carried = carried._replace(
+            server=both[0],
+            memory=write(carried.memory, one.client, both[1]),
+            clients=write(carried.clients, one.client, after),
+        )
+        return self.send(hyper, carried, one.sent)
+
+    def steps(self, position: np.ndarray, segment: int) -> tuple[list[Steps], Sent]:
+        """The arrivals in segments ``[segments, segment, ...]``, then the rest as one; and the first messages."""
+        s, real = self.schedule, np.dtype(jnp.result_type(float))
+        job, count = s.job, len(s.job)
+        columns: dict[str, np.ndarray] = {
+            "client": s.client[job],
+            "number": s.number[job],
+            "steps": s.local_steps[job].astype(np.int32),
+            "slot": self.slots.start_slot[job],
+            "version": s.version[job].astype(np.int32),
+            "staleness": s.staleness.astype(np.int32),
+            "time": s.time.astype(real),
+            "closes": s.closes,
+            "corrupt": with_derived_columns(s).corrupt[job] & self.applied,
+            "applied": self.applied,
+            "evaluated": np.isin(np.arange(1, count + 1), position),
+        }
+        first = jax.tree.map(lambda column: column[0], self._sent(0, 1, real))
+        whole = Steps(**columns, sent=self._sent(1, count + 1, real))
+        whole_segments = count // segment * segment
+        stretches = [(0, whole_segments, segment), (whole_segments, count, count - whole_segments)]
+
+        def cut(low: int, high: int, length: int) -> Steps:
+            return jax.tree.map(lambda column: column[low:high].reshape(-1, length, *column.shape[1:]), whole)
+
+        return [cut(*stretch) for stretch in stretches if stretch[1] > stretch[0]], first
+
+    def _sent(self, low: int, high: int, real: np.dtype[Any]) -> Sent:
+        """The messages due after ``low .. high-1`` arrivals."""
+        s, slots = self.schedule, self.slots
+        per = np.diff(slots.write_bounds)[low:high]
+        most = max(int(per.max(initial=1)), 1)
+        active = np.arange(most) < per[:, None]
+        index = np.where(active, slots.write_bounds[low:high, None] + np.arange(most), 0)
+        job = slots.write_job[index]
+        return Sent(
+            active=active,
+            slot=slots.write_slot[index],
+            client=slots.write_client[index].astype(np.int32),
+            time=s.dispatch_time[job].astype(real),
+            version=s.version[job].astype(np.int32),
+            steps=s.local_steps[job].astype(np.int32),
+        )
+
+
+def _make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
+    """Loss and accuracy on the test set and, where there is one, on the validation part."""
+    data, model = components.data, components.model
+    sets = {"": (data.test_x, data.test_y)}
+    part = validation_part(data)
+    if part is not None:
+        rows = np.asarray(part.order)
+        sets["validation_"] = (np.asarray(data.x[rows]), np.asarray(data.y[rows]))
+    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+    scores = {
+        prefix: (make_evaluate(model, total=len(y), labels=labels), jnp.asarray(x), jnp.asarray(y))
+        for prefix, (x, y) in sets.items()
+    }
+
+    def score(params: Params) -> dict[str, Array]:
+        found = {prefix: evaluate(params, x, y, None) for prefix, (evaluate, x, y) in scores.items()}
+        return {prefix + name: value for prefix, values in found.items() for name, value in values.items()}
+
+    return score

@@ -1,0 +1,158 @@
+"""PushCen-ADFL's stationarity bound (Theorem C.7), as printed and as derived again from its proof.
+
+The bound is on ``(1/T) sum_t E ||grad F(w_bar^t)||^2`` over T compute events, where ``w_bar`` is the push-sum average
+of all models and messages. At event t, client i has the share ``gamma_t`` of the total mass, ``w_bar`` moves by
+``gamma_t Delta + delta``, and ``||delta|| <= c_t eps_c`` with ``c_t = gamma_t d / (d + 1)`` (eqs. 102, 103).
+
+What the paper does not say; all but the last two are shown by a test:
+
+- Eq. 108 bounds ``<grad F, delta>`` by ``|grad F|^2 / 4 + |delta|^2``. The quarter cannot be absorbed, because the
+  descent is only ``eta gamma E |grad F|^2 / 2``. With the weight that can be, the second part is
+  ``2 |delta|^2 / (eta gamma E)``. So compression leaves a floor of ``eps_c^2 / (eta E)^2``, which the theorem lacks: a
+  small learning rate makes it worse.
+- The theorem divides eq. 125 by ``eta E gamma``. Its terms of drift, of compression and of heterogeneity do not.
+- Eq. 112 has 3/4 where its two products leave 1/2. Eq. 107 has half of the square of Delta.
+- Eq. 104 loses the ``4 lambda^2 |w - anchor|^2`` of eq. 113: the anchor pulls to another point than the loss does.
+- ``|w^(t+1/3) - w_bar|^2 <= N E_con`` before eq. 126 leaves out staleness and compression, which eq. 72 has.
+- The mask is left out ("it can only reduce the step length"). A masked gradient is no descent direction for the pruned
+  weights. Derived again, the bound is for training without a mask.
+- Eq. 69 counts what a client trains between two events, not how far its own aggregations move it, and eq. 81 claims a
+  contraction at each event that holds over windows of B events. So Lemma C.3 is not proven. The bound derived again
+  needs neither if the distance of the mixed models is measured along a run.
+
+Source: PushCen-ADFL (2026), appendix C.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fedjax_async import check
+from fedjax_async.theory.rates import larger
+
+
+class PushCenConstants(NamedTuple):
+    """The arguments of the bound; arrays that broadcast, for curves. Losses [l], parameters [w], gradients [l/w]."""
+
+    gap: Any  # F(w_bar^0) - F* [l]
+    events: Any  # T, compute events
+    clients: Any  # N
+    local_steps: Any  # E
+    lr: Any  # eta [w^2/l]
+    smoothness: Any  # L [l/w^2]
+    variance: Any  # sigma^2 of one minibatch gradient [l^2/w^2]; only as printed
+    heterogeneity: Any  # zeta^2 [l^2/w^2]
+    gradient: Any  # G^2, the second moment of a minibatch gradient [l^2/w^2]
+    error: Any  # eps_c, of a message [w]
+    share: Any  # the least gamma_t, the share of the mass at an event
+    largest_share: Any = 1.0  # the largest gamma_t; only as derived again
+    sent: Any = 1.0  # c, the largest share that is sent at an event, gamma_t d / (d + 1)
+    weight: Any = 0.0  # lambda, of the regulariser [l/w^2]
+    radius: Any = 0.0  # W, the largest norm of a model, also between local steps, and of an anchor [w]
+    staleness: Any = 0.0  # tau, events
+    disagreement: Any = 0.0  # E_con^0, the mean of |w_i - w_bar|^2 at the start [w^2]
+    contraction: Any = 0.0  # rho of Lemma C.3
+    of_drift: Any = 0.0  # C_1
+    of_stale_drift: Any = 0.0  # C_2
+    of_error: Any = 0.0  # C_3
+
+
+class PushCenBound(NamedTuple):
+    """The terms of the bound [l^2/w^2]."""
+
+    optimisation: Any  # of the loss that is left to lose
+    heterogeneity: Any  # of sigma^2 and zeta^2
+    compression: Any  # of the error of messages in w_bar
+    mixing: Any  # of the distance between the mixed model and w_bar
+    drift: Any  # of local training
+    anchor: Any  # of the regulariser
+
+    @property
+    def total(self) -> Any:
+        """The sum: the bound itself."""
+        return sum(self[1:], self[0])
+
+
+def _checked(c: PushCenConstants) -> PushCenConstants:
+    for name in ("events", "clients", "local_steps", "lr", "smoothness", "share"):
+        check.positive(name, getattr(c, name))
+    for name in PushCenConstants._fields[PushCenConstants._fields.index("variance") :]:
+        check.non_negative(name, getattr(c, name))
+    for name in ("share", "largest_share", "sent"):
+        check.in_range(name, getattr(c, name), 0, 1)
+    check.below_one("contraction", c.contraction)
+    return c
+
+
+def local_drift(c: PushCenConstants) -> Any:
+    """``D = 2 E^2 eta^2 (G^2 + 16 lambda^2 W^2)``, the most of ``E ||Delta||^2`` (eq. 120)."""
+    return 2 * (c.local_steps * c.lr) ** 2 * (c.gradient + 16 * (c.weight * c.radius) ** 2)
+
+
+def consensus(c: PushCenConstants) -> Any:
+    """The most of the mean of E_con over the events, by Lemma C.3 (eqs. 121, 127)."""
+    each = (c.of_drift + c.of_stale_drift * c.staleness**2) * local_drift(c) + c.of_error * c.error**2
+    return (c.disagreement / c.events + each) / (1 - c.contraction)
+
+
+def pushcen_bound(constants: PushCenConstants, *, printed: bool = False, distance: Any = None) -> PushCenBound:
+    """Theorem C.7; derived again, or as ``printed`` (eqs. 118, 119).
+
+    With ``g <= gamma_t <= g'``, D the local drift and A the distance, derived again it is
+
+        2 gap / (eta E g T)  +  4 zeta^2 g' / g  +  (4 c / (eta E) + 2 L c^2) eps_c^2 / (eta E g)
+        + 8 L^2 A g' / g  +  (8 L^2 s g' + 2 L g'^2 / (eta E)) D / g  +  64 lambda^2 W^2 g' / g
+
+    with ``s = (E - 1)(2 E - 1) / (6 E^2)``, the mean over the steps of ``(e / E)^2``. It needs no condition on eta. It
+    is for a run that loses no mass and has no late clients, and for training without a mask.
+
+    Args:
+      distance: A, the mean over the events of ``||w_i^(t+1/3) - w_bar^t||^2`` [w^2], of the model after its
+        aggregation, as measured along a run. ``None``: ``4 N E_con + 4 tau^2 D + 2 eps_c^2`` by eq. 72 and Lemma C.3.
+        Not used if ``printed``.
+
+    Raises: ``ValueError`` naming the first constant that is out of range.
+    """
+    c = _checked(constants)
+    drift, move = local_drift(c), c.lr * c.local_steps
+    optimisation = 2 * c.gap / (move * c.share * c.events)
+    if printed:
+        return PushCenBound(
+            optimisation,
+            2 * (c.variance + c.heterogeneity),
+            2 * c.smoothness * (c.sent * c.error) ** 2,
+            4 * c.smoothness**2 * c.clients / c.share * consensus(c),
+            c.smoothness / c.share * drift,
+            0.0 * drift,
+        )
+    if distance is None:
+        distance = 4 * c.clients * consensus(c) + 4 * c.staleness**2 * drift + 2 * c.error**2
+    check.non_negative("distance", distance)
+    uneven = c.largest_share / c.share
+    within = (c.local_steps - 1) * (2 * c.local_steps - 1) / (6 * c.local_steps**2)
+    trained = 8 * c.smoothness**2 * within * uneven + 2 * c.smoothness * c.largest_share * uneven / move
+    return PushCenBound(
+        optimisation,
+        4 * c.heterogeneity * uneven,
+        (4 * c.sent / move + 2 * c.smoothness * c.sent**2) * c.error**2 / (move * c.share),
+        8 * c.smoothness**2 * distance * uneven,
+        trained * drift,
+        64 * (c.weight * c.radius) ** 2 * uneven,
+    )
+
+
+def largest_lr_pushcen(constants: PushCenConstants) -> Any:
+    """Largest eta of Theorem C.7 as printed, ``min(1 / (8 L E), 1 / (4 lambda))``; the field ``lr`` is not used."""
+    c = _checked(constants._replace(lr=1.0))
+    return 1 / larger(8 * c.smoothness * c.local_steps, 4 * c.weight)
+
+
+def shares_of_masses(least: Any, most: Any, clients: Any) -> tuple[Any, Any]:
+    """``(y_min / (N y_max), y_max / (N y_min))``: the paper's bounds of ``share`` and ``sent`` (eqs. 114, 116).
+
+    The second may exceed 1; then 1 holds.
+    """
+    check.positive("least", least)
+    check.positive("clients", clients)
+    check.require(not isinstance(most, (int, float)) or most >= least, "most", most, f"a number >= {least}")
+    return least / (clients * most), most / (clients * least)

@@ -1,0 +1,123 @@
+"""A run as a differentiable function: equal to the engine, its derivatives those of finite differences."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async.config import PerClient, PerStaleness, Settings, trajectory
+from fedjax_async.engine import Components, run_waves
+from fedjax_async.engine.trajectory import make_trajectory
+from fedjax_async.local import local_training
+from fedjax_async.server import SERVERS
+from tests.engine import problem
+
+
+def traced(case, name, option):
+    """The case with the rule's ``option`` and the clients' rate as traced numbers."""
+    import optax
+
+    def client(hyper):
+        return local_training(problem.MODEL, optimizer=optax.sgd(hyper["lr"]), batch_size=4)
+
+    def server(hyper):
+        return SERVERS[name](**{option: hyper[option]})
+
+    parts = Components(server, client, problem.MODEL, case.components.data, {"lr": 0.1, option: 0.7})
+    return case._replace(components=parts)
+
+
+def function_of(case, **options):
+    return make_trajectory(case.components, case.schedule, case.key, case.points, **options)
+
+
+CASES = [
+    ("fedasync", "mixing", "every"),
+    ("fedbuff", "server_lr", "buffer:size=3"),
+    ("fedavg", "server_lr", "cohort:size=3,over_selection=1"),
+    ("orthofl", "mixing", "every"),
+]
+
+
+@pytest.mark.parametrize("name, option, timing", CASES, ids=[case[0] for case in CASES])
+def test_equal_to_the_engine_and_derivatives_to_finite_differences(name, option, timing):
+    with jax.enable_x64(True):
+        case = traced(problem.case(name, timing, updates=14, epochs=1.0), name, option)
+        f = function_of(case, segment=4)
+        expected = run_waves(*case)
+        hyper = {key: jnp.asarray(value) for key, value in case.components.hyper.items()}
+
+        def at(step):
+            numbers = {key: value + step * slope for (key, value), slope in zip(hyper.items(), (0.3, -0.5))}
+            params = jax.tree.map(lambda leaf: leaf + step * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), start)
+            found = f(numbers, params)
+            return found["loss"][-1] + found["loss"][1], found
+
+        start = case.params
+        (_, found), (along, _) = jax.jit(lambda: jax.jvp(at, (0.0,), (1.0,)))()
+        problem.close(found["params"], expected.params, 1e-12)
+        np.testing.assert_allclose(found["loss"], expected.scores["loss"], rtol=1e-12)
+        np.testing.assert_array_equal(found["accuracy"], expected.scores["accuracy"])
+        value = jax.jit(lambda step: at(step)[0])
+        back = jax.jit(jax.grad(lambda step: at(step)[0]))(0.0)
+        h = 1e-5
+        differences = (value(h) - value(-h)) / (2 * h)
+        assert abs(differences) > 1e-3
+        np.testing.assert_allclose([along, back], [differences] * 2, rtol=1e-5)
+
+
+def test_a_value_a_client_or_a_staleness_is_that_of_its_arrivals():
+    """Equal values are one number; the derivatives of the values sum to that of the number, and belong to arrivals."""
+    with jax.enable_x64(True):
+        case = traced(problem.case("fedasync", updates=14, epochs=1.0), "fedasync", "mixing")
+        f, s = function_of(case), case.schedule
+        longest = int(s.staleness.max())
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(mixing):
+            return f({"lr": 0.1, "mixing": mixing}, case.params)["loss"][-1]
+
+        value, slope = loss(jnp.asarray(0.7))
+        for kind, count, used in [
+            (PerClient, s.num_clients, np.unique(s.client[s.job])),
+            (PerStaleness, longest + 3, np.unique(s.staleness)),
+        ]:
+            same, slopes = loss(kind(jnp.full(count, 0.7)))
+            np.testing.assert_allclose(same, value, rtol=1e-13)
+            np.testing.assert_allclose(slopes.values.sum(), slope, rtol=1e-10)
+            assert np.flatnonzero(slopes.values).tolist() == used.tolist()
+        short = loss(PerStaleness(jnp.array([0.7, 0.7])))[1]
+        np.testing.assert_allclose(short.values[1], slope - short.values[0], rtol=1e-10)
+
+
+def test_from_settings_it_is_simulate():
+    from fedjax_async import simulate
+
+    settings = Settings(method="fedasync", model="logistic", clients=3, updates=6, steps=2, validation_fraction=0.1)
+    f, hyper, params, times = trajectory(settings)
+    found, run = jax.jit(f)(hyper, params), simulate(settings)
+    problem.close(found["params"], run.params, 1e-5)
+    np.testing.assert_array_equal(times, run.evaluations["time"])
+    for name in ("loss", "validation_loss"):
+        np.testing.assert_allclose(found[name], run.evaluations[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"per_client": True, "test_fraction": 0.2}, "per_client = True: must be left out"),
+        ({"patience": 3}, "patience = 3: must be left out"),
+        ({"slots": "bfloat16"}, "slots = 'bfloat16': must be 'full'"),
+    ],
+)
+def test_what_a_trajectory_cannot_do_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        trajectory(Settings(model="logistic", clients=3, updates=6, **changes))
+
+
+def test_a_segment_is_a_whole_number():
+    with pytest.raises(ValueError, match="segment = 0"):
+        trajectory(Settings(model="logistic", clients=3, updates=6), segment=0)
