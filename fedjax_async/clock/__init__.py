@@ -9,8 +9,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 4. ``availability.py`` and ``faults.py``: what may go wrong.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
-   ``EXCHANGES``) with ``peer_timelines.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
-   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched.
+   ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
+   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched; ``peer_statistics.py``.
 7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
    one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
 """
@@ -29,7 +29,16 @@ from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.peer_planning import plan_peers
 from fedjax_async.clock.peer_scenario import PeerScenario
 from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
-from fedjax_async.clock.peer_waves import peer_slots, peer_waves
+from fedjax_async.clock.peer_statistics import (
+    Masses,
+    PeerStatistics,
+    ages,
+    connecting_window,
+    degrees,
+    masses,
+    peer_statistics,
+)
+from fedjax_async.clock.peer_waves import peer_runs, peer_slots, peer_waves
 from fedjax_async.clock.planning import NothingArrives, plan
 from fedjax_async.clock.record import (
     Outcome,
@@ -77,12 +86,14 @@ __all__ = [
     "Graph",
     "JobFaults",
     "Limits",
+    "Masses",
     "Network",
     "NetworkModel",
     "NothingArrives",
     "Outcome",
     "PeerScenario",
     "PeerSchedule",
+    "PeerStatistics",
     "Scenario",
     "Slots",
     "Timing",
@@ -90,6 +101,7 @@ __all__ = [
     "TopologyModel",
     "Until",
     "WaveStatistics",
+    "ages",
     "allocate",
     "at_or_before",
     "bind_conditions",
@@ -97,7 +109,9 @@ __all__ = [
     "check_schedule",
     "client_counts",
     "concurrency",
+    "connecting_window",
     "cut",
+    "degrees",
     "delay_statistics",
     "fault_counts",
     "job_faults",
@@ -106,7 +120,10 @@ __all__ = [
     "load_schedule_csv",
     "longest_chain",
     "make_schedule",
+    "masses",
+    "peer_runs",
     "peer_slots",
+    "peer_statistics",
     "peer_waves",
     "plan",
     "plan_peers",

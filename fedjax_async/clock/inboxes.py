@@ -39,19 +39,27 @@ class Inboxes(NamedTuple):
     mixed_by: np.ndarray  # int64[P]
 
 
-def first_reader(num_clients: int, events: Events, pushes: Pushes) -> np.ndarray:
-    """The first event of its receiver that can mix each push, int64[P]; E if there is none, or the push is lost."""
-    count = len(events.client)
-    by_client = order_by_client(events.client)
-    bounds = bounds_of(np.bincount(events.client, minlength=num_clients))
-    mixed_at = events.mixed_at[by_client]
-    at = search(bounds, mixed_at, pushes.receiver, pushes.arrival, "left")
-    by_client = np.append(by_client, count)
+def first_reader(
+    num_clients: int,
+    client: np.ndarray,
+    mixed_at: np.ndarray,
+    source: np.ndarray,
+    receiver: np.ndarray,
+    arrival: np.ndarray,
+) -> np.ndarray:
+    """The first event of its ``receiver`` that can mix each push of event ``source``, int64[P].
+
+    E, the number of events, if there is none or the push is lost. Events have their ``client`` and ``mixed_at``.
+    """
+    by_client = order_by_client(client)
+    bounds = bounds_of(np.bincount(client, minlength=num_clients))
+    at = search(bounds, mixed_at[by_client], receiver, arrival, "left")
+    by_client = np.append(by_client, len(client))
     # An event of the same moment that does not come after the sender's: then the next event is the first.
-    inside = at < bounds[pushes.receiver + 1]
-    at[inside] += by_client[at[inside]] <= pushes.event[inside]
-    inside = (at < bounds[pushes.receiver + 1]) & np.isfinite(pushes.arrival)
-    return np.where(inside, by_client[at], count)
+    inside = at < bounds[receiver + 1]
+    at[inside] += by_client[at[inside]] <= source[inside]
+    inside = (at < bounds[receiver + 1]) & np.isfinite(arrival)
+    return np.where(inside, by_client[at], len(client))
 
 
 def fill_inboxes(
@@ -67,7 +75,8 @@ def fill_inboxes(
 ) -> Inboxes:
     """Deliver the pushes of a run that ends at ``end``."""
     count = len(events.client)
-    reader = first_reader(num_clients, events, pushes)
+    sending = (pushes.event, pushes.receiver, pushes.arrival)
+    reader = first_reader(num_clients, events.client, events.mixed_at, *sending)
     outcome = np.where(np.isfinite(pushes.arrival), Delivery.IN_FLIGHT, Delivery.LOST).astype(np.int8)
     came = np.flatnonzero((reader < count) | (pushes.arrival <= end))
     # Messages in the buffers at the end are a group of their own for each receiver.

@@ -8,8 +8,8 @@ seconds. A message from node i to node j, in a run without a server, takes
 
     latency_i + latency_j + bytes / min(up_i, down_j)
 
-seconds times the noise of the sender. The links' parameters are drawn once a client, the noises (lognormal of mean 1)
-once a job or message.
+seconds times the noise of the sender. By default, each pair of nodes has a link of its own. The links' parameters are
+drawn once a client, the noises (lognormal of mean 1) once a job or message.
 The ``bandwidth`` options of the delay models are the simple case; use one or the other. A policy that does
 not use the delay model (``participation``) does not use the network either.
 """
@@ -30,14 +30,16 @@ from fedjax_async.clock.durations import Delays
 class Network(NamedTuple):
     """``seconds(clients, numbers, bytes_down, bytes_up) -> float64``: the time of both messages of these jobs.
 
-    ``between(senders, receivers, numbers, size) -> float64``, for runs without a server: the time of the messages of
-    ``size`` bytes from node to node; ``numbers`` tells the messages of one sender to one receiver apart. The arguments
-    are arrays that broadcast.
+    ``between(senders, receivers, numbers, size) -> (float64, float64)``, for runs without a server: the seconds that
+    messages of ``size`` bytes from node to node occupy their links, and those that they need besides. ``numbers`` tells
+    the messages of one sender to one receiver apart; the arguments are arrays of one shape. ``shared``: a node sends
+    one message at a time; the others wait.
     """
 
     num_clients: int
     seconds: Callable[..., np.ndarray]
-    between: Callable[..., np.ndarray] | None = None
+    between: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None
+    shared: bool = False
 
 
 NetworkModel = Callable[[int, int], Network]
@@ -55,7 +57,9 @@ class Links(NamedTuple):
 LinksOf = Callable[[np.ndarray], Links]  # of clients
 
 
-def _from_links(bind_links: Callable[[int, int], LinksOf]) -> NetworkModel:
+def _from_links(bind_links: Callable[[int, int], LinksOf], shared: bool) -> NetworkModel:
+    check.kind("shared", shared, bool, "true or false")
+
     def model(num_clients: int, seed: int) -> Network:
         links_of = bind_links(num_clients, seed)
 
@@ -73,16 +77,18 @@ def _from_links(bind_links: Callable[[int, int], LinksOf]) -> NetworkModel:
             download = (latency + bytes_down / down) * noise(0, clients, numbers, sigma)
             return download + (latency + bytes_up / up) * noise(1, clients, numbers, sigma)
 
-        def between(senders: np.ndarray, receivers: np.ndarray, numbers: np.ndarray, size: int) -> np.ndarray:
-            senders, receivers, numbers = np.broadcast_arrays(senders, receivers, numbers)
+        def between(
+            senders: np.ndarray, receivers: np.ndarray, numbers: np.ndarray, size: int
+        ) -> tuple[np.ndarray, np.ndarray]:
             out, into = links_of(senders), links_of(receivers)
-            time = out.latency + into.latency + size / np.minimum(out.up, into.down)
-            if out.jitter.any():
-                drawn = chance.Draws(seed, "message jitter", senders, receivers, numbers).standard_normal()
-                time = time * np.exp(out.jitter * drawn - out.jitter**2 / 2)
-            return time
+            occupied, travelling = size / np.minimum(out.up, into.down), out.latency + into.latency
+            if not out.jitter.any():
+                return occupied, travelling
+            drawn = chance.Draws(seed, "message jitter", senders, receivers, numbers).standard_normal()
+            factor = np.exp(out.jitter * drawn - out.jitter**2 / 2)
+            return occupied * factor, travelling * factor
 
-        return Network(num_clients, seconds, between)
+        return Network(num_clients, seconds, between, shared)
 
     return model
 
@@ -94,12 +100,14 @@ def link(
     latency: float = 0.0,
     jitter: float = 0.0,
     heterogeneity: float = 0.0,
+    shared: bool = False,
 ) -> NetworkModel:
     """A link of `down` and `up` bytes a second and `latency` seconds a message for each client, with `jitter`.
 
     Without ``down`` or ``up`` messages in that direction take only the latency. ``heterogeneity`` is the
     sigma of the lognormal factors (mean 1) by which a client's links are slower; down and up have
-    factors of their own. ``jitter`` is the sigma of the lognormal noise of each message.
+    factors of their own. ``jitter`` is the sigma of the lognormal noise of each message. ``shared``, in runs without a
+    server: a node sends its messages one after another.
     """
     for field, value in (("down", down), ("up", up)):
         check.optional(check.real_positive, field, value)
@@ -118,13 +126,13 @@ def link(
 
         return links_of
 
-    return _from_links(bind_links)
+    return _from_links(bind_links, shared)
 
 
-def csv(*, path: str) -> NetworkModel:
+def csv(*, path: str, shared: bool = False) -> NetworkModel:
     """Links from a CSV file: columns client (0, 1, ...), down and up (bytes/s), latency (s) and, if known, jitter.
 
-    Every client needs one line. ``jitter`` is as for ``link``, 0 without the column.
+    Every client needs one line. ``jitter`` is as for ``link``, 0 without the column; ``shared`` too.
     """
     rows = csv_tables.read(path, ("client", *Links._fields), required=("client", "down", "up", "latency"))
     owners = csv_tables.distinct_clients(rows)
@@ -138,7 +146,7 @@ def csv(*, path: str) -> NetworkModel:
         table = links[:, csv_tables.rows_of(owners, num_clients, path)]
         return lambda clients: Links(*table[:, clients])
 
-    return _from_links(bind_links)
+    return _from_links(bind_links, shared)
 
 
 NETWORKS: dict[str, Callable[..., NetworkModel]] = {"link": link, "csv": csv}

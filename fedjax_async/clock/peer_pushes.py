@@ -1,20 +1,21 @@
 """The pushes of compute events: to whom, when they arrive, and which are lost or corrupt.
 
 Messages on one link, from a sender to a receiver, arrive in order of sending. A message that would arrive while its
-receiver is offline is lost, with the mass that it carries. Faults (``drop``, ``corrupt``) hit each message
-independently.
+receiver is offline is lost, with the mass that it carries; one that is under way when the run ends is in flight.
+Faults (``drop``, ``corrupt``) hit each message independently.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async.clock import chance
 from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_timelines import Presence
-from fedjax_async.clock.receivers import choose_receivers
+from fedjax_async.clock.receivers import Online, choose_receivers
 from fedjax_async.clock.record import order_by_client
 from fedjax_async.clock.segments import bounds_of
 
@@ -31,7 +32,7 @@ class Events(NamedTuple):
 
 
 class Pushes(NamedTuple):
-    """Pushes in order of sending: of (end, event, fragment)."""
+    """Pushes in order of sending: of the end of their event, then by event."""
 
     event: np.ndarray  # int64[P]
     fragment: np.ndarray  # int32[P]
@@ -41,58 +42,104 @@ class Pushes(NamedTuple):
     degree: np.ndarray  # int64[E]  how many pushes each event has
 
 
-def make_pushes(world: PeerScenario, events: Events, presence: Presence, fragments: int = 1) -> Pushes:
-    """What each event pushes: every fragment to receivers of its own."""
+def make_pushes(
+    world: PeerScenario, events: Events, online: Online, end: float, fragments: int = 1, drop_unsent: bool = False
+) -> Pushes:
+    """What each event pushes: every fragment to receivers of its own. The run ends at ``end``.
+
+    ``drop_unsent``: messages that a shared uplink has not begun to send when their node's next event ends are lost.
+    """
     order = np.argsort(events.end, kind="stable")
     sender, turn, sent = events.client[order], events.turn[order], events.end[order]
     chosen = [
-        choose_receivers(world.topology, world.scenario.seed, sender, turn, sent, presence, fragment)
+        choose_receivers(world.topology, world.scenario.seed, sender, turn, sent, online, fragment)
         for fragment in range(fragments)
     ]
-    counts = np.stack([one for one, _ in chosen], axis=1)
-    degree_in_order = counts.sum(axis=1)
-    if fragments == 1:
-        receiver, fragment = chosen[0][1], np.zeros(len(chosen[0][1]), np.int32)
-    else:
-        rows = np.concatenate([np.repeat(np.arange(len(order)) * fragments + f, c) for f, (c, _) in enumerate(chosen)])
-        together = order_by_client(rows)
-        receiver = np.concatenate([one for _, one in chosen])[together]
-        fragment = (rows[together] % fragments).astype(np.int32)
-    event = np.repeat(order, degree_in_order)
-    arrival = _arrivals(world, events, event, fragment, receiver, fragments)
-    lost, corrupt = _faults(world, events, order, degree_in_order)
-    if presence.starts is not None:
-        lost |= ~presence.online(receiver, arrival)
+    degree = np.stack([one for one, _ in chosen], axis=1).sum(axis=1)
+    event, receiver = np.repeat(order, degree), chosen[0][1]
+    fragment = np.zeros(len(event), np.int32)
+    if fragments > 1:
+        receiver, fragment = _together(chosen)
+        if world.network is not None and world.network.shared:
+            place = (events.client[event], turn.repeat(degree), fragment, receiver)
+            keys = chance.Draws(world.scenario.seed, "pairs", *place).random()
+            shuffled = np.lexsort((keys, np.repeat(np.arange(len(order)), degree)))
+            receiver, fragment = receiver[shuffled], fragment[shuffled]
+    deadline = _next_ends(events) if drop_unsent else np.full(len(order), math.inf)
+    arrival = _arrivals(world, events, (event, fragment, receiver), fragments, deadline)
+    lost, corrupt = _faults(world, events, order, degree)
+    if online is not None:
+        lost |= ~online(receiver, arrival) & (arrival <= end)
     arrival[lost] = math.inf
-    degree = np.empty(len(order), np.int64)
-    degree[order] = degree_in_order
-    return Pushes(event, fragment, receiver, arrival, corrupt, degree)
+    return Pushes(event, fragment, receiver, arrival, corrupt, np.bincount(event, minlength=len(order)))
+
+
+def _together(chosen: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The receivers of all fragments in order of events, and the fragments."""
+    fragments = len(chosen)
+    events = np.arange(len(chosen[0][0])) * fragments
+    rows = np.concatenate([np.repeat(events + fragment, counts) for fragment, (counts, _) in enumerate(chosen)])
+    together = order_by_client(rows)
+    receiver = np.concatenate([receivers for _, receivers in chosen])[together]
+    return receiver, (rows[together] % fragments).astype(np.int32)
+
+
+def _next_ends(events: Events) -> np.ndarray:
+    """When the next event of each event's node ends; infinite for the last ones."""
+    order = order_by_client(events.client)
+    same = events.client[order[1:]] == events.client[order[:-1]]
+    ends = np.full(len(order), math.inf)
+    ends[order[:-1][same]] = events.end[order[1:][same]]
+    return ends
 
 
 def _arrivals(
     world: PeerScenario,
     events: Events,
-    event: np.ndarray,
-    fragment: np.ndarray,
-    receiver: np.ndarray,
+    messages: tuple[np.ndarray, np.ndarray, np.ndarray],
     fragments: int,
+    deadline: np.ndarray,
 ) -> np.ndarray:
-    sent = events.end[event]
-    if world.network is None or world.network.between is None:
+    """When messages (event, fragment, receiver) arrive, if nothing happens to them on the way."""
+    event, fragment, receiver = messages
+    sent, network = events.end[event], world.network
+    if network is None or network.between is None:
         return sent
     sender = events.client[event]
     numbers = events.number[event] * fragments + fragment
-    seconds = np.asarray(world.network.between(sender, receiver, numbers, world.message_bytes), np.float64)
-    if not (seconds.shape == sent.shape and np.isfinite(seconds).all() and (seconds >= 0).all()):
-        raise ValueError("network: the time of every message must be a finite number >= 0")
-    arrival = sent + seconds
+    occupied, travelling = network.between(sender, receiver, numbers, world.message_bytes)
+    for seconds in (occupied, travelling):
+        if not (np.shape(seconds) == sent.shape and np.isfinite(seconds).all() and (np.asarray(seconds) >= 0).all()):
+            raise ValueError("network: the times of every message must be finite numbers >= 0, one a message")
+    if network.shared:
+        sent = _one_after_another(world.scenario.num_clients, sender, sent, occupied, deadline[event])
+        arrival = sent + travelling
+    else:
+        arrival = sent + occupied + travelling
     link = sender * world.scenario.num_clients + receiver
     order = np.argsort(link, kind="stable")
+    order = order[np.isfinite(arrival[order])]
     same, times = link[order[1:]] == link[order[:-1]], arrival[order]
     while (overtakes := same & (times[1:] < times[:-1])).any():
         times[1:][overtakes] = times[:-1][overtakes]
     arrival[order] = times
     return arrival
+
+
+def _one_after_another(
+    num_clients: int, sender: np.ndarray, sent: np.ndarray, occupied: np.ndarray, deadline: np.ndarray
+) -> np.ndarray:
+    """When messages have left their senders' links, one at a time; infinity for those not begun by their deadline."""
+    free = [0.0] * num_clients
+    left = array("d")
+    for node, ready, seconds, last in zip(sender.tolist(), sent.tolist(), occupied.tolist(), deadline.tolist()):
+        begins = free[node] if free[node] > ready else ready
+        if begins < last:
+            free[node] = begins + seconds
+            left.append(free[node])
+        else:
+            left.append(math.inf)
+    return np.array(left)
 
 
 def _faults(

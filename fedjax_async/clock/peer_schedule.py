@@ -66,3 +66,4 @@ class PeerSchedule(NamedTuple):
     left: np.ndarray  # float64[N]  inf: never
     fragments: int = 1
     message_bytes: int = 0  # of one message (of one fragment), as the plan timed it
+    carries: bool = False  # whether the mass of a superseded message moves to the newer one; else it is lost

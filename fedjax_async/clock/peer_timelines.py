@@ -26,6 +26,7 @@ from fedjax_async.clock.durations import AHEAD, DurationCache
 from fedjax_async.clock.event_queue import FRUITLESS, JobDraw, draw_jobs, job_outcomes
 from fedjax_async.clock.fast_paths import timelines
 from fedjax_async.clock.forecast import Forecast
+from fedjax_async.clock.receivers import Online
 from fedjax_async.clock.record import SLACK, Outcome, order_by_client
 from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, too_short
 from fedjax_async.clock.segments import bounds_of, search
@@ -49,16 +50,22 @@ class Presence(NamedTuple):
     starts: np.ndarray | None
     ends: np.ndarray | None
 
-    def online(self, clients: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Whether each of these nodes is online at its time; bool."""
-        if self.starts is None or self.ends is None:
-            return np.ones(np.broadcast_shapes(clients.shape, times.shape), np.bool_)
-        clients, times = np.broadcast_arrays(clients, times)
-        rows, moments = clients.reshape(-1), times.reshape(-1)
-        latest = search(self.bounds, self.starts, rows, moments, "right") - 1
-        inside = latest >= self.bounds[rows]
-        inside[inside] = moments[inside] < self.ends[latest[inside]]
-        return inside.reshape(clients.shape)
+    @property
+    def online(self) -> Online:
+        """Whether nodes are online at given times."""
+        starts, ends = self.starts, self.ends
+        if starts is None or ends is None:
+            return None
+
+        def online(clients: np.ndarray, times: np.ndarray) -> np.ndarray:
+            clients, times = np.broadcast_arrays(clients, times)
+            rows, moments = clients.reshape(-1), times.reshape(-1)
+            latest = search(self.bounds, starts, rows, moments, "right") - 1
+            inside = latest >= self.bounds[rows]
+            inside[inside] = moments[inside] < ends[latest[inside]]
+            return inside.reshape(clients.shape)
+
+        return online
 
 
 def always_present(num_clients: int) -> Presence:

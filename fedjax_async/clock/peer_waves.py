@@ -3,6 +3,7 @@
 An event can train once its node's previous event and the events whose messages it mixes are done. Its *level* is one
 more than the deepest of these, so that there are as few levels as the longest chain of events: the fewest batches
 that any exact method needs. Evaluations need all nodes at once, so levels are counted from each evaluation anew.
+Where memory is short, contiguous runs of the events in order (``peer_runs``) keep fewer messages alive, in more waves.
 
 A message, of one event and one fragment, is written once and shared by all its readers. It occupies a *slot* from its
 event to its last reader; slots are allocated ahead of time like registers.
@@ -11,6 +12,7 @@ event to its last reader; slots are allocated ahead of time like registers.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -31,11 +33,6 @@ def previous_events(client: np.ndarray) -> np.ndarray:
     return previous
 
 
-def stretches(schedule: PeerSchedule, cuts: np.ndarray) -> np.ndarray:
-    """The first of the ascending moments ``cuts`` at or after the end of each event; V, their number, if none is."""
-    return np.searchsorted(np.asarray(cuts, np.float64) * SLACK, schedule.end, side="left")
-
-
 def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.ndarray:
     """The wave in which each event trains, int64[E]: waves are numbered in order of execution, and are never empty.
 
@@ -46,29 +43,67 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     Events of one wave need nothing from each other. Between two evaluations there are as few waves as the longest
     chain of events, each in need of the one before.
     """
-    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
-    stretch = stretches(schedule, np.zeros(0) if cuts is None else cuts)
-    previous, bounds = previous_events(schedule.client), schedule.inbox_bounds
+    stretch, needs = _stretches(schedule, cuts), _Needs(schedule)
+    reached = stretch.tolist()
     level = array("q")  # counted from the beginning of the event's stretch
-    reached = stretch.tolist() if cuts is not None else None
-    for begin in range(0, len(stretch), _CHUNK):
-        stop = min(begin + _CHUNK, len(stretch))
-        sources = schedule.source[bounds[begin] : bounds[stop]].tolist()
-        ends = (bounds[begin + 1 : stop + 1] - bounds[begin]).tolist()
-        low = 0
-        for event, (before, high) in enumerate(zip(previous[begin:stop].tolist(), ends), begin):
-            needed = sources[low:high]
-            if before >= 0:
-                needed.append(before)
-            if reached is not None:
-                here = reached[event]
-                needed = [source for source in needed if reached[source] == here]
-            level.append(1 + max(map(level.__getitem__, needed)) if needed else 0)
-            low = high
+    for event, needed in enumerate(needs):
+        here = reached[event]
+        level.append(1 + max((level[source] for source in needed if reached[source] == here), default=-1))
     levels = np.array(level, np.int64)
     depth = np.zeros(int(stretch.max(initial=0)) + 1, np.int64)
     np.maximum.at(depth, stretch, levels + 1)
     return levels + (np.cumsum(depth) - depth)[stretch]
+
+
+def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width: int | None = None) -> np.ndarray:
+    """Waves, as of ``peer_waves``, that are contiguous runs of the events in order, each as long as it can be.
+
+    There are more of them than levels, and fewer messages are alive at a time. ``max_width``: the most events of a run.
+    """
+    check.optional(check.whole, "max_width", max_width)
+    stretch, needs = _stretches(schedule, cuts), _Needs(schedule)
+    order = np.lexsort((np.arange(len(stretch)), stretch))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    place = rank.tolist()
+    deepest = np.array([max((place[source] for source in needed), default=-1) for needed in needs], np.int64)
+    begins_stretch = np.diff(stretch[order], prepend=-1) != 0
+    widest = len(order) + 1 if max_width is None else int(max_width)
+    run, begin, wave = array("q"), 0, -1
+    for position, (needed, is_first) in enumerate(zip(deepest[order].tolist(), begins_stretch.tolist())):
+        if is_first or needed >= begin or position == begin + widest:
+            begin, wave = position, wave + 1
+        run.append(wave)
+    return np.array(run, np.int64)[rank]
+
+
+class _Needs:
+    """The events that each event needs: its node's previous one, and those whose messages it mixes."""
+
+    def __init__(self, schedule: PeerSchedule):
+        self._schedule, self._previous = schedule, previous_events(schedule.client)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        bounds = self._schedule.inbox_bounds
+        for begin in range(0, len(self._previous), _CHUNK):
+            stop = min(begin + _CHUNK, len(self._previous))
+            sources = self._schedule.source[bounds[begin] : bounds[stop]].tolist()
+            ends = (bounds[begin + 1 : stop + 1] - bounds[begin]).tolist()
+            low = 0
+            for before, high in zip(self._previous[begin:stop].tolist(), ends):
+                needed = sources[low:high]
+                if before >= 0:
+                    needed.append(before)
+                yield needed
+                low = high
+
+
+def _stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
+    """The first of the moments ``cuts`` at or after the end of each event; V, their number, if none is."""
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
+    moments = np.zeros(0) if cuts is None else np.asarray(cuts, np.float64)
+    check.require(bool((moments[1:] >= moments[:-1]).all()), "cuts", cuts, "ascending")
+    return np.searchsorted(moments * SLACK, schedule.end, side="left")
 
 
 def peer_slots(schedule: PeerSchedule, written: np.ndarray, read: np.ndarray) -> tuple[int, np.ndarray]:

@@ -7,12 +7,16 @@ keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fedjax_async.clock import chance
-from fedjax_async.clock.peer_timelines import Presence
 from fedjax_async.clock.segments import bounds_of, members
 from fedjax_async.clock.topologies import Graph, Topology
+
+# ``online(nodes, times)``, arrays that broadcast: whether each node is online then; ``None``: all always are.
+Online = Callable[[np.ndarray, np.ndarray], np.ndarray] | None
 
 _CELLS = 1 << 21  # random numbers drawn at once
 
@@ -23,7 +27,7 @@ def choose_receivers(
     sender: np.ndarray,
     turn: np.ndarray,
     time: np.ndarray,
-    presence: Presence,
+    online: Online,
     fragment: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The receivers of pushes of ``sender`` at ``time``: how many each push has, int64[E], and all, int32[P].
@@ -31,7 +35,7 @@ def choose_receivers(
     ``turn`` int64[E] counts the pushes of a sender: it selects among the graphs of a topology, and makes draws differ.
     """
     if topology.graphs:
-        return _neighbours(stacked(topology.graphs), len(topology.graphs), sender, turn, time, presence)
+        return _neighbours(stacked(topology.graphs), len(topology.graphs), sender, turn, time, online)
     wanted, others = topology.random, topology.num_clients - 1
     if wanted == 0:
         return np.zeros(len(sender), np.int64), np.zeros(0, np.int32)
@@ -43,7 +47,7 @@ def choose_receivers(
         block = slice(begin, begin + rows)
         draw = _smallest_keys if by_keys else _first_different
         place = (seed, fragment, sender[block], turn[block], time[block])
-        counts[block], drawn = draw(topology.num_clients, wanted, place, presence)
+        counts[block], drawn = draw(topology.num_clients, wanted, place, online)
         blocks.append(drawn)
     return counts, np.concatenate(blocks) if blocks else np.zeros(0, np.int32)
 
@@ -55,22 +59,22 @@ def stacked(graphs: tuple[Graph, ...]) -> Graph:
 
 
 def _neighbours(
-    graph: Graph, graphs: int, sender: np.ndarray, turn: np.ndarray, time: np.ndarray, presence: Presence
+    graph: Graph, graphs: int, sender: np.ndarray, turn: np.ndarray, time: np.ndarray, online: Online
 ) -> tuple[np.ndarray, np.ndarray]:
     num_clients = (len(graph.bounds) - 1) // graphs
     rows = (turn % graphs) * num_clients + sender
     receivers, counts = graph.receivers[members(graph.bounds, rows)], graph.degrees[rows]
-    if presence.starts is None:
+    if online is None:
         return counts, receivers
     push = np.repeat(np.arange(len(rows)), counts)
-    online = presence.online(receivers, time[push])
-    return np.bincount(push[online], minlength=len(rows)), receivers[online]
+    reached = online(receivers, time[push])
+    return np.bincount(push[reached], minlength=len(rows)), receivers[reached]
 
 
 Place = tuple[int, int, np.ndarray, np.ndarray, np.ndarray]  # seed, fragment, sender, turn, time
 
 
-def _first_different(num_clients: int, wanted: int, place: Place, presence: Presence) -> tuple[np.ndarray, np.ndarray]:
+def _first_different(num_clients: int, wanted: int, place: Place, online: Online) -> tuple[np.ndarray, np.ndarray]:
     """The first ``wanted`` different nodes online of each push's sequence of random nodes."""
     seed, fragment, sender, turn, time = place
     chosen, lacking, depth = np.empty((len(sender), wanted), np.int32), np.arange(len(sender)), wanted
@@ -78,8 +82,9 @@ def _first_different(num_clients: int, wanted: int, place: Place, presence: Pres
         draws = chance.Draws(seed, "gossip", fragment, sender[lacking, None], turn[lacking, None], np.arange(depth))
         nodes = (draws.random() * (num_clients - 1)).astype(np.int32)
         nodes += nodes >= sender[lacking, None]
-        fits = presence.online(nodes, time[lacking, None])
-        fits &= _is_first(nodes)
+        fits = _is_first(nodes)
+        if online is not None:
+            fits &= online(nodes, time[lacking, None])
         enough = fits.sum(axis=1) >= wanted
         fits &= np.cumsum(fits, axis=1) <= wanted
         chosen[lacking[enough]] = nodes[enough][fits[enough]].reshape(-1, wanted)
@@ -88,7 +93,7 @@ def _first_different(num_clients: int, wanted: int, place: Place, presence: Pres
     if not len(lacking):
         return counts, chosen.reshape(-1)
     few = (seed, fragment, sender[lacking], turn[lacking], time[lacking])
-    counts[lacking], rest = _smallest_keys(num_clients, wanted, few, presence)
+    counts[lacking], rest = _smallest_keys(num_clients, wanted, few, online)
     kept = np.arange(wanted) < counts[:, None]
     has = np.zeros(len(sender), np.bool_)
     has[lacking] = True
@@ -111,7 +116,7 @@ def _is_first(nodes: np.ndarray) -> np.ndarray:
     return first
 
 
-def _smallest_keys(num_clients: int, wanted: int, place: Place, presence: Presence) -> tuple[np.ndarray, np.ndarray]:
+def _smallest_keys(num_clients: int, wanted: int, place: Place, online: Online) -> tuple[np.ndarray, np.ndarray]:
     """The ``wanted`` nodes online with the smallest random keys, or all that are online, in order of the keys."""
     seed, fragment, sender, turn, time = place
     everyone, counts, blocks = np.arange(num_clients), np.empty(len(sender), np.int64), []
@@ -120,7 +125,8 @@ def _smallest_keys(num_clients: int, wanted: int, place: Place, presence: Presen
         block = slice(begin, begin + rows)
         keys = chance.Draws(seed, "gossip keys", fragment, sender[block, None], turn[block, None], everyone).random()
         keys[np.arange(len(keys)), sender[block]] = np.inf
-        keys[~presence.online(everyone, time[block, None])] = np.inf
+        if online is not None:
+            keys[~online(everyone, time[block, None])] = np.inf
         order = np.argsort(keys, axis=1, kind="stable")[:, :wanted].astype(np.int32)
         fits = np.isfinite(np.take_along_axis(keys, order, axis=1))
         counts[block] = fits.sum(axis=1)

@@ -4,12 +4,13 @@ Start with :func:`local_training` (``training.py``): minibatch steps of any opta
 minibatches, ``job.py`` runs one job. Two files wrap a client algorithm: ``private.py`` keeps some params on the client,
 ``feedback.py`` compresses uploads. ``optimizers.py`` holds optimisers and learning rate decays by name,
 ``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal terms. ``curve.py`` trains a curve from the start
-to the end (AsyncCurve), its Adam with the moments of ``warm.py``.
+to the end (AsyncCurve), its Adam with the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL).
 """
 
 from collections.abc import Callable
 from functools import partial
 
+from fedjax_async.local.anchored import anchored_training
 from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
 from fedjax_async.local.curve import Curve, curve_training
 from fedjax_async.local.feedback import ef21, feedback
@@ -35,6 +36,7 @@ __all__ = [
     "METRICS",
     "OPTIMIZERS",
     "Curve",
+    "anchored_training",
     "batch",
     "curve_training",
     "ef21",

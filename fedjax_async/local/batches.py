@@ -60,6 +60,17 @@ def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, A
     return permute(seed, epoch, jnp.where(mask, position, 0), size), mask
 
 
+def stored_batch(k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:
+    """As :func:`batch`, in the order in which the examples are stored, every epoch alike and without its last part.
+
+    An epoch has ``size // batch_size`` steps. A client with fewer examples than B takes all of them in every step.
+    """
+    per_epoch = jnp.maximum(1, size // batch_size)
+    position = k % per_epoch * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+    mask = position < size
+    return jnp.where(mask, position, 0), mask
+
+
 def seed_of(key: Array) -> Array:
     """Two 32-bit words of a JAX key, the seed of :func:`permute`; uint32[2]."""
     words = jax.random.key_data(key)

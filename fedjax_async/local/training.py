@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.local.batches import batch, seed_of
+from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.metrics import Metric
 from fedjax_async.local.private import keeping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
@@ -34,6 +34,8 @@ def local_training(
     scale: Callable[[Array], Array] | None = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
     metric: Metric | None = None,
+    keep_optimizer: bool = False,
+    shuffle: bool = True,
 ) -> ClientAlgorithm:
     """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
 
@@ -52,24 +54,31 @@ def local_training(
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
         term, for example for control variates. A wrapper passes its client's state in ``message.extra``.
       metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``; see ``METRICS``.
+      keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
+        rejected leaves it as it was.
+      shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
+        the examples after the last whole batch are left out.
 
-    Returns: a ``ClientAlgorithm``. Its only state between jobs are the leaves that the model declares ``private`` (see
-    :func:`keeping`).
+    Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
+    :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
     """
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
+    check.one_of("keep_optimizer", keep_optimizer, (False, True))
+    check.one_of("shuffle", shuffle, (False, True))
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
     check.require(scale is None or callable(scale), "scale", scale, "a function of the message's version")
     pulled = proximal_term(proximal, metric)
     optimizer = optax.with_extra_args_support(optimizer)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
-        del client_state, data
-        return Work(message.params, optimizer.init(trained(model, message.params)), key, seed_of(key))
+        del data
+        state = client_state if keep_optimizer else optimizer.init(trained(model, message.params))
+        return Work(message.params, state, key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        loss_gradient = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size)
+        loss_gradient = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size, shuffle)
         old = trained(model, work.params)
 
         def total(gradient: Params, weights: Params) -> Params:
@@ -89,9 +98,13 @@ def local_training(
         return work._replace(params=replaced(model, weights, moved), optimizer=state)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
-        return jax.tree.map(jnp.subtract, work.params, message.params), client_state
+        kept = work.optimizer if keep_optimizer else client_state
+        return jax.tree.map(jnp.subtract, work.params, message.params), kept
 
-    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    def init(params: Params) -> State:
+        return optimizer.init(trained(model, params)) if keep_optimizer else ()
+
+    plain = ClientAlgorithm(init=init, begin=begin, step=step, finish=finish)
     return plain if model.private is None else keeping(plain, model.private)
 
 
@@ -101,14 +114,14 @@ Batch = tuple[Array, Key, Array]  # the seed that orders the minibatches, the ke
 
 
 def batch_gradient(
-    model: Model, params: Params, data: ClientData, which: Batch, batch_size: int
+    model: Model, params: Params, data: ClientData, which: Batch, batch_size: int, shuffle: bool = True
 ) -> Callable[[Params], tuple[Params, Params]]:
     """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch.
 
     ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
     """
     seed, job_key, k = which
-    position, mask = batch(seed, k, data.size, batch_size)
+    position, mask = batch(seed, k, data.size, batch_size) if shuffle else stored_batch(k, data.size, batch_size)
     index = data.order[data.offset + position]
 
     def objective(weights: Params) -> tuple[Array, Params]:

@@ -2,8 +2,16 @@
 
 Start with ``contract.py``: an algorithm is a ``PeerAlgorithm``, written for one node. ``clock`` plans when nodes train
 and what they mix (``PeerSchedule``), ``engine`` executes the plan.
+
+``full_models.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
+``divshare.py`` cuts models into fragments, ``pushcen.py`` sends centroids, ``choco.py`` compressed differences. Their
+factories take ``stays(path)``: whether a leaf of the params stays with its node.
 """
 
+from fedjax_async.peers.choco import choco
 from fedjax_async.peers.contract import Event, PeerAlgorithm
+from fedjax_async.peers.divshare import divshare
+from fedjax_async.peers.full_models import full_models, sgp
+from fedjax_async.peers.pushcen import pushcen
 
-__all__ = ["Event", "PeerAlgorithm"]
+__all__ = ["Event", "PeerAlgorithm", "choco", "divshare", "full_models", "pushcen", "sgp"]

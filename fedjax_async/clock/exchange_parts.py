@@ -1,0 +1,149 @@
+"""What exchanges share: events, pushes and inboxes of nodes that wait for nobody, and the schedule made of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock.forecast import host_memory
+from fedjax_async.clock.inboxes import POLICIES, Inboxes, fill_inboxes
+from fedjax_async.clock.masses import push_sum_masses
+from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
+from fedjax_async.clock.peer_scenario import PeerScenario
+from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, presence
+from fedjax_async.clock.topologies import Topology
+
+AGGREGATE_AT = ("start", "end")
+_BYTES_PER_PUSH = 320  # in planning, at the peak
+
+
+class Exchanged(NamedTuple):
+    """All but the coefficients of a plan."""
+
+    events: Events
+    present: Presence
+    pushes: Pushes
+    boxes: Inboxes
+    fragments: int = 1
+
+
+def check_buffer(capacity: int | None, newest: bool, policy: str, aggregate_at: str) -> None:
+    """``ValueError`` for impossible options of a buffer."""
+    check.optional(check.whole, "capacity", capacity)
+    check.kind("newest", newest, bool, "true or false")
+    check.one_of("policy", policy, POLICIES)
+    check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
+
+
+def in_order(computes: Computes, aggregate_at: str) -> Events:
+    """The events in order of (mixed_at, client)."""
+    order = np.lexsort((computes.client, getattr(computes, aggregate_at)))
+    client, number, start, end = (column[order] for column in computes)
+    return Events(client, number, number, start, end, start if aggregate_at == "start" else end)
+
+
+def events_and_pushes(
+    world: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False
+) -> tuple[Events, Presence, Pushes, float]:
+    """Of nodes that train whenever they are online and wait for nobody; and the moment at which the run ends."""
+    events = in_order(compute_events(world.scenario), aggregate_at)
+    _check_fits(world, events, fragments)
+    end = end_of_run(world.scenario, events.end)
+    present = presence(world.scenario, end)
+    return events, present, make_pushes(world, events, present.online, end, fragments, drop_unsent), end
+
+
+def exchange(
+    world: PeerScenario,
+    aggregate_at: str,
+    *,
+    capacity: int | None = None,
+    newest: bool = True,
+    policy: str = "discard",
+    fragments: int = 1,
+    drop_unsent: bool = False,
+) -> Exchanged:
+    """The same with inboxes, of nodes that empty their buffers whenever they mix."""
+    events, present, pushes, end = events_and_pushes(world, aggregate_at, fragments, drop_unsent)
+    fill = partial(fill_inboxes, capacity=capacity, newest=newest, policy=policy, fragments=fragments)
+    boxes = fill(world.scenario.num_clients, events, pushes, end)
+    return Exchanged(events, present, pushes, boxes, fragments)
+
+
+def wanted(topology: Topology, events: Events) -> np.ndarray:
+    """How many receivers the pushes of each event would have if all nodes were online; int64[E]."""
+    if not topology.graphs:
+        return np.full(len(events.client), topology.random)
+    degrees = np.stack([graph.degrees for graph in topology.graphs])
+    return degrees[events.turn % len(degrees), events.client]
+
+
+def _check_fits(world: PeerScenario, events: Events, fragments: int) -> None:
+    """``ValueError`` if the pushes of these events do not fit the machine's memory."""
+    pushes = float(wanted(world.topology, events).sum()) * fragments
+    most = host_memory() // _BYTES_PER_PUSH
+    if pushes > most:
+        raise ValueError(
+            f"until = {world.scenario.until}: must end within {most:.2g} messages, which fill this machine's memory, "
+            f"and not {pushes:.2g}; shorten the budget, or choose a topology with fewer receivers"
+        )
+
+
+def rows_of(bounds: np.ndarray) -> np.ndarray:
+    """The row of each value; int64."""
+    return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+
+
+def with_masses(
+    world: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
+) -> PeerSchedule:
+    """The schedule with push-sum's masses: ``parts`` int64[E], by default the receivers of each event and itself."""
+    events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
+    parts = pushes.degree + 1 if parts is None else parts
+    source = pushes.event[boxes.contribution]
+    total, share = push_sum_masses(world.scenario.num_clients, events.client, parts, boxes.contributed, source)
+    weight = np.bincount(boxes.entry, share[source], len(boxes.push)) / total[rows_of(boxes.bounds)]
+    return schedule_of(world, exchanged, weight, share, share[pushes.event])._replace(carries=carries)
+
+
+def without_masses(world: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:
+    """The schedule with these coefficients, float64[D]."""
+    events, pushes = exchanged.events, exchanged.pushes
+    return schedule_of(world, exchanged, weight, np.ones(len(events.client)), np.zeros(len(pushes.event)))
+
+
+def schedule_of(
+    world: PeerScenario, exchanged: Exchanged, weight: np.ndarray, mass: np.ndarray, sent_mass: np.ndarray
+) -> PeerSchedule:
+    """The schedule with these coefficients and masses."""
+    events, present, pushes, boxes, fragments = exchanged
+    return PeerSchedule(
+        num_clients=world.scenario.num_clients,
+        client=events.client.astype(np.int32),
+        number=events.number.astype(np.int32),
+        local_steps=world.scenario.local_steps[events.client].astype(np.int32),
+        start=events.start,
+        end=events.end,
+        mixed_at=events.mixed_at,
+        mass=mass,
+        inbox_bounds=boxes.bounds,
+        source=pushes.event[boxes.push],
+        fragment=pushes.fragment[boxes.push],
+        weight=weight,
+        push_event=pushes.event,
+        push_fragment=pushes.fragment,
+        receiver=pushes.receiver,
+        sent_mass=sent_mass,
+        arrival=pushes.arrival,
+        outcome=boxes.outcome,
+        mixed_by=boxes.mixed_by,
+        corrupt=pushes.corrupt,
+        joined=present.joined,
+        left=present.left,
+        fragments=fragments,
+        message_bytes=world.message_bytes,
+    )

@@ -1,0 +1,197 @@
+"""What a plan of a decentralised run amounts to: batches, ages of what is mixed, masses, and how the pushes connect."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock.inboxes import first_reader
+from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events
+from fedjax_async.clock.record import SLACK, at_or_before, order_by_client
+from fedjax_async.clock.segments import bounds_of, search
+
+
+class PeerStatistics(NamedTuple):
+    """How a plan batches, and how it mixes. Seconds are virtual; NaN where nothing is mixed."""
+
+    events: int
+    pushes: int
+    mixed: int  # pushes that are mixed at least once
+    waves: int  # the longest chain of events, if there are no evaluations on the way
+    mean_width: float
+    max_width: int
+    slots: int  # messages alive at a time, at most
+    mean_inbox: float  # messages an event
+    mean_age: float  # seconds from the sending of a message to its mixing, weighted by its coefficient
+    largest_age: float
+    mean_behind: float  # events that the sender has completed since, likewise
+    smallest_mass: float  # of a node after an event
+    largest_mass: float
+    mass_lost: float  # at the end; NaN without masses
+    window: float  # see ``connecting_window``
+
+
+class Masses(NamedTuple):
+    """Push-sum masses at given times, float64[V] each; together N, the number of nodes."""
+
+    nodes: np.ndarray  # of the nodes; those that join later count with their 1 from the beginning
+    on_the_way: np.ndarray
+    buffered: np.ndarray
+    lost: np.ndarray
+
+
+def peer_statistics(schedule: PeerSchedule, waves: np.ndarray | None = None) -> PeerStatistics:
+    """Statistics of a plan whose events train in ``waves`` (by default ``peer_waves`` without evaluations)."""
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
+    waves = peer_waves(schedule) if waves is None else waves
+    widths = np.bincount(waves)
+    widths = widths[widths > 0]
+    age, behind = ages(schedule)
+    total = float(schedule.weight.sum())
+    last = float(schedule.end.max(initial=0.0))
+    return PeerStatistics(
+        events=len(schedule.client),
+        pushes=len(schedule.receiver),
+        mixed=int((schedule.outcome == Delivery.MIXED).sum()),
+        waves=len(widths),
+        mean_width=len(schedule.client) / max(1, len(widths)),
+        max_width=int(widths.max(initial=0)),
+        slots=live_slots(schedule, waves),
+        mean_inbox=len(schedule.source) / max(1, len(schedule.client)),
+        mean_age=float(age @ schedule.weight) / total if total else math.nan,
+        largest_age=float(age.max()) if len(age) else math.nan,
+        mean_behind=float(behind @ schedule.weight) / total if total else math.nan,
+        smallest_mass=float(schedule.mass.min(initial=1.0)),
+        largest_mass=float(schedule.mass.max(initial=1.0)),
+        mass_lost=float(masses(schedule, np.array([last])).lost[0]),
+        window=connecting_window(schedule),
+    )
+
+
+def readers(schedule: PeerSchedule) -> np.ndarray:
+    """The event that mixes each inbox entry, int64[D]."""
+    return np.repeat(np.arange(len(schedule.client)), np.diff(schedule.inbox_bounds))
+
+
+def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
+    """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
+
+    Events count that the sender has completed by the moment of mixing, after the one that sent the message.
+    """
+    mixed_at = schedule.mixed_at[readers(schedule)]
+    order = order_by_client(schedule.client)
+    bounds = bounds_of(np.bincount(schedule.client, minlength=schedule.num_clients))
+    sender = schedule.client[schedule.source]
+    completed = search(bounds, schedule.end[order], sender, mixed_at, "right") - bounds[sender]
+    return mixed_at - schedule.end[schedule.source], completed - schedule.number[schedule.source] - 1
+
+
+def live_slots(schedule: PeerSchedule, waves: np.ndarray) -> int:
+    """How many message slots a run needs that writes the messages of a wave when the wave is trained."""
+    _, wave, widths = np.unique(waves, return_inverse=True, return_counts=True)
+    done = np.cumsum(widths)
+    return peer_slots(schedule, written=done[wave], read=(done - widths)[wave])[0]
+
+
+def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
+    """Where the push-sum mass is at ``times``: in nodes, on the way, in buffers, or lost; NaN without masses.
+
+    From its mixing to its pushing, a node holds the mass of its inbox as well. Mass is lost with a message that is
+    lost, from its sending; with one that its buffer drops, from the receiver's next mixing, or at once if there is
+    none; and where a node divides its mass into more parts than it sends (``reference=released``).
+    """
+    events, before = len(schedule.client), previous_events(schedule.client)
+    if not schedule.sent_mass.any():
+        return Masses(*np.full((4, len(times)), math.nan))
+    sending = (schedule.push_event, schedule.receiver, schedule.arrival)
+    reader = first_reader(schedule.num_clients, schedule.client, schedule.mixed_at, *sending)
+    mass, pushed = schedule.sent_mass, schedule.end[schedule.push_event]
+    lost = schedule.outcome == Delivery.LOST
+    dropped = schedule.outcome == Delivery.OVERFLOWED
+    if not schedule.carries:
+        dropped |= schedule.outcome == Delivery.SUPERSEDED
+    taken = (reader < events) & ~dropped
+    gained = np.bincount(reader[taken], mass[taken], events)
+    held = np.where(before >= 0, schedule.mass[before], 1.0)
+    given = held + gained - schedule.mass  # by each event at its end, sent or not
+    unsent = given - np.bincount(schedule.push_event, mass, events)
+    leaves = np.append(schedule.mixed_at, 0.0)[reader]
+    leaves = np.where(reader < events, leaves, schedule.arrival)
+
+    def by(moments: np.ndarray, amounts: np.ndarray) -> np.ndarray:
+        order = np.argsort(moments, kind="stable")
+        return np.append(0.0, np.cumsum(amounts[order]))[at_or_before(moments[order], times)]
+
+    received = by(schedule.arrival[~lost], mass[~lost])
+    mixed, gone = by(schedule.mixed_at, gained), by(leaves[dropped], mass[dropped])
+    wasted, astray = by(schedule.end, unsent), by(pushed[lost], mass[lost])
+    return Masses(
+        schedule.num_clients + mixed - by(schedule.end, given),
+        by(pushed, mass) - astray - received,
+        received - mixed - gone,
+        astray + gone + wasted,
+    )
+
+
+def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many messages an event mixes and sends, on average over the events of each stretch; float64[V] both.
+
+    Stretch v holds the events that mix (or end) after ``times[v - 1]`` and at or before ``times[v]``; NaN if none does.
+    """
+    out = np.bincount(schedule.push_event, minlength=len(schedule.client))
+    means = []
+    for moments, counts in ((schedule.mixed_at, np.diff(schedule.inbox_bounds)), (schedule.end, out)):
+        stretch = np.searchsorted(np.asarray(times) * SLACK, moments, side="left")
+        totals, number = (np.bincount(stretch, w, len(times) + 1)[: len(times)] for w in (counts, np.ones(len(counts))))
+        with np.errstate(invalid="ignore"):
+            means.append(totals / number)
+    return means[0], means[1]
+
+
+def connecting_window(schedule: PeerSchedule) -> float:
+    """Within how many seconds the delivered pushes connect all nodes strongly; infinity if they never do.
+
+    The run is cut into consecutive windows, each just long enough that the messages that arrive in it connect the
+    nodes that have joined and not left when it begins. The result is the length of the longest; what is left at the
+    end of the run is no window. A stretch twice as long contains a whole window; some stretch just shorter than the
+    result does not connect.
+    """
+    from scipy.sparse import coo_array  # noqa: PLC0415 - half a second, and needed only here
+    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
+
+    came = np.flatnonzero((schedule.outcome != Delivery.LOST) & (schedule.outcome != Delivery.IN_FLIGHT))
+    came = came[np.argsort(schedule.arrival[came], kind="stable")]
+    sender, receiver = schedule.client[schedule.push_event[came]], schedule.receiver[came]
+    arrival, nodes = schedule.arrival[came], schedule.num_clients
+
+    def connects(first: int, last: int, member: np.ndarray) -> bool:
+        edges = (np.ones(last - first, np.bool_), (sender[first:last], receiver[first:last]))
+        label = connected_components(coo_array(edges, (nodes, nodes)), connection="strong")[1]
+        return bool((label[member] == label[member][0]).all())
+
+    begin, first, longest = 0.0, 0, 0.0
+    while True:
+        member = np.flatnonzero((schedule.joined <= begin) & (begin < schedule.left))
+        if len(member) < 2:
+            later = schedule.joined[schedule.joined > begin]
+            if not len(later) or later.min() > schedule.end.max():
+                return longest or math.inf
+            begin = float(later.min())
+            first = int(np.searchsorted(arrival, begin, side="right"))
+            continue
+        step, low = len(member), first  # pushes up to ``low`` do not connect
+        while first + step < len(came) and not connects(first, first + step, member):
+            low, step = first + step, 2 * step
+        high = min(first + step, len(came))
+        if not connects(first, high, member):
+            return longest or math.inf
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if connects(first, middle, member) else (middle, high)
+        # All messages of one moment belong to one window.
+        first = int(np.searchsorted(arrival, arrival[high - 1], side="right"))
+        longest, begin = max(longest, float(arrival[high - 1]) - begin), float(arrival[high - 1])

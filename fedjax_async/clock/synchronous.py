@@ -1,0 +1,155 @@
+"""Synchronous exchanges without a server: all nodes train a round, exchange messages, and wait for each other.
+
+A round begins when the round before is over: all of its nodes are done, and their messages have arrived. The nodes
+that are online then take part; they push to each other along the edges of the topology (the n-th graph of a list in
+round n). An event that is lost, by a crash or because its node goes offline, is not waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock.availability import together
+from fedjax_async.clock.event_queue import FRUITLESS, draw_jobs, job_outcomes
+from fedjax_async.clock.exchange_parts import Exchanged, rows_of, with_masses, without_masses
+from fedjax_async.clock.forecast import Forecast
+from fedjax_async.clock.inboxes import fill_inboxes
+from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
+from fedjax_async.clock.peer_scenario import PeerScenario
+from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_timelines import budget, end_of_run, presence
+from fedjax_async.clock.receivers import Online
+from fedjax_async.clock.record import Outcome
+from fedjax_async.clock.scenario import Scenario, too_short
+
+
+def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
+    """Synchronous gossip: w_i <- sum_j W_ij w_j with Metropolis weights, W_ij = 1 / (1 + max(d_i, d_j)).
+
+    Only messages of the round before count; the weights of nodes from which none came stay with the node itself. Needs
+    undirected graphs. A node trains after it has mixed.
+
+    Source: D-PSGD, Lian et al. (2017); the weights: Xiao and Boyd (2004).
+    """
+
+    def plan(world: PeerScenario) -> PeerSchedule:
+        graphs = world.topology.graphs
+        if not graphs or any(not _is_symmetric(graph.senders, graph.receivers) for graph in graphs):
+            raise ValueError("topology: must be undirected graphs for the exchange dpsgd")
+        exchanged = _rounds(world, "discard")
+        events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
+        degrees = np.stack([graph.degrees for graph in graphs])
+        source, row = pushes.event[boxes.push], rows_of(boxes.bounds)
+        graph = events.turn[source] % len(graphs)
+        larger = np.maximum(degrees[graph, events.client[source]], degrees[graph, events.client[row]])
+        in_time = events.turn[row] == events.turn[source] + 1
+        return without_masses(world, exchanged, in_time / (1.0 + larger))
+
+    return plan
+
+
+def sgp() -> Callable[[PeerScenario], PeerSchedule]:
+    """Synchronous push-sum: each node divides its mass equally among its receivers and itself, round by round.
+
+    Any topology, directed ones and gossip too; messages to a node that misses rounds wait, and their masses with them.
+
+    Source: stochastic gradient push, Assran et al. (2019).
+    """
+    return lambda world: with_masses(world, _rounds(world, "carry"), carries=True)
+
+
+def _is_symmetric(senders: np.ndarray, receivers: np.ndarray) -> bool:
+    back = np.lexsort((senders, receivers))
+    return np.array_equal(receivers[back], senders) and np.array_equal(senders[back], receivers)
+
+
+class _Round(NamedTuple):
+    client: np.ndarray  # int64, ascending
+    end: np.ndarray
+
+
+def _rounds(world: PeerScenario, policy: str) -> Exchanged:
+    """Events, pushes and inboxes of a synchronous run."""
+    scenario = world.scenario
+    most, horizon = budget(scenario)
+    numbers, planned = np.zeros(scenario.num_clients, np.int64), 0
+    train = _trainer(scenario)
+    forecast = Forecast(scenario.until, scenario.progress)
+    events: list[Events] = []
+    pushes: list[Pushes] = []
+    time, turn = 0.0, 0
+    while time <= horizon and time < math.inf and planned < most:
+        done, after = train(time)
+        kept = np.flatnonzero(done.end <= horizon)
+        if len(kept) > most - planned:
+            kept = np.sort(kept[np.argsort(done.end[kept], kind="stable")[: int(most - planned)]])
+        client, end = done.client[kept], done.end[kept]
+        start = np.full(len(client), time)
+        one = Events(client, numbers[client], np.full(len(client), turn), start, end, start)
+        sent = make_pushes(world, one, _among(done.client, scenario.num_clients), math.inf)
+        events.append(one)
+        pushes.append(sent._replace(event=sent.event + planned))
+        arrived = sent.arrival[np.isfinite(sent.arrival)]
+        time = max(after, float(arrived.max(initial=0.0)))
+        numbers[client] += 1
+        planned, turn = planned + len(client), turn + 1
+        forecast.note(planned, time=min(time, horizon), updates=planned)
+    every = Events(*(np.concatenate(columns) for columns in zip(*events)))
+    sent = Pushes(*(np.concatenate(columns) for columns in zip(*pushes)))
+    last = end_of_run(scenario, every.end)
+    boxes = fill_inboxes(scenario.num_clients, every, sent, last, policy=policy)
+    return Exchanged(every, presence(scenario, last), sent, boxes)
+
+
+def _among(clients: np.ndarray, num_clients: int) -> Online:
+    """Only these nodes count as online."""
+    present = np.zeros(num_clients, np.bool_)
+    present[clients] = True
+    return lambda nodes, times: np.broadcast_to(present[nodes], np.broadcast_shapes(nodes.shape, times.shape))
+
+
+def _trainer(scenario: Scenario) -> Callable[[float], tuple[_Round, float]]:
+    """``train(time)``: the events of a round that begins then, and when the next one can begin at the earliest."""
+    window = together([source.window for source in scenario.conditions.availability])
+    job_outcome = job_outcomes(scenario.conditions)
+    attempts = np.zeros(scenario.num_clients, np.int64)
+    free = np.zeros(scenario.num_clients)  # after a crash
+    everyone = np.arange(scenario.num_clients)
+    fruitless = 0
+
+    def train(time: float) -> tuple[_Round, float]:
+        nonlocal fruitless
+        client, soonest = everyone[free <= time], float(free[free > time].min(initial=math.inf))
+        if window is not None:
+            begins = np.array([window(node, time)[0] for node in client.tolist()])
+            soonest = min(soonest, float(begins[begins > time].min(initial=math.inf)))
+            client = client[begins <= time]
+        if not len(client):
+            return _Round(client, np.zeros(0)), soonest
+        drawn = draw_jobs(scenario, client, attempts[client])
+        attempts[client] += 1
+        if not scenario.conditions.availability and not scenario.conditions.faults:
+            end = time + drawn
+            if not (end > time).all():
+                raise too_short(int(client[np.argmin(end)]), time)
+            return _Round(client, end), float(end.max())
+        ends = np.full(len(client), math.inf)
+        for k, (node, draw) in enumerate(zip(client.tolist(), drawn.tolist())):
+            outcome = job_outcome(node, time, (*draw[:3], False, False) if isinstance(draw, tuple) else draw)
+            if outcome.outcome is Outcome.APPLIED:
+                ends[k] = outcome.upload
+            else:
+                free[node] = max(outcome.client_free, math.nextafter(time, math.inf))
+                soonest = min(soonest, float(free[node]))
+        came = np.isfinite(ends)
+        fruitless = 0 if came.any() else fruitless + 1
+        if fruitless > FRUITLESS:
+            raise ValueError(f"faults, availability: in {FRUITLESS} rounds not one event was completed")
+        after = float(ends[came].max()) if came.any() else soonest
+        return _Round(client[came], ends[came]), after
+
+    return train

@@ -1,0 +1,89 @@
+"""CHOCO-SGD: gossip of compressed differences to public copies, with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, tree
+from fedjax_async.compress import Compressor, on_tree
+from fedjax_async.peers.contract import Event, PeerAlgorithm
+from fedjax_async.peers.full_models import Stays, changed
+from fedjax_async.types import Array, Message, Params, Traced
+
+_SENDING = 2**31  # folded into the job's key; the numbers of local steps, folded in too, are smaller
+
+
+class Node(NamedTuple):
+    """What a node keeps. Public copies begin at zero."""
+
+    params: Params  # x_i
+    copy: Params  # x_hat_i, its own public copy
+    others: Params  # sum_j w_ij x_hat_j over its neighbours
+
+
+class Inbox(NamedTuple):
+    """What an inbox adds up to."""
+
+    change: Params  # sum_j w_ij q_j
+    weight: Array  # sum_j w_ij, float[]
+
+
+def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerAlgorithm:
+    """``x_i <- x_i + gamma sum_j w_ij (x_hat_j - x_hat_i)``; sends ``q_i = C(x_i - x_hat_i)``.
+
+    Everybody who has it then knows ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in ``x_i - x_hat_i``
+    and is sent later. Each message must reach all neighbours once, in order: the clock's exchange is synchronous and
+    its coefficients w_ij are constant; a message that is lost leaves another copy behind for good.
+
+    Args:
+      gamma: consensus step size, in (0, 1].
+
+    Source: Koloskova et al., "Decentralized stochastic optimization and gossip algorithms with compressed
+    communication" (2019), algorithms 2 and 6.
+    """
+    check.positive("gamma", gamma)
+
+    def compressed(params: Params) -> tuple[Compressor, Params]:
+        sent = tree.split(params, stays)[0]
+        return on_tree(compressor, sent), sent
+
+    def init(params: Params) -> Node:
+        zeros = jax.tree.map(jnp.zeros_like, compressed(params)[1])
+        return Node(params, zeros, zeros)
+
+    def add(inbox: Inbox, row: Node, message: Any, weight: Array) -> Inbox:
+        decoded = compressed(row.params)[0].decompress(message)
+        change = jax.tree.map(lambda total, q: total + weight.astype(total.dtype) * q, inbox.change, decoded)
+        return Inbox(change, inbox.weight + weight.astype(inbox.weight.dtype))
+
+    def wake(row: Node, inbox: Inbox) -> Node:
+        others = jax.tree.map(jnp.add, row.others, inbox.change)
+
+        def pull(other: Array, own: Array) -> Array:
+            return jnp.asarray(gamma, own.dtype) * (other - inbox.weight.astype(own.dtype) * own)
+
+        return row._replace(params=changed(row.params, jax.tree.map(pull, others, row.copy)), others=others)
+
+    def push(row: Node, upload: Params, event: Event) -> tuple[Node, Any, Mapping[str, Array]]:
+        params = jax.tree.map(jnp.add, row.params, upload)
+        code, sent = compressed(params)
+        gap = jax.tree.map(jnp.subtract, sent, row.copy)
+        payload = code.compress(jax.random.fold_in(event.key, _SENDING), gap)
+        decoded = code.decompress(payload)
+        left = tree.norm(jax.tree.map(jnp.subtract, gap, decoded))
+        row = Node(params, jax.tree.map(jnp.add, row.copy, decoded), row.others)
+        return row, jax.tree.map(lambda leaf: leaf[None], payload), {"residual_norm": left}
+
+    return PeerAlgorithm(
+        init,
+        lambda row: Inbox(jax.tree.map(jnp.zeros_like, row.others), jnp.zeros((), jnp.result_type(float))),
+        add,
+        wake,
+        lambda row: Message(row.params),
+        push,
+        lambda row: row.params,
+    )

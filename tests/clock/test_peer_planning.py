@@ -1,0 +1,122 @@
+"""Plans of decentralised runs against the definition, which plays one event at a time (``slow_peers.py``)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from fedjax_async.clock import Until, plan_peers, topologies
+from fedjax_async.clock import delays as delay_models
+from fedjax_async.clock import network as networks
+from fedjax_async.clock import scenario as scenarios
+from fedjax_async.clock.peer_planning import _message_faults
+from fedjax_async.clock.peer_scenario import PeerScenario
+from fedjax_async.clock.scenario import NO_LIMITS, Scenario
+from tests.clock.slow_peers import plan_slowly
+
+DELAYS = ["constant", "lognormal:heterogeneity=0.5", "exponential"]
+TOPOLOGIES = [
+    "gossip:receivers=2",
+    "gossip:receivers=20",
+    "ring",
+    "ring:directed=true",
+    "exponential:one_peer=true",
+    "star",
+]
+UNTIL = [Until(time=6), Until(updates=31), Until(time=5, updates=29)]
+ABSENCES = [
+    None,
+    "joins:share=0.4,by=4",
+    "leaves:share=0.4,by=5",
+    "sessions:on=3,off=1",
+    "sessions:on=3,off=1,leaving=lose",
+    "periodic:on=2,off=0.5,leaving=pause",
+]
+FAULTS = [None, "drop:probability=0.2", "crash:probability=0.2,restart=0.5", "corrupt+late:extra=1"]
+NETWORKS = [None, "link:latency=0.25", "link:up=8,latency=0.1,jitter=1", "link:up=16,jitter=0.5,shared=true"]
+
+
+def worlds(**given_settings):
+    return st.fixed_dictionaries(
+        {
+            "delays": st.sampled_from(DELAYS),
+            "topology": st.sampled_from(TOPOLOGIES),
+            "until": st.sampled_from(UNTIL),
+            "availability": st.sampled_from(ABSENCES),
+            "faults": st.sampled_from(FAULTS),
+            "network": st.sampled_from(NETWORKS),
+            "num_clients": st.integers(2, 7),
+            "seed": st.integers(0, 1000),
+            **given_settings,
+        }
+    )
+
+
+def world_of(delays, num_clients, until, seed, topology, availability, faults, network, message_bytes=4):
+    conditions = scenarios.bind(availability, faults, NO_LIMITS, num_clients, seed)
+    bound = delay_models.bind(delays, num_clients, seed)
+    scenario = Scenario(num_clients, np.full(num_clients, 3), bound, until, seed, 0, message_bytes, conditions)
+    linked = None if network is None else networks.bind(network, num_clients, seed)
+    graph = topologies.bind(topology, num_clients, seed)
+    return PeerScenario(scenario, graph, message_bytes, linked, _message_faults(faults, scenario))
+
+
+def spec_of(name, options):
+    return f"{name}:" + ",".join(f"{key}={str(value).lower()}" for key, value in options.items())
+
+
+def check_equal(settings, spec, kind, **options):
+    slow, account = plan_slowly(world_of(**settings), kind, **options)
+    if not slow["client"]:
+        with pytest.raises(ValueError, match="no compute event"):
+            plan_peers(spec, local_steps=3, message_bytes=4, **settings)
+        return None, account
+    plan = plan_peers(spec, local_steps=3, message_bytes=4, **settings)
+    for name, expected in slow.items():
+        found = getattr(plan, name)
+        if name in ("mass", "sent_mass", "weight"):
+            np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+    return plan, account
+
+
+@given(
+    worlds(),
+    st.sampled_from(["discard", "carry", "merge"]),
+    st.sampled_from([1, 2, 3, None]),
+    st.booleans(),
+    st.sampled_from(["start", "end"]),
+    st.sampled_from(["paper", "released"]),
+)
+def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregate_at, reference):
+    options = {"policy": policy, "capacity": capacity, "newest": newest}
+    options |= {"aggregate_at": aggregate_at, "reference": reference}
+    spec = spec_of("push_sum", options)
+    _, accounts = check_equal(settings, spec, "push_sum", **options)
+    for _, account in accounts:  # after every event of the run
+        assert sum(account) == pytest.approx(settings["num_clients"], rel=1e-12)
+        assert account[-1] == 0 or policy == "discard" or settings["availability"] or settings["faults"]
+
+
+@profile(max_examples=25)
+@given(worlds(), st.booleans(), st.sampled_from([1, 3, None]), st.sampled_from(["start", "end"]))
+def test_mean_and_none_are_their_definition(settings, newest, capacity, aggregate_at):
+    options = {"newest": newest, "capacity": capacity, "aggregate_at": aggregate_at}
+    check_equal(settings, spec_of("mean", options), "mean", **options)
+    check_equal(settings, f"none:aggregate_at={aggregate_at}", "none", aggregate_at=aggregate_at)
+
+
+@profile(max_examples=25)
+@given(worlds(topology=st.sampled_from(["ring", "star", "complete", "small_world:neighbours=2"])), st.integers(1, 3))
+def test_swift_is_its_definition(settings, every):
+    check_equal(settings, f"swift:every={every}", "swift", every=every)
+
+
+@profile(max_examples=25)
+@given(worlds(topology=st.sampled_from(["gossip:receivers=2", "ring"])))
+def test_divshare_is_its_definition(settings):
+    check_equal(settings, "divshare:omega=0.4", "divshare", omega=0.4)

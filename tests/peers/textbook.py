@@ -1,0 +1,224 @@
+"""Decentralised methods once more: softmax regression in float64 NumPy, written from the papers.
+
+Chance (keys, orders of examples, random entries) comes from the package; it is tested where it is made.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import numpy as np
+
+from fedjax_async.compress import centroids
+from fedjax_async.local import job_key
+from fedjax_async.local.anchored import _CLUSTERING
+from fedjax_async.local.batches import seed_of
+from tests.local.textbook import batches, gradient
+
+LAMBDA, K, LR, BATCH = 0.3, 4, 0.05, 4
+
+
+# --- k-means with a fixed zero --------------------------------------------------------------------
+
+
+def kmeans(x, start, max_iter=3, tolerance=0.05):
+    """``(table, index)``: zero in slot 0, the others ascending; ``start``: the K - 1 others."""
+    x, others, before = x.ravel(), np.sort(np.array(start, float)), 0.0
+    for iteration in range(max_iter):
+        table = np.sort(np.append(others, 0.0))
+        label = np.argmin(np.abs(x[:, None] - table[None]), axis=1)
+        loss = np.sum((x - table[label]) ** 2)
+        means = [x[label == j].mean() if np.any(label == j) else table[j] for j in range(len(table))]
+        zero = int(np.sum(others < 0))
+        others = np.array([m for j, m in enumerate(means) if j != zero])
+        if iteration > 0 and abs(before - loss) <= tolerance * before:
+            break
+        before = loss
+    table = np.concatenate([[0.0], others])
+    return table, np.argmin(np.abs(x[:, None] - table[None]), axis=1)
+
+
+@partial(jax.jit, static_argnames="reference")
+def drawn(w, key, reference="paper"):
+    """K - 1 random entries of the weights, as the package draws them under the key of a job."""
+    own = jax.random.fold_in(key, _CLUSTERING)
+    chosen = lambda path, leaf: path == ("w",)  # noqa: E731
+    return centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, reference=reference, chosen=chosen)["w"][1:]
+
+
+@jax.jit
+def released_wcp(params, tables, key):
+    """The clustering of the released code, which is tested with the compressors."""
+    return centroids.wcp(params, K, init=tables, key=key, reference="released")
+
+
+# --- local training -------------------------------------------------------------------------------
+
+
+class Adam:
+    """Adam whose moments go on from job to job."""
+
+    def __init__(self):
+        self.t, self.m, self.v = 0, [0.0, 0.0], [0.0, 0.0]
+
+    def step(self, now, grads, lr=LR, b1=0.9, b2=0.999, eps=1e-8):
+        self.t += 1
+        for i, g in enumerate(grads):
+            self.m[i] = b1 * self.m[i] + (1 - b1) * g
+            self.v[i] = b2 * self.v[i] + (1 - b2) * g * g
+            now[i] = now[i] - lr * (self.m[i] / (1 - b1**self.t)) / (np.sqrt(self.v[i] / (1 - b2**self.t)) + eps)
+
+
+class Sgd:
+    def step(self, now, grads, lr=LR):
+        for i, g in enumerate(grads):
+            now[i] = now[i] - lr * g
+
+
+def stored(size, steps):
+    """Batches in the order of the examples, without the last partial one."""
+    count = max(1, size // BATCH)
+    return [list(range(k % count * BATCH, min(size, (k % count + 1) * BATCH))) for k in range(steps)]
+
+
+def train(w, b, x, y, groups, optimizer, anchor=None, mask=None, per_epoch=1):
+    now = [w, b]
+    for k, rows in enumerate(groups):
+        if mask is not None and k % per_epoch == 0:
+            now[0] = now[0] * mask
+        grads = list(gradient(*now, x[rows], y[rows]))
+        if anchor is not None:
+            target, factor = anchor
+            grads[0] = grads[0] + 2 * factor * (now[0] - target)
+        optimizer.step(now, grads)
+    return now
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+class Full:
+    """Async-DFedAvg, SWIFT, D-PSGD: ``w + sum c (w_j - w)``; with ``masses`` SGP."""
+
+    def __init__(self, w, b, masses=False):
+        self.w, self.b, self.masses, self.optimizer = w, b, masses, Sgd()
+
+    def mix(self, inbox):
+        self.w, self.b = (own + sum(c * (m[i] - own) for m, c in inbox) for i, own in enumerate((self.w, self.b)))
+
+    def fit(self, x, y, groups, key, mass):
+        w, b = train(self.w, self.b, x, y, groups, self.optimizer)
+        if self.masses:  # x = s z moves by the step that was computed at z
+            w, b = ((mass * old + (new - old)) / mass for old, new in ((self.w, w), (self.b, b)))
+        self.w, self.b = w, b
+
+    def send(self, key):
+        return [(self.w, self.b)]
+
+
+class PushCen(Full):
+    def __init__(self, w, b, released=False, mask=True):
+        super().__init__(w, b)
+        self.optimizer, self.released, self.mask = Adam(), released, mask
+        self.g = self.v = None
+
+    def mix(self, inbox):
+        total = sum(c for _, c in inbox)
+        base = self.v if self.released else self.g
+        if inbox:
+            spoken = sum(c * m[0] for m, c in inbox)
+            self.g = spoken / total if base is None else (1 - total) * base + spoken
+        super().mix([((m[0][m[1]].reshape(self.w.shape), m[2]), c) for m, c in inbox])
+
+    def cluster(self, w, key):
+        reference = "released" if self.released else "paper"
+        start = drawn(w, key, reference) if self.g is None else self.g[1:]
+        if not self.released:
+            return kmeans(w, start)
+        own = jax.random.fold_in(key, _CLUSTERING)
+        tables = {"w": np.append(0.0, start), "b": None}
+        found = released_wcp({"w": w, "b": self.b}, tables, own)
+        return np.asarray(found.tables["w"]), np.asarray(found.indices["w"]).ravel()
+
+    def fit(self, x, y, groups, key, mass):
+        table, index = self.cluster(self.w, key)
+        if self.released and self.g is None:
+            self.g = table
+        target = (table if self.g is None else self.g)[index].reshape(self.w.shape)
+        mask = (table[index] != 0).reshape(self.w.shape) if self.mask else None
+        factor = LAMBDA / (self.w.size if self.released else 1)
+        per_epoch = max(1, len(y) // BATCH) if self.released else -(-len(y) // BATCH)
+        groups = stored(len(y), len(groups)) if self.released else groups
+        self.w, self.b = train(self.w, self.b, x, y, groups, self.optimizer, (target, factor), mask, per_epoch)
+
+    def send(self, key):
+        table, index = self.cluster(self.w, key)
+        self.v = table
+        return [(table, index, self.b)]
+
+
+class DivShare(Full):
+    """Fragments as dictionaries of entries; a receiver averages each entry over all who sent it."""
+
+    def __init__(self, w, b, pieces):
+        super().__init__(w, b)
+        self.pieces = pieces  # of each fragment: the entries of (w, b)
+
+    def mix(self, inbox):
+        new = [self.w.ravel().copy(), self.b.copy()]
+        for i, own in enumerate((self.w.ravel(), self.b)):
+            values: dict[int, list[float]] = {d: [own[d]] for d in range(len(own))}
+            for message, _ in inbox:
+                for d, value in message[i].items():
+                    values[d].append(value)
+            for d, known in values.items():
+                new[i][d] = np.mean(known)
+        self.w, self.b = new[0].reshape(self.w.shape), new[1]
+
+    def send(self, key):
+        return [
+            tuple({int(d): v.ravel()[d] for d in p} for v, p in zip((self.w, self.b), piece)) for piece in self.pieces
+        ]
+
+
+class Choco(Full):
+    """``x += gamma sum w_ij (x_hat_j - x_hat_i)``, with a copy of every neighbour's x_hat."""
+
+    def __init__(self, w, b, keep, gamma):
+        super().__init__(w, b)
+        self.keep, self.gamma, self.copy, self.seen = keep, gamma, np.zeros(w.size + b.size), {}
+
+    def mix(self, inbox):
+        flat = self.flat()
+        for (who, q), _ in inbox:
+            self.seen[who] = self.seen.get(who, 0) + q
+        flat = flat + self.gamma * sum(c * (self.seen[who] - self.copy) for (who, _), c in inbox)
+        self.b, self.w = flat[: self.b.size], flat[self.b.size :].reshape(self.w.shape)
+
+    def flat(self):
+        return np.concatenate([self.b, self.w.ravel()])
+
+    def send(self, key):
+        gap = self.flat() - self.copy
+        q = np.where(np.abs(gap) >= np.sort(np.abs(gap))[-self.keep], gap, 0.0)
+        self.copy = self.copy + q
+        return [q]
+
+
+def run(schedule, nodes, data, root, who_sends=False):
+    """All nodes' ``(w, b)`` at the end."""
+    sent = {}
+    for e, i in enumerate(schedule.client):
+        entries = range(schedule.inbox_bounds[e], schedule.inbox_bounds[e + 1])
+        inbox = [(sent[schedule.source[d], schedule.fragment[d]], schedule.weight[d]) for d in entries]
+        nodes[i].mix(inbox)
+        rows = data.order[data.offset[i] : data.offset[i] + data.size[i]]
+        key = job_key(root, i, schedule.number[e])
+        seed = tuple(int(word) for word in seed_of(key))
+        groups = batches(seed, len(rows), BATCH, int(schedule.local_steps[e]))
+        mass = schedule.mass[e] + schedule.sent_mass[schedule.push_event == e].sum()
+        nodes[i].fit(data.x[rows], data.y[rows], groups, key, mass)
+        for fragment, message in enumerate(nodes[i].send(key)):
+            sent[e, fragment] = (int(i), message) if who_sends else message
+    return nodes
