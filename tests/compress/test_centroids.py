@@ -193,6 +193,26 @@ def test_batches_of_nodes():
     jax.tree.map(np.testing.assert_array_equal, one_of(jax.vmap(lookup)(nodes), 2), lookup(one_of(nodes, 2)))
 
 
+def test_batches_as_an_accelerator_computes_them(monkeypatch):
+    """There a batch of nodes is one batched loop; on a CPU it is a loop over the nodes."""
+    kernels = jnp.stack([model(seed=10 * i)["dense"]["kernel"] for i in range(3)])
+    start, tolerances = jnp.array([0.0, -1.0, 0.5, 1.0]), jnp.array([0.0, 0.1, 0.9])
+
+    def run(kernel, tolerance):
+        return wcp({"kernel": kernel}, 4, init={"kernel": start}, max_iter=9, tolerance=tolerance)
+
+    def compiled():
+        return jax.jit(jax.vmap(functools.partial(run))).trace(kernels, tolerances)
+
+    here = compiled()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = compiled()
+    assert "scan" in str(here.jaxpr) and "scan" not in str(there.jaxpr)
+    here, there = (traced.lower().compile()(kernels, tolerances) for traced in (here, there))
+    np.testing.assert_array_equal(here.indices["kernel"], there.indices["kernel"])
+    np.testing.assert_allclose(here.tables["kernel"], there.tables["kernel"], rtol=1e-5, atol=1e-6)
+
+
 def one_of(stacked, i):
     return jax.tree.map(lambda leaf: leaf[i], stacked)
 
