@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -58,7 +58,7 @@ def observed(rule: ServerAlgorithm) -> ServerAlgorithm:
         return Observed(state, {name: end.init(params) for name, end in ENDS.items()}), memory
 
     def receive(state: Observed, memory: State, arrival: Arrival) -> tuple[Observed, State, Info]:
-        after = {name: made[1] for name, made in corrected(rule, state, arrival).items()}
+        after = {name: made[1] for name, made in corrected(rule.params(state.inner), state, arrival).items()}
         inner, memory, info = rule.receive(state.inner, memory, arrival)
         return Observed(inner, after), memory, info
 
@@ -80,30 +80,28 @@ def change_of(arrival: Arrival) -> Params:
     return arrival.upload.params if isinstance(arrival.upload, Curve) else arrival.upload
 
 
-def corrected(rule: ServerAlgorithm, state: Observed, arrival: Arrival) -> dict[str, tuple[Params, State]]:
-    """Correction -> the corrected change, and the correction's state after it."""
-    now = rule.params(state.inner)
+def corrected(now: Params, state: Observed, arrival: Arrival) -> dict[str, tuple[Params, State]]:
+    """Correction -> the corrected change, and the correction's state after it. ``now``: the server's params."""
     drift = jax.tree.map(jnp.subtract, now, arrival.start)
     change = change_of(arrival)
     return {name: end.correct(change, drift, state.corrections[name]) for name, end in ENDS.items()}
 
 
-def proposals(rule: ServerAlgorithm, state: Observed, arrival: Arrival, position: float) -> dict[str, Params]:
+def proposals(now: Params, state: Observed, arrival: Arrival, position: float) -> dict[str, Params]:
     """Name -> the model that the server would move to: ``position`` of the way to each corrected end.
 
     ``CORRECTION`` is on the line to it. If the client uploads a curve, ``CORRECTION, curve`` is on the curve whose
     control point keeps its offset, and ``CORRECTION, rotated curve`` on that whose control point turned with the chord;
     ``fresh`` and ``fresh, curve`` are on the client's own line and curve, from its start.
     """
-    now, s = rule.params(state.inner), jnp.asarray(position, jnp.result_type(float))
-    change = change_of(arrival)
+    s, change = jnp.asarray(position, jnp.result_type(float)), change_of(arrival)
     made: dict[str, Params] = {}
 
     def keep(name: str, start: Params, chord: Params, bend: Params | None = None) -> None:
         bend = jax.tree.map(jnp.zeros_like, chord) if bend is None else bend
         made[name] = jax.tree.map(jnp.add, start, along_curve(start, chord, bend, s))
 
-    for name, (chord, _) in corrected(rule, state, arrival).items():
+    for name, (chord, _) in corrected(now, state, arrival).items():
         keep(name, now, chord)
         if isinstance(arrival.upload, Curve) and name in CURVED:
             for control, title in CONTROL.items():
@@ -114,17 +112,19 @@ def proposals(rule: ServerAlgorithm, state: Observed, arrival: Arrival, position
     return made
 
 
-def probe(rule: ServerAlgorithm, model: Model, examples: Mapping[str, tuple[Any, Any]], position: float) -> Any:
+def probe(
+    observing: ServerAlgorithm, model: Model, examples: Mapping[str, tuple[Any, Any]], position: float
+) -> Callable[[Observed, State, Arrival, Parts], dict[str, Array]]:
     """A probe of :func:`proposals`: columns ``PROPOSAL | PART``, its mean loss on each part of ``examples``.
 
-    ``rule``: the rule inside :func:`observed`. ``examples``: name of a part -> (x, y). The column ``staleness``
+    ``observing``: the rule that :func:`observed` made. ``examples``: name of a part -> (x, y). The column ``staleness``
     comes on top.
     """
     parts = {name: _whole(x, y) for name, (x, y) in examples.items()}
 
     def measured(state: Observed, memory: State, arrival: Arrival, own: Parts) -> dict[str, Array]:
         del memory, own
-        made = proposals(rule, state, arrival, position)
+        made = proposals(observing.params(state), state, arrival, position)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *made.values())
         columns: dict[str, Array] = {"staleness": arrival.staleness}
         for part, data in parts.items():
