@@ -144,9 +144,7 @@ def test_observing_changes_nothing_and_keeps_the_corrections_states():
 
 
 def test_a_probe_measures_each_proposal_on_each_part():
-    model = registry.bind(
-        "model", __import__("fedjax_async").models.MODELS, "linear", input_shape=(6,), num_classes=None
-    )()
+    model = linear(input_shape=(6,))
     x = np.random.default_rng(5).normal(size=(7, 6)).astype(np.float32)
     y = np.arange(7, dtype=np.float32)
     rule = corrections.observed(fedasync(mixing=0.5))
