@@ -1,6 +1,6 @@
 """A decentralised run of the size of PushCen-ADFL's CIFAR-10 experiment: the engine, its oracle and a PyTorch loop.
 
-    python experiments/benchmarks/peers.py             # the first virtual seconds, in turn: five minutes
+    python experiments/benchmarks/peers.py             # the first virtual seconds, in turn: three minutes
     python experiments/benchmarks/peers.py --whole     # the whole run once, with its 60 evaluations
     python experiments/benchmarks/peers.py --smoke     # seconds
 
@@ -12,9 +12,10 @@ the nodes late, horizon 60. The images are made up, of the shape of CIFAR-10's: 
 * oracle: ``run_peer_reference``, the same events one at a time.
 * torch: ``torch_peers.py`` (extra ``bench``): the same steps and calls of the clustering, one event at a time.
 
-The three take turns within one process, and the table has the median of the ratios of each round. There is next to
-nothing to evaluate in the cut. ``--whole`` also evaluates each node on its own 100 test images at 61 moments. The two
-commands write ``peers.csv`` and ``peers_whole.csv``. Measured numbers: README.md.
+The three take turns within one process, and the table has the median of the ratios of each round, of elapsed and of
+processor time. There is next to nothing to evaluate in the cut. ``--whole`` also evaluates each node on its own 100
+test images, and the mean model on all of them, at 61 moments. The two commands write ``peers.csv`` and
+``peers_whole.csv``. Measured numbers: README.md.
 """
 
 from __future__ import annotations
@@ -116,11 +117,17 @@ def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callabl
     return calls
 
 
+def both_clocks() -> Any:
+    """Elapsed seconds, and processor seconds of this process with all its threads."""
+    return np.array([time.perf_counter(), time.process_time()])
+
+
 def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each contender: seconds of the cut, and the median ratio to the engine."""
     given = problem(a)
     calls = calls_of(given, a)
-    seconds = {name: np.array(times) for name, times in interleave(calls, a.rounds).items()}
+    found = interleave(calls, a.rounds, clock=both_clocks)
+    seconds, spent = ({name: np.array(times)[:, i] for name, times in found.items()} for i in (0, 1))
     events, steps = len(given[1].client), int(given[1].local_steps.sum())
     return [
         {
@@ -133,6 +140,8 @@ def measured_cut(a: argparse.Namespace) -> list[dict[str, Any]]:
             "ms a step": float(1e3 * np.median(times) / steps),
             "events a second": float(events / np.median(times)),
             "time / engine": float(np.median(times / seconds["engine"])),
+            "CPU seconds": float(np.median(spent[name])),
+            "CPU time / engine": float(np.median(spent[name] / spent["engine"])),
         }
         for name, times in seconds.items()
     ]
@@ -180,7 +189,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--k", type=int, default=32, help="centroids a layer")
     parser.add_argument("--receivers", type=int, default=10)
-    parser.add_argument("--horizon", type=float, default=None, help="virtual seconds [2.5, of the whole run 60]")
+    parser.add_argument("--horizon", type=float, default=None, help="virtual seconds [2, of the whole run 60]")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lanes", type=int, default=None, help="batches trained at the same time [one a core]")
     parser.add_argument("--whole", action="store_true", help="the whole run once, by the engine alone")
@@ -190,7 +199,7 @@ def main() -> None:
     a.shape = (32, 32, 3)
     if a.smoke:
         a.model, a.nodes, a.images, a.k, a.rounds, a.shape, a.receivers = "logistic", 4, 400, 4, 1, (28, 28, 1), 2
-    a.horizon = a.horizon or (60.0 if a.whole else 2.5)
+    a.horizon = a.horizon or (60.0 if a.whole else 2.0)
     rows = measured_whole(a) if a.whole else measured_cut(a)
     if a.out is not None or not a.smoke:
         name = "peers_whole.csv" if a.whole else "peers.csv"
