@@ -93,7 +93,7 @@ def ring(*, directed: bool = False) -> TopologyModel:
     """Each node and the next one on a circle, in both directions, or `directed`: only to the next."""
     check.kind("directed", directed, bool, "true or false")
     nx = _networkx()
-    return _fixed(lambda n, seed: nx.circulant_graph(n, [1], nx.DiGraph if directed else None))
+    return _fixed(lambda n, seed: nx.cycle_graph(n, nx.DiGraph if directed else None))
 
 
 def torus() -> TopologyModel:

@@ -109,7 +109,7 @@ def test_what_moves_the_weighted_mean(policy):
 @pytest.mark.parametrize(("policy", "topology"), [("merge", "ring:directed=true"), ("carry", "exponential")])
 def test_without_learning_only_the_buffer_moves_the_mean(policy, topology):
     with jax.enable_x64(True):
-        count = 300
+        count = 900
         run = Followed(FULL, STILL, planned(policy, topology, count), spread=True)
         start = run.total()[0] / 5
         carried = sum(run.event(e)[4] for e in range(count)) + 0 * start

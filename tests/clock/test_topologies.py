@@ -1,0 +1,66 @@
+"""Shapes of the named topologies: degrees, directions, connection."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from fedjax_async.clock import topologies
+
+# spec, nodes, whether it is undirected, degrees
+SHAPES = [
+    ("ring", 7, True, 2),
+    ("ring:directed=true", 7, False, 1),
+    ("torus", 12, True, 4),
+    ("exponential", 8, False, 3),
+    ("complete", 5, True, 4),
+    ("random_regular:degree=4", 9, True, 4),
+    ("erdos_renyi:p=0.4", 9, True, None),
+    ("erdos_renyi:p=0.5,directed=true", 9, False, None),
+    ("small_world:neighbours=4,p=0.3", 10, True, None),
+]
+
+
+def digraph(graph):
+    found = nx.DiGraph(zip(graph.senders.tolist(), graph.receivers.tolist()))
+    found.add_nodes_from(range(len(graph.bounds) - 1))
+    return found
+
+
+@pytest.mark.parametrize(("spec", "nodes", "undirected", "degree"), SHAPES)
+def test_shapes(spec, nodes, undirected, degree):
+    (graph,) = topologies.bind(spec, nodes, seed=3).graphs
+    edges = digraph(graph)
+    assert nx.is_strongly_connected(edges) and nx.number_of_selfloops(edges) == 0
+    assert all((v, u) in edges.edges for u, v in edges.edges) == undirected
+    assert degree is None or (graph.degrees == degree).all()
+    for node in range(nodes):
+        own = graph.receivers[graph.bounds[node] : graph.bounds[node + 1]]
+        assert (np.diff(own) > 0).all(), "receivers ascend"
+    again = topologies.bind(spec, nodes, seed=3).graphs[0]
+    np.testing.assert_array_equal(again.receivers, graph.receivers)
+
+
+def test_a_star_has_a_hub_and_a_circle_of_powers_is_gone_round_in_turn():
+    (star,) = topologies.bind("star", 6, seed=0).graphs
+    assert star.degrees.tolist() == [5, 1, 1, 1, 1, 1] and star.receivers[5:].tolist() == [0] * 5
+    graphs = topologies.bind("exponential:one_peer=true", 8, seed=0).graphs
+    for step, graph in zip((1, 2, 4), graphs, strict=True):
+        np.testing.assert_array_equal(graph.receivers, (np.arange(8) + step) % 8)
+    gossip = topologies.bind("gossip:receivers=10", 6, seed=0)
+    assert gossip.graphs == () and gossip.random == 5, "no more receivers than there are others"
+
+
+def test_edge_lists_and_graphs(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text("source,target\n0,1\n1,2\n2,0\n2,0\n")
+    (one,) = topologies.bind(f"csv:path={path},directed=true", 3, seed=0).graphs
+    assert (one.senders.tolist(), one.receivers.tolist()) == ([0, 1, 2], [1, 2, 0])
+    (both,) = topologies.bind(f"csv:path={path}", 3, seed=0).graphs
+    assert both.degrees.tolist() == [2, 2, 2]
+    turns = topologies.bind([nx.path_graph(3), nx.cycle_graph(3, nx.DiGraph)], 3, seed=0).graphs
+    assert [graph.degrees.tolist() for graph in turns] == [[1, 2, 1], [1, 1, 1]]
+    for given, message in [("ring2", "topology"), (nx.path_graph(4), "nodes"), ("erdos_renyi:p=0", "connected")]:
+        with pytest.raises(ValueError, match=message):
+            topologies.bind(given, 3, seed=0)
