@@ -172,12 +172,15 @@ def test_the_table_of_made_up_runs(study):
     slow, fast = [0.1, 0.2, 0.3, 0.5, 0.6], [0.1, 0.5, 0.7, 0.6, 0.7]
     runs = {"fedasync": [make_run(slow, times)] * 2, "new": [make_run(fast, times), make_run(slow, times)]}
     chosen = {name: {"method": name, "method.mixing": 0.4, "lr": 0.03} for name in runs}
-    first, second = study.rows_of("mnist", runs, chosen, 0.5, "fedasync")
+    first, second = study.rows_of("mnist", runs, chosen, 0.5)
     assert first["accuracy (%)"].mean == pytest.approx(100 * np.mean(slow), rel=1e-6)
     assert second["accuracy (%)"].mean == pytest.approx(50 * (np.mean(slow) + np.mean(fast)), rel=1e-6)
-    assert first["time to 50 % / fedasync"].mean == 1.0
-    assert second["time to 50 % / fedasync"].mean == pytest.approx((3 / 9 + 1) / 2)
+    assert first["minutes to 50 %"].mean == pytest.approx(9 / 60)
+    assert second["minutes to 50 %"].mean == pytest.approx((3 + 9) / 2 / 60)
     assert (second["local rate"], second["server rate"], second["seeds"]) == (0.03, 0.4, 2)
+    missed, one_of_two = study.rows_of("mnist", runs, chosen, 0.65)
+    reached = [str(row["minutes to 65 %"]) for row in (missed, one_of_two)]
+    assert reached == ["0 of 2 reached", "1 of 2 reached"], "each row counts its own seeds"
 
 
 def test_every_row_of_the_table_is_tried_equally_often_and_can_be_run(study):

@@ -14,7 +14,6 @@ from typing import Any
 
 from study import (
     ABLATIONS,
-    BASELINE,
     FINAL,
     METHODS,
     SEEDS,
@@ -41,7 +40,7 @@ def methods(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     figure = accuracy_curve(runs, "update", final=FINAL)
     figure.axes[0].set_title(TASKS[task].title)
     save_figure(figure, given.out / f"table_methods_{task}.png")
-    return rows_of(task, runs, chosen, TASKS[task].target, BASELINE)
+    return rows_of(task, runs, chosen, TASKS[task].target)
 
 
 def ablation(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -50,7 +49,7 @@ def ablation(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     chosen = {WHOLE: whole[WHOLE]}
     chosen |= {name: without(whole[WHOLE], option) for name, option in ABLATIONS.items()}
     runs = runs_of(task, chosen, given, tried)
-    return rows_of(task, runs, chosen, TASKS[task].target, WHOLE)
+    return rows_of(task, runs, chosen, TASKS[task].target)
 
 
 def main() -> None:
