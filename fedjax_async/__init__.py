@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.config.methods import METHODS, Method
+    from fedjax_async.config.methods import METHODS, Method, PeerMethod
     from fedjax_async.config.own import named
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
@@ -49,6 +49,7 @@ __all__ = [
     "Metric",
     "Model",
     "Parts",
+    "PeerMethod",
     "Probe",
     "Request",
     "Run",
@@ -82,6 +83,7 @@ __getattr__, __dir__ = lazy.attach(
         "Metric": "models.metrics",
         "Model": "types",
         "Parts": "types",
+        "PeerMethod": "config.methods",
         "Probe": "types",
         "Request": "types",
         "Run": "types",

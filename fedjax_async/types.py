@@ -297,7 +297,7 @@ class Run(NamedTuple):
     updates: dict[str, np.ndarray]
     per_client: dict[str, np.ndarray]
     counters: dict[str, Any]
-    schedule: Schedule
+    schedule: Any  # a Schedule, or a ``clock.PeerSchedule`` of a run without a server
     probes: Mapping[str, dict[str, np.ndarray]] = {}
     stopped: Stopped | None = None
     best: Best | None = None

@@ -15,6 +15,7 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.cli import flags, listing
+from fedjax_async.peers.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
@@ -61,11 +62,13 @@ def test_paths_exist(page):
 
 def test_names_exist():
     """Whatever the overview names stands in the registry of its kind."""
-    kinds = "methods|timings|delays|partitions|data sets|compressors|models"
+    kinds = "methods|topologies|timings|delays|partitions|data sets|compressors|models"
     rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
-    assert len(rows) == 7
+    assert len(rows) == 8
     for kind, row in rows.items():
         assert set(re.findall(r"`(\w+)`", row)) <= set(listing.entries(kind.replace(" ", ""))), kind
+    peers = re.search(r"^\| methods without a server \| (.+) \|$", TEXT, re.MULTILINE)
+    assert peers is not None and set(re.findall(r"`(\w+)`", peers[1])) == set(METHODS)
 
 
 def test_the_table_is_the_recorded_one():

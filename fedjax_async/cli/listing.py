@@ -12,6 +12,8 @@ from fedjax_async import registry
 REGISTRIES: dict[str, tuple[str, str]] = {
     "methods": ("config.methods", "METHODS"),
     "timings": ("clock", "TIMINGS"),
+    "topologies": ("clock", "TOPOLOGIES"),
+    "exchanges": ("clock", "EXCHANGES"),
     "delays": ("clock", "DELAYS"),
     "availability": ("clock", "AVAILABILITY"),
     "faults": ("clock", "FAULTS"),
@@ -35,7 +37,7 @@ def entries(kind: str) -> dict[str, Any]:
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     same = ("availability", "faults", "staleness", "sampling", "metrics")
     singular = kind if kind in same else kind.removesuffix("s")
-    return registry.entries("compress" if kind == "compressors" else singular, builtin)
+    return registry.entries({"compressors": "compress", "topologies": "topology"}.get(kind, singular), builtin)
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
-from fedjax_async.clock import delay_statistics, used_arrivals, wave_statistics
-from fedjax_async.config import Experiment, Settings, execute, prepare
+from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
+from fedjax_async.config import Experiment, PeerExperiment, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
-from fedjax_async.results import bar, gantt, save_figure, write_comparison
+from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
@@ -83,11 +83,11 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
         _run_prepared(arguments, experiment, callbacks)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbacks: Callbacks) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerExperiment, callbacks: Callbacks) -> None:
     began = time.perf_counter()
     if arguments.out:
         require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
-    meter = bar(len(experiment.schedule.job), False if arguments.quiet else None, label=experiment.settings.method)
+    meter = bar(experiment.total, False if arguments.quiet else None, label=experiment.settings.method)
     try:
         if arguments.out:
             options: dict[str, Any] = {"overwrite": arguments.overwrite, "again": arguments.again}
@@ -108,10 +108,14 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
     finally:
         meter.close()
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
+    peers = isinstance(experiment, PeerExperiment)
+    steps = f"{counters['messages']} messages" if peers else f"{counters['server_steps']} server steps"
     print(
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
-        f"{counters['server_steps']} server steps, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
+        f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
+    if peers:
+        print(nodes_text(run))
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
@@ -127,6 +131,20 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment, callbac
     if arguments.out:
         print(f"saved in {arguments.out}")
     notices.warn_about({"": counters})
+
+
+def nodes_text(run: Run) -> str:
+    """How far apart the nodes' models are at the end, the accuracy of their mean, and the masses."""
+    last = {name: column[-1] for name, column in run.evaluations.items()}
+    metric = "accuracy" if has_accuracy([run]) else "loss"
+    shown = (lambda value: f"{100 * value:.2f} %") if metric == "accuracy" else (lambda value: f"{value:.4f}")
+    parts = [f"mean model's {metric} {shown(last[f'average_{metric}'])}", f"consensus distance {last['consensus']:.4g}"]
+    if not np.isnan(last.get(f"global_{metric}", np.nan)):
+        parts.insert(0, f"{metric} on all tests {shown(last[f'global_{metric}'])}")
+    if "total_mass" in last:
+        parts.append(f"mass {last['total_mass']:.4g} of {run.schedule.num_clients}")
+        parts.append(f"from {last['smallest_mass']:.3g} to {last['largest_mass']:.3g} a node")
+    return ", ".join(parts)
 
 
 def _unused(count: int) -> str:
@@ -202,14 +220,35 @@ def plan(arguments: argparse.Namespace) -> None:
         require_picture("gantt", arguments.gantt)
     with precision(settings), planning_bar() as part:
         experiment = prepare(settings, planning=part(0))
+    if isinstance(experiment, PeerExperiment):
+        _print_peers(experiment)
+        figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
+    else:
+        used = _print_plan(experiment)
+        figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
+    if figure is not None:
+        save_figure(figure, Path(arguments.gantt))
+        print(f"drawn in {arguments.gantt}")
+
+
+def _print_peers(experiment: PeerExperiment) -> None:
+    schedule = experiment.schedule
+    print(f"{len(schedule.client)} events, {len(schedule.receiver)} messages of {schedule.message_bytes} bytes")
+    _print_fields(peer_statistics(schedule, peer_waves(schedule, experiment.points.time)))
+
+
+def _print_fields(statistics: Any) -> None:
+    for name, value in statistics._asdict().items():
+        print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
+
+
+def _print_plan(experiment: Experiment) -> np.ndarray:
+    """Print what a plan amounts to; returns which arrivals are used."""
     schedule = experiment.schedule
     came = len(schedule.job)
     used = used_arrivals(schedule) if waits_for_close(experiment.components) else came
     steps = int(schedule.closes.sum())
     print(f"{len(schedule.client)} jobs, {used} updates, {steps} server steps{_unused(came - used)}")
     for statistics in (delay_statistics(schedule), wave_statistics(schedule)):
-        for name, value in statistics._asdict().items():
-            print(f"{name:>16} {value:.4g}" if isinstance(value, float) else f"{name:>16} {value}")
-    if arguments.gantt:
-        save_figure(gantt(schedule, used=np.arange(came) < used, drawing=drawing), Path(arguments.gantt))
-        print(f"drawn in {arguments.gantt}")
+        _print_fields(statistics)
+    return np.asarray(np.arange(came) < used)

@@ -10,7 +10,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
    ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
-   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched; ``peer_statistics.py``.
+   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched; ``peer_statistics.py``;
+   ``peer_trace.py``, in files.
 7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
    one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
 """
@@ -38,6 +39,7 @@ from fedjax_async.clock.peer_statistics import (
     masses,
     peer_statistics,
 )
+from fedjax_async.clock.peer_trace import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.peer_waves import peer_runs, peer_slots, peer_waves
 from fedjax_async.clock.planning import NothingArrives, plan
 from fedjax_async.clock.record import (
@@ -114,8 +116,10 @@ __all__ = [
     "degrees",
     "delay_statistics",
     "fault_counts",
+    "is_peer_schedule",
     "job_faults",
     "joined",
+    "load_peer_schedule",
     "load_schedule",
     "load_schedule_csv",
     "longest_chain",
@@ -127,6 +131,7 @@ __all__ = [
     "peer_waves",
     "plan",
     "plan_peers",
+    "save_peer_schedule",
     "save_schedule",
     "save_schedule_csv",
     "staleness_histogram",

@@ -212,6 +212,20 @@ def from_networkx(graph: Any, num_clients: int) -> Graph:
     return make_graph(num_clients, edges[:, 0], edges[:, 1])
 
 
+def of_graphs(given: Any) -> Topology:
+    """The topology of a networkx graph, or of a list of graphs that are used in turn; ``ValueError`` otherwise.
+
+    The nodes are 0..N-1. Graphs of one list must have equally many.
+    """
+    if isinstance(given, Topology):
+        return given
+    graphs = list(given) if isinstance(given, (list, tuple)) else [given]
+    is_graph = [hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs]
+    allowed = "a name of TOPOLOGIES, a networkx graph or a list of graphs"
+    check.require(bool(graphs) and all(is_graph), "topology", given, allowed)
+    return Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs))
+
+
 def bind(topology: Any, num_clients: int, seed: int) -> Topology:
     """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
 
@@ -222,9 +236,7 @@ def bind(topology: Any, num_clients: int, seed: int) -> Topology:
     if callable(topology):
         topology = topology(num_clients, seed)
         check.kind("topology", topology, Topology, "a model that returns clock.Topology")
-        return topology
-    graphs = topology if isinstance(topology, (list, tuple)) else [topology]
-    is_graph = [hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs]
-    allowed = "a name of TOPOLOGIES, a networkx graph or a list of graphs"
-    check.require(bool(graphs) and all(is_graph), "topology", topology, allowed)
-    return Topology(num_clients, tuple(from_networkx(graph, num_clients) for graph in graphs))
+    found = of_graphs(topology)
+    if found.num_clients != num_clients:
+        raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, and has {found.num_clients}")
+    return found

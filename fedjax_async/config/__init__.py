@@ -2,11 +2,12 @@
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
+``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py``, ``problem.py`` (data and
-model), ``clients.py`` (local training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one
-setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share
-programs) serve sweeps.
+Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py`` and ``peer_methods.py``,
+``problem.py`` (data and model), ``clients.py`` (local training and compression) and ``measures.py`` turn names into
+objects. ``paths.py`` (one setting by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and
+``sweeping.py`` (which runs share programs) serve sweeps.
 ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
 (what such parts must return) let a user's own parts stand wherever the package's do. ``watching.py`` is early stopping,
 the best model and callbacks. ``differentiable.py`` gives a run as a function that JAX differentiates.
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from fedjax_async.config.differentiable import PerClient, PerStaleness, Trajectory, trajectory
     from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
-    from fedjax_async.config.methods import METHODS, Method, method, method_options
+    from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
     from fedjax_async.config.own import named
+    from fedjax_async.config.peers import PeerExperiment
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
     from fedjax_async.config.simulation import ENGINES, execute
@@ -33,6 +35,8 @@ __all__ = [
     "Experiment",
     "Group",
     "Method",
+    "PeerExperiment",
+    "PeerMethod",
     "PerClient",
     "PerStaleness",
     "Point",
@@ -58,6 +62,8 @@ __getattr__, __dir__ = lazy.attach(
         "Experiment": "experiment",
         "Group": "sweeping",
         "Method": "methods",
+        "PeerExperiment": "peers",
+        "PeerMethod": "methods",
         "PerClient": "differentiable",
         "PerStaleness": "differentiable",
         "Point": "grid",

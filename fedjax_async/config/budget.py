@@ -37,7 +37,7 @@ def plan_within(s: Settings, planned: Planned, *, waits: bool, any_budget: bool)
         first = _first_step(planned) if any_budget else None
     budget, allowed = f"time = {s.time}", "enough to complete a server step"
     if first is not None:
-        end = _rounded_up(float(first.time[-1]))
+        end = rounded_up(float(first.time[-1]))
         allowed = f"at least {end}, when the first server step is complete: before, the model never changes"
     if came == s.updates:
         budget = f"updates = {s.updates}"
@@ -55,7 +55,7 @@ def _first_step(planned: Planned) -> Schedule | None:
     return schedule if schedule.closes.any() else None
 
 
-def _rounded_up(seconds: float) -> float:
+def rounded_up(seconds: float) -> float:
     """With six digits, so that it is enough."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 5)
     return float(f"{math.ceil(seconds / unit) * unit:.6g}")

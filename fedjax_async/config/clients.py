@@ -20,6 +20,7 @@ from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, v
 from fedjax_async.config import own
 from fedjax_async.config.methods import (
     Method,
+    PeerMethod,
     ignored_by,
     local_options,
     registered_client,
@@ -38,7 +39,9 @@ Private = Callable[[Path], bool] | None
 # --- local training ---------------------------------------------------------------------------------
 
 
-def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[Client, dict[str, float]]:
+def client_of(
+    model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
+) -> tuple[Client, dict[str, float]]:
     """Local training: the object of the settings, the factory that they name, or else the method's."""
     given = own.thing_of("client", s.client)
     if given is not None and not callable(given):
@@ -55,7 +58,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tup
     return training_of(model, s, batch_size, used)
 
 
-def factory_of(s: Settings, usual: Usual) -> Callable[..., Any] | None:
+def factory_of(s: Settings, usual: Training) -> Callable[..., Any] | None:
     """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
     given = own.thing_of("client", s.client)
     if given is not None:
@@ -68,7 +71,7 @@ def factory_of(s: Settings, usual: Usual) -> Callable[..., Any] | None:
 _BRINGS = "the client algorithm (client) does not take it"
 
 
-def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
+def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
@@ -79,7 +82,9 @@ def _check_ignored(s: Settings, chosen: Method, takes: Collection[str]) -> None:
         raise ValueError(f"method = {str(s.method)!r}: must leave out the option {options[0]}: {_BRINGS}")
 
 
-def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> tuple[ClientFamily, dict[str, float]]:
+def training_of(
+    model: Model, s: Settings, batch_size: int, chosen: Method | PeerMethod
+) -> tuple[ClientFamily, dict[str, float]]:
     """A family of client algorithms, and the hyperparameters of the one that settings and method ask for."""
     filled = with_optimizer(s, chosen)
     spec, lr = str(filled.optimizer), float(filled.lr or 0.0)
@@ -140,14 +145,8 @@ def _training(
 # --- compression of uploads ---------------------------------------------------------------------------
 
 
-class Usual(Protocol):
-    """A method's defaults of settings: a ``Preset`` or a ``Method``."""
-
-    @property
-    def compress(self) -> str | None: ...
-
-    @property
-    def feedback(self) -> str | None: ...
+class Training(Protocol):
+    """A method's defaults of settings of local training: a preset, or a method object."""
 
     @property
     def optimizer(self) -> str: ...
@@ -159,7 +158,17 @@ class Usual(Protocol):
     def client(self) -> Callable[..., Any]: ...
 
 
-def with_optimizer(settings: Settings, usual: Usual) -> Settings:
+class Usual(Training, Protocol):
+    """The same of a method with a server, with the compression of uploads."""
+
+    @property
+    def compress(self) -> str | None: ...
+
+    @property
+    def feedback(self) -> str | None: ...
+
+
+def with_optimizer(settings: Settings, usual: Training) -> Settings:
     """The settings with the method's own optimiser and learning rate filled in where they leave them open."""
     return dataclasses.replace(
         settings,
@@ -291,6 +300,12 @@ def _message_bytes(spec: str, per: str, params: Any, structure: Any, shapes: tup
         found.append(jax.tree.unflatten(inside, filled))
     payload = tuple(found)
     return most_bits(payload) // 8, -(-int(values_bits(payload)) // 8)
+
+
+def longest_message(compress: str, like: Params) -> int:
+    """Bytes of the longest message that a compressor can make of a tree of these shapes."""
+    structure, shapes = _hashable(like)
+    return _message_bytes(compress, "whole", structure, structure, shapes)[0]
 
 
 def _is_whole_scalar(leaf: Any) -> bool:

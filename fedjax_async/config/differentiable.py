@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.config.experiment import prepare
+from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.trajectory import PerClient, PerStaleness, make_trajectory
 from fedjax_async.types import Array, Params
@@ -59,6 +59,9 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
         check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
     check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
     experiment = prepare(settings, **objects)
+    allowed = "a method with a server: only those have a trajectory"
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}")
     components = experiment.components
     check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,22 +15,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import DELAYS, TIMINGS, DelayModel, Limits, Timing, Until, plan
+from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
-from fedjax_async.config.clients import (
-    client_of,
-    compressing,
-    factory_of,
-    traffic_of,
-    with_optimizer,
-    with_uploads,
-)
+from fedjax_async.config.clients import client_of, compressing, traffic_of
 from fedjax_async.config.measures import measures_of
-from fedjax_async.config.methods import Method, brings_timing, ignored_by, method_of, preset_of
-from fedjax_async.config.problem import check_model, data_of, initial, model_of, params_dtype, with_owners
-from fedjax_async.config.settings import Settings, as_dict, moments
-from fedjax_async.data import Dataset, Federation
+from fedjax_async.config.methods import Method, brings_timing, method_of
+from fedjax_async.config.peer_methods import exchange_of, peer_method_of
+from fedjax_async.config.peers import PeerExperiment, prepare_peers
+from fedjax_async.config.problem import data_of, initial, params_dtype
+from fedjax_async.config.resolving import (
+    checked,
+    delay_of,
+    epochs_of,
+    every_of,
+    length_of_batch,
+    model_for,
+    with_objects,
+    without_server,
+)
+from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Client,
     Components,
@@ -43,8 +46,8 @@ from fedjax_async.engine.components import (
     shapes_of_server,
     waits_for_close,
 )
-from fedjax_async.engine.devices import naming_remedies, require_fits
-from fedjax_async.engine.evaluation import Every, Points, evaluation_points, owners, require_few
+from fedjax_async.engine.devices import naming_remedies
+from fedjax_async.engine.evaluation import Points, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
 from fedjax_async.engine.record import Traffic
@@ -79,6 +82,21 @@ class Experiment(NamedTuple):
     probes: Probes = NO_PROBES
     measures: Measures = NOTHING
 
+    @property
+    def total(self) -> int:
+        """The arrivals of the run."""
+        return len(self.schedule.job)
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
+        position = self.points.position
+        return position, np.concatenate([[0], np.cumsum(self.schedule.closes)])[position]
+
+    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What an engine found at an evaluation, as the results have it."""
+        del row
+        return scores
+
 
 class Resolved(NamedTuple):
     """Settings whose names have become objects."""
@@ -104,8 +122,10 @@ def prepare(
     client: Any = None,
     probes: Mapping[str, Any] | None = None,
     planning: Callable[[float], None] | None = None,
-) -> Experiment:
+) -> Experiment | PeerExperiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
+
+    A method without a server gives a ``PeerExperiment``.
 
     Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
     ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A
@@ -117,44 +137,24 @@ def prepare(
     ``probes``: functions by name, to evaluate on arrivals; a :class:`Probe` chooses the arrivals.
     ``planning(share)`` is called now and then with the share of the budget that is planned.
     """
-    run = resolve(with_objects(settings, method=method, model=model, data=data, client=client))
+    settings = with_objects(settings, method=method, model=model, data=data, client=client)
+    if without_server(settings):
+        return prepare_peers(settings, probes, planning)
+    run = resolve(settings)
     schedule, points = planned(run, planning)
     return built(run, schedule, points, probes)
 
 
-def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
-    """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
-    kinds = (FederatedData, own.Named)
-    allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes it of arrays"
-    if isinstance(data, (Dataset, Federation)):
-        allowed = "FederatedData; a Dataset or Federation is given as dataset="
-    check.require(data is None or isinstance(data, kinds), "data", f"a {type(data).__name__}", allowed)
-    given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
-    return dataclasses.replace(settings, **given) if given else settings
-
-
 def resolve(settings: Settings) -> Resolved:
     """Turn every name into an object, and count the bytes of a message in each direction; see :func:`prepare`."""
-    if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
-        raise ValueError(
-            "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
-        )
-    for field in own.KINDS:
-        own.thing_of(field, getattr(settings, field))  # refuses what is known from a file only
-    s = resolved(settings)
+    s = checked(settings)
     timing, delay = timing_of(s), delay_of(s)
     data = data_of(s)
     chosen = method_of(s.method, len(data.size))
-    model = model_of(s, data)
-    contracts.check_model(s, model, data)
-    shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
-    check_model(model, shapes, data)
-    require_fits(str(s.model), shapes)
-    check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
-    batch_size = min(s.batch_size, int(data.size.max()))  # a longer batch would only be padded
+    model, shapes = model_for(s, data)
+    batch_size = length_of_batch(s, data)
     trainer, hyper = client_of(model, s, batch_size, chosen)
-    epochs = 1.0 if s.epochs is None and s.steps is None else s.epochs
-    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs, steps=s.steps)
+    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
     contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
@@ -165,18 +165,12 @@ def resolve(settings: Settings) -> Resolved:
     return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 
-def resolved(settings: Settings) -> Settings:
-    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
-
-    Optimiser and rate stay open where neither the local training nor fine-tuning takes them.
-    """
-    usual = preset_of(settings.method)
-    filled = with_uploads(with_owners(settings), usual)
-    factory = factory_of(settings, usual)
-    if factory is None or settings.fine_tune is not None:
-        return with_optimizer(filled, usual)
-    given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
-    return dataclasses.replace(with_optimizer(filled, usual), **given)
+def check_method(s: Settings) -> None:
+    """``ValueError`` for a method, timing or exchange that does not exist."""
+    if without_server(s):
+        exchange_of(peer_method_of(s.method, s.compress), s.exchange)
+    else:
+        timing_of(s)
 
 
 def timing_of(s: Settings) -> Timing:
@@ -192,17 +186,10 @@ def timing_of(s: Settings) -> Timing:
     return timing
 
 
-def delay_of(s: Settings) -> DelayModel:
-    """The delay model that the settings name, or their object."""
-    given = own.thing_of("delay", s.delay)
-    model: DelayModel = registry.bind("delay", DELAYS, s.delay)() if given is None else given
-    return model
-
-
 def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> tuple[Schedule, Points]:
     """Plan the schedule of a run, and choose its evaluations; ``planning``: see :func:`prepare`."""
     s = run.settings
-    every = Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))
+    every = every_of(s)
     if sum(budget is not None for budget in (s.time, s.updates, s.server_steps)) == 1:  # the length is known
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
     # a timing policy of the user's own may know no other budget than the one that it is given

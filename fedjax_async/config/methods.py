@@ -1,4 +1,7 @@
-"""Methods by name: a server rule joined with its usual timing and local objective."""
+"""Methods by name: a server rule joined with its usual timing and local objective.
+
+Methods without a server stand in the same registry; ``peer_methods.py`` resolves them.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,24 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.components import Hyper, ServerFamily, split_options
+from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
-from fedjax_async.server import METHODS, Preset
-from fedjax_async.types import ClientAlgorithm, ServerAlgorithm
+from fedjax_async.peers import METHODS as PEER_METHODS
+from fedjax_async.peers import PeerPreset
+from fedjax_async.peers.methods import training
+from fedjax_async.server import METHODS as SERVER_METHODS
+from fedjax_async.server import Preset
+from fedjax_async.types import ClientAlgorithm, Path, ServerAlgorithm
+
+METHODS: dict[str, Preset | PeerPreset] = {**SERVER_METHODS, **PEER_METHODS}
+Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node
 
 
 class Method(NamedTuple):
@@ -45,16 +55,51 @@ class Method(NamedTuple):
     lr: float = 0.01
 
 
+class PeerMethod(NamedTuple):
+    """A method without a server as a run needs it; build one to run peers of your own.
+
+    ``peer``: a ``PeerAlgorithm``, a function of ``hyper`` that returns one, or ``f(stays)`` that returns either, with
+    ``stays(path)`` whether a leaf of the params stays with its node. ``exchange`` and ``topology`` are specs such as
+    ``"push_sum:policy=merge"`` and ``"gossip:receivers=4"``, the defaults of the settings of those names; so is
+    ``compress``, of methods that compress their messages. ``shared``: options that the exchange must have, too. The
+    rest as in :class:`Method`.
+    """
+
+    peer: Peer | Callable[[Stays], Peer]
+    exchange: str = "push_sum"
+    topology: str = "gossip"
+    proximal: float = 0.0
+    hyper: Mapping[str, float] = {}
+    compress: str | None = None
+    client: Callable[..., ClientAlgorithm] = training
+    client_options: tuple[tuple[str, Any], ...] = ()
+    plain_sgd: bool = False
+    optimizer: str = "sgd"
+    lr: float = 0.01
+    shared: Mapping[str, Any] = {}
+
+
+Chosen = TypeVar("Chosen", bound=Method | PeerMethod)
 GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale")  # options of local training that every run gives
 LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot set
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Option -> default of a method: those of its server rule and of its local training, and ``proximal``."""
-    preset: Preset = registry.find("method", METHODS, name)
-    defaults = {key: parameter.default for key, parameter in registry.options_of(preset.server).items()}
+    """Option -> default of a method: those of its rule (or node) and of its local training, and ``proximal``."""
+    preset: Preset | PeerPreset = registry.find("method", METHODS, name)
+    defaults = {key: parameter.default for key, parameter in registry.options_of(rule_factory(preset)).items()}
     own = {key: parameter.default for key, parameter in client_options(preset.client).items()}
     return own | defaults | {"proximal": preset.proximal}
+
+
+def rule_factory(preset: Preset | PeerPreset) -> Callable[..., Any]:
+    """The factory of a method's server rule, or of what its nodes do."""
+    return preset.peer if isinstance(preset, PeerPreset) else preset.server
+
+
+def is_decentralised(usual: Any) -> bool:
+    """Whether an entry of ``METHODS``, or a method object, runs without a server."""
+    return isinstance(usual, (PeerPreset, PeerMethod))
 
 
 def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.Parameter]:
@@ -63,16 +108,16 @@ def client_options(client: Callable[..., ClientAlgorithm]) -> dict[str, inspect.
 
 
 def brings_timing(spec: str) -> bool:
-    """Whether a method's spec has a timing of its own: ``fedbuff@buffer:size=5``."""
+    """Whether a method's spec has a timing (or exchange) of its own: ``fedbuff@buffer:size=5``."""
     return own.thing_of("method", spec) is None and "@" in spec
 
 
-def preset_of(spec: str) -> Preset | Method:
+def preset_of(spec: str) -> Preset | PeerPreset | Method | PeerMethod:
     """The entry of ``METHODS`` that a spec names, or the method object itself."""
     if (given := own.thing_of("method", spec)) is not None:
-        return checked_method(given)
+        return given if isinstance(given, PeerMethod) else checked_method(given)
     name, _ = registry.parse_spec("method", spec.partition("@")[0])
-    preset: Preset = registry.find("method", METHODS, name)
+    preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     return preset
 
 
@@ -103,7 +148,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
         check.require(not lacks, field, shown, f"{takes}; the option {p.name} needs a default")
 
 
-def with_factory(chosen: Method, factory: Callable[..., ClientAlgorithm]) -> Method:
+def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Chosen:
     """The method with local training by a factory of the user's own, which has the place of a name in ``client``."""
     check_factory("client", factory)
     return _with_local(chosen, own.lasting(factory), (), {})
@@ -118,7 +163,7 @@ def registered_client(spec: str) -> tuple[Callable[..., ClientAlgorithm], dict[s
     return registry.find("client", {}, name), options
 
 
-def with_client(chosen: Method, spec: str) -> Method:
+def with_client(chosen: Chosen, spec: str) -> Chosen:
     """The method with the local training that a spec names: a factory that the user registered."""
     factory, options = registered_client(spec)
     name = spec.partition(":")[0]
@@ -129,16 +174,16 @@ def with_client(chosen: Method, spec: str) -> Method:
 
 
 def _with_local(
-    chosen: Method, factory: Callable[..., ClientAlgorithm], static: tuple[tuple[str, Any], ...], traced: Hyper
-) -> Method:
+    chosen: Chosen, factory: Callable[..., ClientAlgorithm], static: tuple[tuple[str, Any], ...], traced: Hyper
+) -> Chosen:
     hyper = {key: value for key, value in chosen.hyper.items() if not key.startswith("client.")}
     hyper |= {f"client.{option}": value for option, value in traced.items()}
-    return chosen._replace(client=factory, client_options=static, hyper=hyper, plain_sgd=False)
+    return chosen._replace(client=factory, client_options=static, hyper=hyper, plain_sgd=False)  # type: ignore[return-value]
 
 
 def checked_method(given: Any) -> Method:
     """A method object; ``ValueError`` for anything else, which says what to wrap."""
-    wrap = "a Method; wrap the rule: Method(rule, timing='every')"
+    wrap = "a Method; wrap the rule: Method(rule, timing='every') (of nodes without a server: PeerMethod(peer))"
     if isinstance(given, ServerAlgorithm):
         raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
     call = "; call the factory: Method(f())" if callable(given) else ""
@@ -152,6 +197,12 @@ def check_fields(given: Method | Preset, kind: str) -> None:
     """``ValueError`` for a field that ``Method`` and ``Preset`` share and is out of range, as ``KIND.FIELD``."""
     check.require(isinstance(given.timing, str), f"{kind}.timing", given.timing, "a text such as 'every'")
     registry.bind("timing", TIMINGS, given.timing)()
+    check_local_fields(given, kind)
+    check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
+
+
+def check_local_fields(given: Method | Preset | PeerMethod, kind: str) -> None:
+    """``ValueError`` for a field about local training and compression that is out of range, as ``KIND.FIELD``."""
     check.require(_is_finite(given.proximal), f"{kind}.proximal", given.proximal, "a finite number >= 0")
     check.require(float(given.proximal) >= 0, f"{kind}.proximal", given.proximal, "a finite number >= 0")
     check.require(isinstance(given.optimizer, str), f"{kind}.optimizer", given.optimizer, "a text such as 'sgd'")
@@ -162,7 +213,6 @@ def check_fields(given: Method | Preset, kind: str) -> None:
     check.require(compress, f"{kind}.compress", given.compress, "None or a text such as 'topk:ratio=0.1'")
     if given.compress is not None:
         registry.bind("compress", COMPRESSORS, given.compress)()
-    check.optional(check.one_of, f"{kind}.feedback", given.feedback, allowed=FEEDBACKS)
     check.require(isinstance(given.plain_sgd, bool), f"{kind}.plain_sgd", given.plain_sgd, "True or False")
     allowed = "a factory of a ClientAlgorithm, f(model, *, ...); an algorithm is given as client= of the run"
     check.require(callable(given.client), f"{kind}.client", own.shown(given.client), allowed)
@@ -218,13 +268,14 @@ def _is_finite(value: Any) -> bool:
 
 def local_options(spec: str) -> list[str]:
     """The options of local training that a method gives by itself: another client algorithm would ignore them."""
-    if (given := own.thing_of("method", spec)) is not None:
-        chosen = checked_method(given)
+    if own.thing_of("method", spec) is not None:
+        chosen: Any = preset_of(spec)
         traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
         return [*(name for name, _ in chosen.client_options), *traced]
     _, options = registry.parse_spec("method", spec.partition("@")[0])
     preset: Any = preset_of(spec)
-    return [name for name in options if name != "proximal" and name not in registry.options_of(preset.server)]
+    of_rule = registry.options_of(rule_factory(preset))
+    return [name for name in options if name != "proximal" and name not in of_rule]
 
 
 @lru_cache(maxsize=64)
@@ -239,6 +290,22 @@ def _family(
     return server
 
 
+def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
+    """Name, options and own timing or exchange (``what``) of a method's spec; ``ValueError`` for unknown options."""
+    rule, _, own_one = spec.partition("@")
+    name, options = registry.parse_spec("method", rule)
+    preset = registry.find("method", METHODS, name)
+    check.non_negative("proximal", options.get("proximal", preset.proximal))
+    check.require(not rule.endswith(":"), "method", spec, f"without the colon where no options follow: {name}")
+    check.require("@" not in spec or bool(own_one), "method", spec, f"METHOD or METHOD@{what}")
+    known = method_options(name)
+    for key in options:
+        setting = key in Settings.__dataclass_fields__ and key not in known
+        check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
+        registry.find(f"option of {name}", known, key)
+    return name, options, own_one
+
+
 def method(spec: str, num_clients: int | None = None) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
 
@@ -250,18 +317,10 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     >>> method("fedprox").timing, method("fedprox:proximal=0.1@every").timing
     ('cohort', 'every')
     """
-    rule, _, timing = spec.partition("@")
-    name, options = registry.parse_spec("method", rule)
+    name, options, timing = parsed(spec, "TIMING")
     preset = registry.find("method", METHODS, name)
-    proximal = options.pop("proximal", preset.proximal)
-    check.non_negative("proximal", proximal)
-    check.require(not rule.endswith(":"), "method", spec, f"without the colon where no options follow: {name}")
-    check.require("@" not in spec or bool(timing), "method", spec, "METHOD or METHOD@TIMING")
-    known = method_options(name)
-    for key in options:
-        setting = key in Settings.__dataclass_fields__ and key not in known
-        check.require(not setting, f"option {key} of {name}", options[key], f"left out: {key} is a setting of the run")
-        registry.find(f"option of {name}", known, key)
+    check.require(not is_decentralised(preset), "method", spec, "a method with a server")
+    proximal, known = options.pop("proximal", preset.proximal), method_options(name)
     if num_clients is not None and "num_clients" in known:
         given = options.setdefault("num_clients", num_clients)
         check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")

@@ -18,8 +18,10 @@ from fedjax_async import check, registry
 
 # Settings that may hold an object, with what it may be.
 KINDS = {
-    "method": "a Method",
+    "method": "a Method or a PeerMethod",
     "timing": "a timing policy, timing(scenario) -> Schedule",
+    "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
+    "exchange": "an exchange, exchange(world) -> clock.PeerSchedule",
     "delay": "a delay model, model(num_clients, seed) -> clock.Delays",
     "availability": "an availability model, model(num_clients, seed, part) -> clock.Availability",
     "faults": "a fault model, model(num_clients, seed, part) -> clock.Faults",
@@ -105,6 +107,10 @@ def as_setting(field: str, value: Any) -> Named:
 
     if field == "metrics" and isinstance(value, Mapping):
         return _metrics(value)
+    if field == "topology" and not callable(value):
+        from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
+
+        value = topologies.of_graphs(value)
     fits = field in KINDS and not isinstance(value, PLAIN)
     check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
     if field == "metrics":
@@ -159,7 +165,7 @@ def parts_of(field: str, spec: str) -> list[str]:
 
 
 def names_in(field: str, spec: str) -> list[str]:
-    """The names that a spec mentions; a method's own timing with its ``@``."""
+    """The names that a spec mentions; a method's own timing or exchange with its ``@``."""
     if field == "method":
         rule, at, timing = spec.partition("@")
         return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
@@ -169,9 +175,9 @@ def names_in(field: str, spec: str) -> list[str]:
 
 def _registered(field: str, name: str) -> str | None:
     """The fingerprint of a registered name, ``None`` if it is not registered."""
-    kind = "timing" if name.startswith("@") else field
-    addition = registry.ADDED.get(kind, {}).get(name.removeprefix("@"))
-    return None if addition is None else addition.fingerprint
+    kinds = ("timing", "exchange") if name.startswith("@") else (field,)
+    additions = (registry.ADDED.get(kind, {}).get(name.removeprefix("@")) for kind in kinds)
+    return next((addition.fingerprint for addition in additions if addition is not None), None)
 
 
 def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, registry
-from fedjax_async.config.methods import method_options, preset_of
+from fedjax_async.config.methods import is_decentralised, method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, parts_of
 from fedjax_async.config.plugins import REGISTRIES
 from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
@@ -22,6 +22,7 @@ from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+OF_METHODS = ("timing", "topology", "exchange", "compress", "optimizer")  # settings that have defaults of the method
 USUAL = {"partition": USUAL_PARTITION}  # the spec that None stands for when an option of it is set
 
 
@@ -68,29 +69,32 @@ def option_text(path: str, value: Any) -> str:
 
 
 def _parts(method: str) -> tuple[str, str, str]:
-    """A method, ``@`` and its own timing; the last two are empty without one."""
+    """A method, ``@`` and its own timing or exchange; the last two are empty without one."""
     return (method, "", "") if isinstance(method, Named) else method.partition("@")
 
 
 def _spec(fields: Fields, field: str) -> str | None:
     """The spec that holds the options of ``field``."""
-    rule, _, timing = _parts(fields["method"])
+    rule, _, own_one = _parts(fields["method"])
+    if field == "method":
+        return rule
+    if field not in OF_METHODS:
+        return fields[field] or USUAL.get(field)
+    usual = preset_of(fields["method"])
+    kind = "exchange" if is_decentralised(usual) else "timing"
     # a method's own "@timing" goes before the run's timing, and that before the method's default
-    found: dict[str, Callable[[], str | None]] = {
-        "method": lambda: rule,
-        "timing": lambda: timing or fields["timing"] or preset_of(fields["method"]).timing,
-        "compress": lambda: fields["compress"] or preset_of(fields["method"]).compress,
-        "optimizer": lambda: fields["optimizer"] or preset_of(fields["method"]).optimizer,
-    }
-    return found[field]() if field in found else fields[field] or USUAL.get(field)
+    given = own_one if field == kind else ""
+    spec: str | None = given or fields[field] or getattr(usual, field, None)
+    return spec
 
 
 def _with_spec(fields: Fields, field: str, spec: str) -> dict[str, Any]:
     """``fields`` with ``spec`` written back where ``_spec`` reads it."""
-    rule, at, timing = _parts(fields["method"])
-    changes = {"method": {"method": spec + at + timing}}
+    rule, at, own_one = _parts(fields["method"])
+    changes = {"method": {"method": spec + at + own_one}}
     if at:
-        changes["timing"] = {"method": f"{rule}@{spec}"}
+        kind = "exchange" if is_decentralised(preset_of(fields["method"])) else "timing"
+        changes[kind] = {"method": f"{rule}@{spec}"}
     return {**fields, **changes.get(field, {field: spec})}
 
 

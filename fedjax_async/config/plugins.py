@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedjax_async import check, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS
+from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
-from fedjax_async.config.methods import Method, check_factory, check_fields, client_options
+from fedjax_async.config.methods import METHODS, Method, check_factory, check_fields, client_options
 from fedjax_async.config.own import JOINED, shown
 from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
-from fedjax_async.server import METHODS, Preset
+from fedjax_async.server import Preset
 from fedjax_async.types import ServerAlgorithm
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -39,6 +39,8 @@ CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a m
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "timing": TIMINGS,
+    "topology": TOPOLOGIES,
+    "exchange": EXCHANGES,
     "delay": DELAYS,
     "availability": AVAILABILITY,
     "faults": FAULTS,
@@ -64,8 +66,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     Args:
       kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
-        ``delay``, ``timing``, ``availability``, ``faults``, ``network``, ``partition``, ``compress``, ``decay`` or
-        ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
+        ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
+        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
       preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client`` and

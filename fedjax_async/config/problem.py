@@ -41,6 +41,11 @@ def _comes_by_clients(dataset: Any) -> bool:
     return isinstance(dataset, (Federation, FederatedData))
 
 
+def comes_by_clients(dataset: Any) -> bool:
+    """Whether the data set of a setting comes with clients of its own."""
+    return _comes_by_clients(_dataset(dataset))
+
+
 @registry.cached_by_name(maxsize=4)
 def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     """The data set with ``count`` of its test examples, spread evenly over their order."""

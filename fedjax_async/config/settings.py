@@ -26,11 +26,13 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 def _known(field: str, value: Any) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
+    from fedjax_async.engine.peer_outcome import GLOBAL_TESTS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
     from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
     from fedjax_async.local import FEEDBACKS  # noqa: PLC0415
 
     registries: dict[str, Iterable[str]] = {
+        "global_tests": GLOBAL_TESTS,
         "feedback": FEEDBACKS,
         "compress_per": GROUPINGS,
         "slots": SLOT_DTYPES,
@@ -85,6 +87,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "feedback": _known,
     "compress_per": _known,
     "slots": _known,
+    "global_tests": _known,
     "batching": _known,
     "eval_examples": check.whole,
     "train_examples": check.whole,
@@ -108,6 +111,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 # Of settings that hold a text and have no default that could be the example.
 EXAMPLES = {
     "timing": "a text such as 'every'",
+    "topology": "a text such as 'gossip:receivers=10'",
+    "exchange": "a text such as 'push_sum:policy=merge'",
+    "global_tests": "a text such as 'ends'",
     "availability": "a text such as 'sessions'",
     "faults": "a text such as 'drop:probability=0.1'",
     "network": "a text such as 'link:down=1e6,up=2e5'",
@@ -140,6 +146,15 @@ class Settings:
     timing: str | None = _field(
         None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
+    topology: str | None = _field(
+        None, "without a server: whom nodes push to, e.g. gossip:receivers=10 or ring (default: the method's)", "method"
+    )
+    exchange: str | None = _field(
+        None,
+        "without a server: which messages nodes push and mix, e.g. push_sum:policy=merge (default: the method's; not "
+        "for METHOD@EXCHANGE)",
+        "method",
+    )
     delay: str = _field("rpi", "how long jobs take, e.g. lognormal:sigma=0.5", "method")
 
     availability: str | None = _field(None, "when clients are there, e.g. sessions:on=600,off=300", "world")
@@ -155,7 +170,9 @@ class Settings:
         None, f"who owns which examples (default: {USUAL_PARTITION}, or natural owners)", "data"
     )
     clients: int = _field(10, "number of clients N", "data")
-    test_fraction: float | None = _field(None, "part of each client's examples kept for its own test", "data")
+    test_fraction: float | None = _field(
+        None, "part of each client's examples kept for its own test [none; without a server 0.2]", "data"
+    )
     validation_fraction: float | None = _field(
         None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
@@ -200,6 +217,12 @@ class Settings:
         None, "stop after so many evaluations without a better accuracy (or loss) than before", "budget"
     )
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
+    global_tests: str | None = _field(
+        None,
+        "without a server: score every node's model on the global test set too, at all evaluations, at the ends or "
+        "none [ends]",
+        "budget",
+    )
 
     metrics: str | None = _field(
         None, "measure these too, beside loss and accuracy, e.g. top:k=5,macro_f1 (list metrics shows all)", "measures"
@@ -265,7 +288,10 @@ class Settings:
 # Settings that a client algorithm of the user's own brings itself.
 OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
-OPTIONAL = ("client", "stop_at", "patience", "metrics", "train_loss", "train_examples", "fine_tune")
+OPTIONAL = (
+    "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
+    "fine_tune",
+)  # fmt: skip
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:

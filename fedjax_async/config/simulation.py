@@ -9,25 +9,31 @@ from typing import Any
 import jax
 
 from fedjax_async import check, registry
-from fedjax_async.config.experiment import Experiment, with_objects
+from fedjax_async.config.experiment import Experiment
 from fedjax_async.config.own import Named
+from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.problem import check_count
+from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.engine.devices import naming_remedies, parse_size
+from fedjax_async.engine.peer_record import record_peers
+from fedjax_async.engine.peer_reference import run_peer_reference
+from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.engine.record import Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
 from fedjax_async.types import ClientAlgorithm, FederatedData, Run
 
 ENGINES = {"waves": run_waves, "reference": run_reference}
+PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
 @naming_remedies()
 def execute(
-    experiment: Experiment,
+    experiment: Experiment | PeerExperiment,
     *,
     progress: Progress | None = None,
     checkpoints: Path | None = None,
@@ -40,33 +46,36 @@ def execute(
     """
     e, s = experiment, experiment.settings
     watch = Watch(e) if watch is None else watch
-    options: dict[str, Any] = {"observer": watch.observer}
+    options: dict[str, Any] = {"observer": watch.observer, "progress": progress}
+    options |= {"on_bad": s.on_bad, "norm_limit": e.norm_limit}
     if s.engine == "waves":
         options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
         options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
         if s.checkpoint is not None:
-            if checkpoints is None:
-                raise ValueError(
-                    f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in"
-                )
-            check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
-            options["keeper"] = Keeper(checkpoints, s.checkpoint, {"settings": e.described})
-    outcome = ENGINES[s.engine](
-        e.components,
-        e.schedule,
-        e.params,
-        e.key,
-        e.points,
-        per_client=s.per_client,
-        on_bad=s.on_bad,
-        norm_limit=e.norm_limit,
-        probes=e.probes,
-        measures=e.measures,
-        progress=progress,
-        **options,
-    )
+            options["keeper"] = _keeper(e, checkpoints)
+    if isinstance(e, PeerExperiment):
+        return _execute_peers(e, watch, options)
+    options |= {"per_client": s.per_client, "probes": e.probes, "measures": e.measures}
+    outcome = ENGINES[s.engine](e.components, e.schedule, e.params, e.key, e.points, **options)
     waits = waits_for_close(e.components)
     return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits), outcome)
+
+
+def _execute_peers(e: PeerExperiment, watch: Watch, options: dict[str, Any]) -> Run:
+    options["global_tests"] = e.global_tests
+    if e.settings.engine == "waves":
+        options["probes"] = e.probes
+    outcome = PEER_ENGINES[e.settings.engine](e.components, e.schedule, e.params, e.key, e.points.time, **options)
+    run = record_peers(e.described, e.schedule, e.points, outcome, e.planned, e.components.data)
+    return watch.finish(run, outcome)
+
+
+def _keeper(e: Experiment | PeerExperiment, folder: Path | None) -> Keeper:
+    s = e.settings
+    if folder is None or s.checkpoint is None:
+        raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
+    check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
+    return Keeper(folder, s.checkpoint, {"settings": e.described})
 
 
 def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.config.experiment import Experiment, prepare
+from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings
 from fedjax_async.config.simulation import execute
 from fedjax_async.config.watching import Watch
@@ -39,7 +40,7 @@ class Group(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
-    stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time; without a server one each
     lanes: int  # stacks trained at the same time
     batches: int  # of a stack, trained at the same time: where there are fewer stacks than lanes
     num_bytes: int  # estimated device memory in use at a time
@@ -47,15 +48,20 @@ class Group(NamedTuple):
     about: str  # what the runs share
 
 
-def _shared(e: Experiment) -> tuple[Any, ...]:
+def _shared(e: Experiment | PeerExperiment) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
     p, s, d = e.components, e.settings, e.components.data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
+    names = tuple(sorted(p.hyper))
     held_back = d.validation_size is not None and bool(np.any(d.validation_size))
     data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
+    if isinstance(e, PeerExperiment):
+        kept = (e.schedule.fragments, e.global_tests, len(d.size), d.x.shape[1:])
+        return e.components.peer, p.client, p.model, names, shapes, options, kept
     closes = bool(np.all(e.schedule.closes))
-    return p.server, p.client, p.model, tuple(sorted(p.hyper)), shapes, data, options, closes, e.measures.shared()
+    shared = (data, options, closes, e.measures.shared())
+    return e.components.server, p.client, p.model, names, shapes, *shared
 
 
 def plan_groups(
@@ -86,7 +92,41 @@ def plan_groups(
     for i, experiment in enumerate(experiments):
         alone = (i,) if experiment.settings.engine == "reference" else ()
         found.setdefault((*_shared(experiment), *alone), []).append(i)
-    return [_stacked(tuple(members), experiments, memory_limit or default_limit(), lanes) for members in found.values()]
+    limit = memory_limit or default_limit()
+    groups = []
+    for members in found.values():
+        alike = {i: experiment for i in members if isinstance(experiment := experiments[i], Experiment)}
+        groups.append(_stacked(tuple(members), alike, limit, lanes) if alike else _one_by_one(members, experiments))
+    return groups
+
+
+def _one_by_one(members: Sequence[int], experiments: Sequence[Experiment | PeerExperiment]) -> Group:
+    """Runs without a server: one after the other, in the same programs; each uses all lanes."""
+    s = experiments[members[0]].settings
+    each = [experiments[i] for i in members]
+    return Group(
+        tuple(members),
+        tuple((i,) for i in members),
+        1,
+        s.lanes or default_lanes(),
+        max(_bytes_of_nodes(e) for e in each if isinstance(e, PeerExperiment)),
+        sum(e.total for e in each),
+        _about(s),
+    )
+
+
+def _about(s: Settings) -> str:
+    return f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
+
+
+def _bytes_of_nodes(e: PeerExperiment) -> int:
+    """Device memory of one run, roughly: data, what nodes keep, a message a node, and models to train with."""
+    p, nodes = e.components, e.schedule.num_clients
+    row = jax.eval_shape(lambda params: bound(p.peer, p.hyper).init(params), e.params)
+    own = jax.eval_shape(lambda params: bound(p.client, p.hyper).init(params), e.params)
+    held = sum(array.nbytes for array in (p.data.x, p.data.y) if isinstance(array, np.ndarray))
+    each = bytes_of(row) + bytes_of(own) + e.schedule.fragments * e.schedule.message_bytes
+    return held + nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
 
 
 def default_limit() -> int:
@@ -94,7 +134,7 @@ def default_limit() -> int:
     return int(SHARE * device_memory())
 
 
-def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit: int, lanes: int | None) -> Group:
+def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], limit: int, lanes: int | None) -> Group:
     first = experiments[members[0]]
     sizes = {i: _num_bytes(experiments[i]) for i in members}
     held = first.components.data
@@ -115,11 +155,9 @@ def _stacked(members: tuple[int, ...], experiments: Sequence[Experiment], limit:
     longest_first = sorted(members, key=lambda i: -len(experiments[i].schedule.job))
     stacks = tuple(tuple(longest_first[a : a + length]) for a in range(0, len(members), length))
     together = min(lanes, len(stacks))
-    s = first.settings
-    about = f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
     updates = sum(len(experiments[i].schedule.job) for i in members)
     num_bytes = data + lanes * length * largest
-    return Group(members, stacks, together, lanes // together, num_bytes, updates, about)
+    return Group(members, stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -149,7 +187,7 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
-    watch: Callable[[int, Experiment], Watch] | None = None,
+    watch: Callable[[int, Experiment | PeerExperiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
@@ -160,11 +198,15 @@ def execute_group(
     Each run of a stack stops by itself. The device goes on training it with the others until all of its stack are
     through, and what comes after its stop is left out of its results.
     """
-    experiments = {i: prepare(settings[i], probes=probes) for i in group.members}
-    watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in experiments.items()}
-    if experiments[group.members[0]].settings.engine == "reference":
-        for i in group.members:
-            on_finished(i, execute(experiments[i], progress=progress, watch=watches[i]))
+    prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
+    watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
+    experiments = {i: e for i, e in prepared.items() if isinstance(e, Experiment)}
+    if not experiments or prepared[group.members[0]].settings.engine == "reference":
+        before = 0
+        for i, e in prepared.items():
+            report = None if progress is None else _part(progress, before, group.updates)
+            on_finished(i, execute(e, progress=report, watch=watches[i]))
+            before += e.total
         return
     first = experiments[group.members[0]].settings
     stacks = [[experiments[i] for i in stack] for stack in group.stacks]
@@ -187,6 +229,16 @@ def execute_group(
             on_finished(i, watches[i].finish(run, outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
+
+
+def _part(progress: Progress, before: int, total: int) -> Progress:
+    """What a run reports to that is one of several, after ``before`` updates of others."""
+
+    def report(done: int, of: int, **status: float) -> None:
+        del of
+        progress(before + done, total, **status)
+
+    return report
 
 
 def _max_width(e: Experiment) -> int | None:

@@ -15,7 +15,9 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.config.experiment import Experiment
+from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings
+from fedjax_async.engine.peer_outcome import PeerOutcome
 from fedjax_async.engine.record import EngineOutcome
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.types import Best, Evaluation, FederatedData, Run, Stop, Stopped
@@ -101,7 +103,7 @@ class Watch:
 
     def __init__(
         self,
-        e: Experiment,
+        e: Experiment | PeerExperiment,
         *,
         name: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -112,7 +114,7 @@ class Watch:
         self._callbacks, self._streams, self._keep_best = tuple(callbacks), tuple(streams), keep_best
         self._judge = Judge(e.components.data)
         self._improved = _Improvement(self._judge)
-        self._closed = np.concatenate([[0], np.cumsum(e.schedule.closes)])
+        self._updates, self._steps = e.counts()
         self._stopped: Stopped | None = None
         self._judged_by = ""
         require_target(e.settings, self._judge.labelled)
@@ -125,12 +127,11 @@ class Watch:
         return Observer(self._observe, models) if models or self._streams else None
 
     def _observe(self, row: int, scores: dict[str, np.ndarray], again: bool) -> Verdict:
-        points, last = self._e.points, row == len(self._e.points.time) - 1
-        update = int(points.position[row])
-        values = {name: value[()] for name, value in scores.items()}
+        times, last = self._e.points.time, row == len(self._e.points.time) - 1
+        values = {name: value[()] for name, value in self._e.columns(row, scores).items()}
         evaluation = Evaluation(
-            self._name, row, float(points.time[row]), update, int(self._closed[update]), values, self._e.described,
-            last, again,
+            self._name, row, float(times[row]), int(self._updates[row]), int(self._steps[row]), values,
+            self._e.described, last, again,
         )  # fmt: skip
         for stream in self._streams:
             asked(stream, evaluation)
@@ -156,7 +157,7 @@ class Watch:
             )
         return None
 
-    def finish(self, run: Run, outcome: EngineOutcome) -> Run:
+    def finish(self, run: Run, outcome: EngineOutcome | PeerOutcome) -> Run:
         """The run with why it stopped and its best model; streams are complete and closed."""
         self.close(complete=True)
         if outcome.kept is not None:

@@ -81,7 +81,12 @@ def require_few(every: Every, *, time: float | None = None, updates: int | None 
 
 
 def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = None) -> Points:
-    """The evaluations that ``every`` asks for, in order.
+    """The evaluations that ``every`` asks for, in order; see :func:`points_among`."""
+    return points_among(schedule.time, schedule.closes, every, horizon)
+
+
+def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon: float | None = None) -> Points:
+    """The evaluations that ``every`` asks for among arrivals at ``arrived`` (ascending) that ``closes`` server steps.
 
     A virtual time sees every arrival applied at or before it, up to rounding (``clock.at_or_before``).
     ``horizon``: the end of the run in virtual seconds, if it was bounded by time; else the last arrival is the end.
@@ -89,16 +94,16 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
     if sum(value is not None for value in every) > 1:
         given = ", ".join(f"eval_{name} = {value}" for name, value in every._asdict().items() if value is not None)
         raise ValueError(f"{given}: give at most one of them")
-    total = len(schedule.job)
-    end = float(horizon if horizon is not None else (schedule.time[-1] if total else 0.0))
+    total = len(arrived)
+    end = float(horizon if horizon is not None else (arrived[-1] if total else 0.0))
     if every.updates is not None or every.steps is not None:
         gap = every.updates if every.updates is not None else every.steps
         check.whole("eval_updates" if every.updates is not None else "eval_steps", gap)
-        require_few(every, updates=total if every.updates is not None else int(schedule.closes.sum()))
-        after = np.arange(1, total + 1) if every.updates is not None else np.flatnonzero(schedule.closes) + 1
+        require_few(every, updates=total if every.updates is not None else int(closes.sum()))
+        after = np.arange(1, total + 1) if every.updates is not None else np.flatnonzero(closes) + 1
         position = after[int(gap or 1) - 1 :: int(gap or 1)]
         position = np.unique(np.concatenate([[0], position, [total]]))
-        time = np.concatenate([[0.0], schedule.time])[position]
+        time = np.concatenate([[0.0], arrived])[position]
         return Points(position, time)
     if every.at is not None:
         for moment in every.at:
@@ -113,7 +118,7 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
         inner = interval * np.arange(1, int(end / interval) + 2) if end > 0 else np.zeros(0)
     inner = inner[(inner > 0) & (at_or_before(np.array([end]), inner) == 0)]  # the end itself comes last
     time = np.concatenate([[0.0], inner, [end]])
-    position = at_or_before(schedule.time, time)
+    position = at_or_before(arrived, time)
     position[0], position[-1] = 0, total
     return Points(position, time)
 

@@ -11,12 +11,18 @@ from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message,
 
 
 def local_steps(
-    size: np.ndarray, *, batch_size: int, epochs: float | None = None, steps: int | None = None
+    size: np.ndarray,
+    *,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    whole_batches: bool = False,
 ) -> np.ndarray:
     """Local steps of each client's job; int32[N].
 
     Either a fixed number of ``steps``, or a number of ``epochs``, which may be a fraction: one epoch over n examples
-    has ``b = ceil(n / batch_size)`` steps, e epochs have ``floor(e) b + ceil(frac(e) b)``.
+    has ``b = ceil(n / batch_size)`` steps, e epochs have ``floor(e) b + ceil(frac(e) b)``. With
+    ``whole_batches``, the last partial batch of an epoch is left out: ``b = max(1, floor(n / batch_size))``.
 
     >>> local_steps(np.array([100, 10]), batch_size=32, epochs=1.5).tolist()
     [6, 2]
@@ -28,7 +34,8 @@ def local_steps(
         check.whole("steps", steps, high=2**31 - 1)
         return np.full(len(size), steps, np.int32)
     check.positive("epochs", epochs)
-    per_epoch = -(-np.asarray(size, np.int64) // batch_size)
+    examples = np.asarray(size, np.int64)
+    per_epoch = np.maximum(1, examples // batch_size) if whole_batches else -(-examples // batch_size)
     whole, part = divmod(float(epochs or 0), 1.0)
     extra = np.ceil(part * per_epoch - 1e-6)  # 0.07 * 100 must give 7, although it is 7.000000000000001 in floats
     total = np.maximum(1, whole * per_epoch + extra)

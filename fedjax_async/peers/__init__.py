@@ -1,7 +1,7 @@
 """Decentralised algorithms: what a node does with its inbox, and what it sends. No server.
 
 Start with ``contract.py``: an algorithm is a ``PeerAlgorithm``, written for one node. ``clock`` plans when nodes train
-and what they mix (``PeerSchedule``), ``engine`` executes the plan.
+and what they mix (``PeerSchedule``), ``engine`` executes the plan. ``methods.py`` joins the two by name.
 
 ``full_models.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
 ``divshare.py`` cuts models into fragments, ``pushcen.py`` sends centroids, ``choco.py`` compressed differences. Their
@@ -12,6 +12,7 @@ from fedjax_async.peers.choco import choco
 from fedjax_async.peers.contract import Event, PeerAlgorithm
 from fedjax_async.peers.divshare import divshare
 from fedjax_async.peers.full_models import full_models, sgp
+from fedjax_async.peers.methods import METHODS, PeerPreset
 from fedjax_async.peers.pushcen import pushcen
 
-__all__ = ["Event", "PeerAlgorithm", "choco", "divshare", "full_models", "pushcen", "sgp"]
+__all__ = ["METHODS", "Event", "PeerAlgorithm", "PeerPreset", "choco", "divshare", "full_models", "pushcen", "sgp"]

@@ -31,6 +31,7 @@ class PeerAlgorithm(NamedTuple):
 
     ``init(params) -> row``: at the beginning of the run (a node that joins late has waited since).
     ``params(row) -> params``: the node's model, which is evaluated.
+    ``wire(message) -> bytes`` of one message on the network, from its shapes; ``None``: as many as its arrays have.
     """
 
     init: Callable[[Params], State]
@@ -41,3 +42,4 @@ class PeerAlgorithm(NamedTuple):
     push: Callable[[State, Any, Event], tuple[State, Any, Mapping[str, Array]]]
     params: Callable[[State], Params]
     fragments: int = 1  # F
+    wire: Callable[[Any], int] | None = None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check, tree
-from fedjax_async.compress import centroids
+from fedjax_async.compress import centroids, most_bits
 from fedjax_async.local.anchored import REFERENCES, Dictionary, Rules, clustered
 from fedjax_async.peers.contract import Event, PeerAlgorithm
 from fedjax_async.peers.full_models import Stays, change_towards, changed, no_change
@@ -111,4 +111,9 @@ def pushcen(
     def start(row: Node) -> Message:
         return Message(row.params, row.dictionary)
 
-    return PeerAlgorithm(init, open_inbox, add, wake, start, push, lambda row: row.params)
+    return PeerAlgorithm(init, open_inbox, add, wake, start, push, lambda row: row.params, wire=_wire)
+
+
+def _wire(message: Any) -> int:
+    """Bytes of eq. 13, with header and checksum; from the shapes of a message."""
+    return most_bits(jax.eval_shape(centroids.payloads, message)) // 8

@@ -2,7 +2,8 @@
 
 Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``sweeps.py``) for many. Order of reading:
 
-1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py`` and ``landscape.py``;
+1. one run: ``metrics.py``, ``tables.py``; ``figure.py``, ``curves.py``, ``plots.py``, ``peer_gantt.py`` and
+   ``landscape.py``;
    ``files.py`` and ``store.py`` (its folder);
 2. several methods and seeds: ``significance.py`` (intervals, paired tests), ``comparisons.py``;
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
@@ -20,6 +21,7 @@ from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
+from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import Progress, bar
 from fedjax_async.results.runs import write_comparison, write_run
@@ -37,6 +39,7 @@ __all__ = [
     "Sweep",
     "Tuning",
     "accuracy_curve",
+    "age_histogram",
     "area",
     "bar",
     "best_accuracy",
@@ -53,6 +56,7 @@ __all__ = [
     "mean_std",
     "paired",
     "path_picture",
+    "peer_gantt",
     "plane_picture",
     "relative_time",
     "save",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import Outcome, with_derived_columns
+from fedjax_async.clock import Outcome, PeerSchedule, with_derived_columns
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
@@ -298,7 +298,7 @@ def clients(run: Run) -> list[Shown]:
         if name == "accepted" or chosen.any()
     }
     shown.append(_by_client("updates per client", counts, "stack"))
-    if who.size:
+    if who.size and not isinstance(run.schedule, PeerSchedule):
         shown.append(staleness(run))
     return shown
 

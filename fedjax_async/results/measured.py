@@ -10,6 +10,7 @@ from fedjax_async.types import Run
 USUAL = (
     "time", "update", "step", "loss", "accuracy", "validation_loss", "validation_accuracy", "bytes_up", "bytes_down",
     "values_bytes_up",
+    "global_loss", "average_loss", "online", "smallest_mass", "largest_mass", "total_mass",
 )  # fmt: skip
 CLIENT = "client_"  # of columns over the clients, engine/client_scores.py
 MODELS = {"own_": "own models", "tuned_": "fine-tuned models", "": "global model"}  # prefix of a client's score

@@ -115,9 +115,12 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
 
     ``final``: ``last`` is the last evaluation; ``tail`` the mean of the last tenth of the evaluations (see
     :func:`window`), ``tail:K`` of the last K; ``best`` the highest value of any evaluation, or the lowest of a loss, an
-    error or a deviation between clients, NaN if all are NaN.
+    error or a deviation between clients, NaN if all are NaN. Of scores on the global test set of nodes without a
+    server, the evaluations count that have them.
     """
     values = _scores(run, column)
+    if column.startswith("global_") and not np.isnan(values).all():
+        values = values[~np.isnan(values)]
     if final == "best":
         known = values[~np.isnan(values)]
         low = smaller_is_better(column.removesuffix("_worst")) or column.endswith("_std")

@@ -26,6 +26,11 @@ def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
     require_run(run)
     staleness = np.asarray(run.updates["staleness"])
     check.require(staleness.size > 0, "run.updates", {}, "a table with at least one arrival")
+    return histogram_of(staleness, "staleness (server steps)", "share of updates (%)", drawing)
+
+
+def histogram_of(staleness: np.ndarray, x: str, y: str, drawing: Drawing = SCREEN) -> Figure:
+    """The share of each of these whole numbers, with mean and maximum; ``x`` and ``y`` name the axes."""
     largest = int(staleness.max())
     width = max(1, math.ceil((largest + 1) / 60))  # staleness values per bar, so that bars stay readable
     edges = np.arange(0, largest + width + 1, width) - 0.5
@@ -37,7 +42,7 @@ def staleness_histogram(run: Run, drawing: Drawing = SCREEN) -> Figure:
     axes.set_title(f"mean {mean:.1f}, largest {largest}", loc="left", fontsize=9, color=canvas.PALETTE[1])
     axes.locator_params(axis="x", integer=True)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
-    canvas.label(axes, "staleness (server steps)", "share of updates (%)")
+    canvas.label(axes, x, y)
     return canvas.finish(figure, drawing)
 
 

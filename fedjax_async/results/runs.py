@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk, notices, registry
-from fedjax_async.config import Experiment, Settings, execute, own, plugins, prepare
-from fedjax_async.config.experiment import timing_of
+from fedjax_async.clock import PeerSchedule
+from fedjax_async.config import Experiment, PeerExperiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
-from fedjax_async.config.methods import brings_timing
+from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
@@ -30,6 +31,7 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_cur
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.results.metrics import FINAL
+from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.progress import bar, planning_bar
 from fedjax_async.results.store import CHECKPOINTS, MANIFEST, is_finished, load, require_comparison, require_room
@@ -61,7 +63,11 @@ def write_run(
 def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
     name = str(run.settings.get("method", "run"))
     _draw_curve({name: [run]}, folder, FINAL, drawing)
-    if len(run.updates["staleness"]):
+    if isinstance(run.schedule, PeerSchedule):
+        if len(run.schedule.source):
+            save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
+        save_formats(peer_gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
+    elif len(run.updates["staleness"]):
         save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         save_formats(gantt(run.schedule, used=run.updates.get("used"), drawing=drawing), folder / "gantt", drawing)
 
@@ -69,7 +75,8 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
 def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
     """Whether the pictures are there; those of another width or title than the usual ones are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
-    others = ("staleness.png", "gantt.png") if len(run.updates["staleness"]) else ()
+    mixing = not isinstance(run.schedule, PeerSchedule) or len(run.schedule.source) > 0
+    others = (*(("staleness.png",) if mixing else ()), "gantt.png") if len(run.updates["staleness"]) else ()
     return drawing == SCREEN and curve and all((folder / name).exists() for name in others)
 
 
@@ -136,7 +143,7 @@ def _described(target: str | float, methods: Collection[str]) -> str:
 
 
 def run_into(
-    experiment: Experiment,
+    experiment: Experiment | PeerExperiment,
     folder: Path,
     *,
     plots: bool = True,
@@ -285,7 +292,9 @@ def compare(
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
         ``"fedbuff@buffer:size=5"``; they name the rows. A ``Method`` of your own needs a name, ``named("fair", ...)``,
-        or a dict gives it: ``{"fair": Method(...)}``. ``settings.timing`` is for those without a timing of their own.
+        or a dict gives it: ``{"fair": Method(...)}``. ``settings.timing`` (``exchange`` of methods without a server) is
+        for those without one of their own. Methods with and without a server may stand side by side: settings that
+        only one kind has are for that kind, and all keep a ``test_fraction`` of 0.2 unless another is given.
       settings, changes: as in :func:`fedjax_async.simulate`: every other setting is a keyword.
       folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
@@ -304,11 +313,10 @@ def compare(
     names = list(by_name)
 
     def settings_of(method: str, seed: int) -> Settings:
-        timing = None if brings_timing(by_name[method]) else common.timing
-        return replace(common, method=by_name[method], timing=timing, seed=seed)
+        return replace(settings_in_comparison(common, by_name[method], list(by_name.values())), seed=seed)
 
     for method in names:
-        timing_of(settings_of(method, common.seed))  # a wrong name is found before the first is planned
+        check_method(settings_of(method, common.seed))  # a wrong name is found before the first is planned
 
     def folder_of(method: str, seed: int) -> Path:
         return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
@@ -324,7 +332,7 @@ def compare(
         with planning_bar(1, progress) as part:
             experiment = prepare(settings_of(method, seed), planning=part(0))
         name = f"{method} seed {seed}"
-        meter = bar(len(experiment.schedule.job), progress, label=name)
+        meter = bar(experiment.total, progress, label=name)
         watch = looking.watch_of(looking_on, experiment, None, name) if folder is None else None
         try:
             if watch is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
+from fedjax_async.clock import PeerSchedule, is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
 from fedjax_async.types import Best, Params, Run, Stopped
@@ -180,7 +181,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         disk.write(folder / name, content)
-    save_schedule(folder / SCHEDULE, run.schedule)
+    (save_peer_schedule if isinstance(run.schedule, PeerSchedule) else save_schedule)(folder / SCHEDULE, run.schedule)
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
         "format": FORMAT,
@@ -251,7 +252,7 @@ def load(folder: str | Path) -> Run:
         updates=files.csv_columns(content["updates.csv"], manifest["types"]["updates"]),
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
         counters=json.loads(content["counters.json"]),
-        schedule=load_schedule(folder / SCHEDULE),
+        schedule=(load_peer_schedule if is_peer_schedule(folder / SCHEDULE) else load_schedule)(folder / SCHEDULE),
         probes=unflatten(probes),
         stopped=stopped,
         best=best,

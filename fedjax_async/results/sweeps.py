@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Experiment, sweeping
-from fedjax_async.config.experiment import resolved as resolved_settings
+from fedjax_async.config import Experiment, PeerExperiment, sweeping
 from fedjax_async.config.grid import Point, expand, swept
+from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import Group
@@ -171,7 +171,7 @@ def train(
     checkpoints = None if folder is None else folder / CHECKPOINTS
     watches: list[Watch] = []
 
-    def watch(member: int, experiment: Experiment) -> Watch:
+    def watch(member: int, experiment: Experiment | PeerExperiment) -> Watch:
         point = work.points[member]
         place = None if folder is None else sweep_folder.run_folder(folder, point)
         callbacks = NO_CALLBACKS if member in work.finished else work.callbacks

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_async import Method, Settings, models, server, simulate
 from fedjax_async.clock import Availability, Delays, Network, make_schedule
-from fedjax_async.config import METHODS, method, prepare
+from fedjax_async.config import method, prepare
 from fedjax_async.data import decode
 from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
@@ -156,7 +156,7 @@ def test_each_is_named_with_its_contract(name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", server.METHODS)
 def test_the_package_keeps_its_own_contracts(name):
     """All methods as objects go through the same evaluation."""
     spec, timing = ("krum:byzantine=0", "buffer:size=4") if name == "krum" else (name, "every")

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from fedjax_async import Method, Settings, simulate
 from fedjax_async.compress import COMPRESSORS, qsgd, topk
-from fedjax_async.config import METHODS, execute, prepare
+from fedjax_async.config import execute, prepare
 from fedjax_async.config.experiment import resolved
 from fedjax_async.config.grid import expand
 from fedjax_async.config.paths import value_of
@@ -18,7 +18,7 @@ from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.storage import client_restoring
 from fedjax_async.local import FEEDBACKS, job_key, run_job
-from fedjax_async.server import asgd, asynfl, fedbuff
+from fedjax_async.server import METHODS, asgd, asynfl, fedbuff
 from fedjax_async.types import ClientData, Message
 from tests.compress import textbook
 from tests.config.test_sweeping import equal, swept

@@ -1,0 +1,169 @@
+"""Methods without a server: what a node does, joined with its usual exchange, topology and local training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from fedjax_async import check, registry
+from fedjax_async.clock import EXCHANGES, TOPOLOGIES, Exchange
+from fedjax_async.compress import Compressor
+from fedjax_async.config import own
+from fedjax_async.config.methods import (
+    LOCAL,
+    METHODS,
+    PeerMethod,
+    Stays,
+    check_local_fields,
+    parsed,
+)
+from fedjax_async.engine.components import Hyper, Peer, split_options
+from fedjax_async.models import STATISTICS
+from fedjax_async.peers import PeerAlgorithm, PeerPreset
+from fedjax_async.types import Model, Path
+
+# --- the method of a spec -----------------------------------------------------------------------------
+
+
+@registry.cached_by_name(maxsize=64)
+def _peer_method(spec: str, compress: str | None) -> PeerMethod:
+    name, options, exchange = parsed(spec, "EXCHANGE")
+    preset: PeerPreset = registry.find("method", METHODS, name)
+    proximal = float(options.pop("proximal", preset.proximal))
+    of_peer = registry.options_of(preset.peer)
+    made = {key: value for key, value in options.items() if key in of_peer}
+    static, traced = split_options(preset.peer, made)
+    local, local_traced = split_options(preset.client, options, without=LOCAL)
+    hyper = {f"peer.{option}": value for option, value in traced.items()}
+    hyper |= {f"client.{option}": value for option, value in local_traced.items()}
+    chosen = PeerMethod(
+        _family(preset.peer, static, tuple(traced), compress or preset.compress, repr(static)),
+        exchange or preset.exchange,
+        preset.topology,
+        proximal,
+        hyper,
+        preset.compress,
+        preset.client,
+        local,
+        preset.plain_sgd,
+        preset.optimizer,
+        preset.lr,
+        {**dict(local), **dict(static), **local_traced, **traced},
+    )
+    preset.peer(_nothing, *_compressors(compress or preset.compress), **made)  # checks the ranges
+    return chosen
+
+
+def _nothing(path: Path) -> bool:
+    del path
+    return False
+
+
+def _compressors(spec: str | None) -> list[Compressor]:
+    """The compressor of the messages, if there is one."""
+    return [] if spec is None else [_compressor(spec)]
+
+
+@registry.cached_by_name(maxsize=64)
+def _compressor(spec: str) -> Compressor:
+    from fedjax_async.config.clients import compressor_of  # noqa: PLC0415 (which imports this room's methods)
+
+    return own.lasting(compressor_of(spec))  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _family(
+    factory: Callable[..., PeerAlgorithm],
+    static: tuple[tuple[str, Any], ...],
+    traced: tuple[str, ...],
+    compress: str | None,
+    text: str,
+) -> Callable[[Stays], Peer]:
+    """A method's nodes as a function of ``stays``; ``text``: of the static options, since 1, 1.0 and True are equal."""
+
+    @lru_cache(maxsize=64)
+    def of_model(stays: Stays) -> Peer:
+        def peer(hyper: Hyper) -> PeerAlgorithm:
+            given = {option: hyper[f"peer.{option}"] for option in traced}
+            return factory(stays, *_compressors(compress), **dict(static), **given)
+
+        return peer
+
+    return of_model
+
+
+def peer_method_of(spec: str, compress: str | None = None) -> PeerMethod:
+    """The decentralised method of a spec, or the object that stands for one; ``compress``: of its messages.
+
+    ``pushcen:k=16@push_sum:policy=merge``: options of nodes and local training, and after an ``@`` the exchange. Equal
+    specs give the same objects, so that runs that share components share compiled programs.
+    """
+    given = own.thing_of("method", spec)
+    if given is None:
+        return _peer_method(spec, compress)
+    _check_peer_method(given)
+    return own.lasting(given)  # type: ignore[no-any-return]
+
+
+def _check_peer_method(given: PeerMethod) -> None:
+    """``ValueError`` for a field of a ``PeerMethod`` that is out of range, naming it as ``method.FIELD``."""
+    allowed = "a PeerAlgorithm, a function of hyper, or f(stays) that returns either"
+    good = isinstance(given.peer, PeerAlgorithm) or callable(given.peer)
+    check.require(good, "method.peer", own.shown(given.peer), allowed)
+    for field, known in (("exchange", EXCHANGES), ("topology", TOPOLOGIES)):
+        spec = getattr(given, field)
+        check.require(isinstance(spec, str), f"method.{field}", spec, f"a text, a name of {field.upper()}S")
+        registry.bind(field, known, spec)
+    check_local_fields(given, "method")
+
+
+# --- what a run makes of it ---------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def stays_of(model: Model) -> Stays:
+    """Which leaves of a model stay with their node: running statistics, and what the model declares private."""
+    private = model.private
+
+    def stays(path: Path) -> bool:
+        return STATISTICS in path or (private is not None and private(path))
+
+    return stays
+
+
+def peer_of(chosen: PeerMethod, model: Model) -> Peer:
+    """What the nodes of a run with this model do."""
+    found: Any = chosen.peer
+    return _with_stays(found, stays_of(model)) if callable(found) and _takes_stays(found) else found
+
+
+@lru_cache(maxsize=64)
+def _with_stays(function: Callable[[Stays], Peer], stays: Stays) -> Peer:
+    return function(stays)
+
+
+def _takes_stays(function: Callable[..., Any]) -> bool:
+    """Whether its first argument is ``stays``; a function of hyperparameters takes ``hyper``."""
+    return next(iter(inspect.signature(function).parameters), None) == "stays"
+
+
+def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:
+    """The exchange of the setting, or else the method's, with the options that both take.
+
+    Raises ``ValueError`` where the exchange states another value for one of these.
+    """
+    given = own.thing_of("exchange", setting)
+    if given is not None:
+        check.require(callable(given), "exchange", own.shown(given), f"a name or {own.KINDS['exchange']}")
+        return given  # type: ignore[no-any-return]
+    spec = setting or chosen.exchange
+    name, options = registry.parse_spec("exchange", spec)
+    known = registry.options_of(registry.find("exchange", EXCHANGES, name))
+    shared = {option: value for option, value in chosen.shared.items() if option in known}
+    for option, value in shared.items():
+        have = options.get(option, value)
+        check.require(have == value, f"exchange's {option}", have, f"{value}, as of the method, which takes it too")
+    made: Exchange = registry.bind("exchange", EXCHANGES, spec, **shared)()
+    return made

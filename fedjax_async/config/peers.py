@@ -1,0 +1,216 @@
+"""A run without a server, from settings to what the engine executes: resolve, plan, build, as in ``experiment.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.clock import (
+    DelayModel,
+    Exchange,
+    NothingArrives,
+    PeerSchedule,
+    Until,
+    at_or_before,
+    plan_peers,
+)
+from fedjax_async.config import contracts, own
+from fedjax_async.config.budget import rounded_up, until_of
+from fedjax_async.config.clients import client_of, longest_message
+from fedjax_async.config.methods import PeerMethod
+from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_of, stays_of
+from fedjax_async.config.problem import data_of, initial
+from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
+from fedjax_async.config.settings import Settings, as_dict
+from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound, row_of
+from fedjax_async.engine.evaluation import Every, Points, points_among, require_few
+from fedjax_async.engine.peer_outcome import online
+from fedjax_async.engine.peer_probes import split_probes
+from fedjax_async.engine.peer_record import planned_columns, scores_of_nodes
+from fedjax_async.local import local_steps
+from fedjax_async.peers import Event
+from fedjax_async.types import ClientData, FederatedData, Key, Params
+
+
+class PeerExperiment(NamedTuple):
+    """A run without a server that is ready to start: nothing has been compiled or trained yet."""
+
+    settings: Settings
+    described: dict[str, Any]  # the settings as results keep them: names of objects replaced
+    components: PeerComponents
+    schedule: PeerSchedule
+    params: Params
+    key: Key
+    points: Points  # positions count the events that end by then
+    planned: dict[str, np.ndarray]  # columns of the evaluations that the plan decides
+    global_tests: str
+    norm_limit: float = math.inf
+    probes: Mapping[str, Any] = {}
+
+    @property
+    def total(self) -> int:
+        """The compute events of the run."""
+        return len(self.schedule.client)
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Events before each evaluation, twice: each is an update of its own; int64[V] both."""
+        return self.points.position, self.points.position
+
+    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What an engine found at an evaluation, as the results have it."""
+        there = online(self.schedule, self.points.time[row : row + 1])[0]
+        found = scores_of_nodes(scores, there, self.components.data)
+        return found | {name: column[row] for name, column in self.planned.items() if not name.startswith("bytes_")}
+
+
+class PeerResolved(NamedTuple):
+    """Settings whose names have become objects."""
+
+    settings: Settings  # with the defaults that depend on method and data
+    described: dict[str, Any]
+    components: PeerComponents
+    exchange: Exchange
+    delay: DelayModel
+    local_steps: np.ndarray  # int64[N], of an event of each node
+    message_bytes: int
+    global_tests: str
+
+
+def prepare_peers(
+    settings: Settings,
+    probes: Mapping[str, Any] | None = None,
+    planning: Callable[[float], None] | None = None,
+) -> PeerExperiment:
+    """Resolve every name and plan the whole run; ``ValueError`` for anything out of range. See ``prepare``."""
+    run = resolve_peers(settings)
+    schedule, points = planned_peers(run, planning)
+    return built_peers(run, schedule, points, probes)
+
+
+def resolve_peers(settings: Settings) -> PeerResolved:
+    """Turn every name into an object, and count the bytes of a message."""
+    s = checked(settings)
+    delay, data = delay_of(s), data_of(s)
+    chosen = peer_method_of(s.method, s.compress)
+    exchange = exchange_of(chosen, s.exchange)
+    model, shapes = model_for(s, data)
+    trainer, hyper = client_of(model, s, length_of_batch(s, data), chosen)
+    whole = _whole_batches(chosen) and s.client is None
+    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
+    components = PeerComponents(peer_of(chosen, model), trainer, model, data, {**chosen.hyper, **hyper})
+    size = _message_bytes(s, components, shapes)
+    contracts.check_clock(s, delay, len(data.size))
+    return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, _global_tests(s, data))
+
+
+def _whole_batches(chosen: PeerMethod) -> bool:
+    """Whether its local training leaves the last partial batch of an epoch out, as the released code does."""
+    options = dict(chosen.client_options)
+    shuffle = options.get("shuffle")
+    return shuffle is False or (shuffle is None and options.get("reference") == "released")
+
+
+def _global_tests(s: Settings, data: FederatedData) -> str:
+    """When all models are scored on the global test set: always where the nodes have no tests of their own."""
+    if data.test_order is not None:
+        return s.global_tests or "ends"
+    allowed = "all: the nodes have no tests of their own"
+    check.require(s.global_tests in (None, "all"), "global_tests", s.global_tests, allowed)
+    return "all"
+
+
+def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> int:
+    """Bytes of one message on the network, from shapes; a compressed one counts as the longest that there may be."""
+    if s.compress is not None:
+        return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])
+    peer = components.peer
+    shapes = _sent(peer, components.client, components.hyper, params, components.data)
+    wire = bound(peer, components.hyper).wire
+    return tree.num_bytes(shapes) if wire is None else int(wire(shapes))
+
+
+def _sent(peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
+    """The shapes of one message, of a node that trains for the first time."""
+
+    def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+        given: Hyper = dict(hyper)
+        node, client = bound(peer, given), bound(trainer, given)
+        row = node.init(params)
+        row = node.wake(row, node.open(row))
+        start = node.start(row)._replace(version=jnp.int32(0))
+        state, zero = client.init(params), jnp.int32(0)
+        rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
+        upload, _ = client.finish(client.begin(key, start, state, rows), start, state)
+        return node.push(row, upload, Event(key, jnp.ones((), jnp.result_type(float))))[1]
+
+    pool = (row_of(data.x), row_of(data.y))
+    pushed = jax.eval_shape(message, params, jax.random.key(0), pool)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pushed)
+
+
+def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = None) -> tuple[PeerSchedule, Points]:
+    """Plan who trains, pushes and mixes when, and choose the evaluations; ``planning``: see ``prepare``."""
+    s, every = run.settings, every_of(run.settings)
+    if (s.time is None) != (s.updates is None):  # the length is known
+        require_few(every, time=s.time, updates=s.updates)
+    try:
+        schedule = _plan(run, until_of(s), planning)
+    except NothingArrives:
+        first = float(_plan(run, Until(updates=1), None).end[0])
+        allowed = f"at least {rounded_up(first)}, when the first node has trained"
+        raise ValueError(f"time = {s.time}: must be {allowed}") from None
+    spent = len(schedule.client) == s.updates
+    end = s.time if s.time is not None and not spent else float(schedule.end.max())
+    within = every.at is None or min(every.at) <= end
+    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
+    return schedule, peer_points(schedule, every, None if spent else s.time)
+
+
+def peer_points(schedule: PeerSchedule, every: Every, horizon: float | None = None) -> Points:
+    """The evaluations that ``every`` asks for; each sees all events that end by then."""
+    ends = np.sort(schedule.end)
+    times = np.unique(points_among(ends, np.ones(len(ends), np.bool_), every, horizon).time)
+    return Points(at_or_before(ends, times), times)
+
+
+def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | None) -> PeerSchedule:
+    s = run.settings
+    return plan_peers(
+        run.exchange,
+        run.delay,
+        num_clients=len(run.components.data.size),
+        local_steps=run.local_steps,
+        until=until,
+        seed=s.seed,
+        topology=own.object_or_spec("topology", s.topology),
+        message_bytes=run.message_bytes,
+        availability=own.object_or_spec("availability", s.availability),
+        faults=own.object_or_spec("faults", s.faults),
+        network=own.object_or_spec("network", s.network),
+        progress=planning,
+    )
+
+
+def built_peers(
+    run: PeerResolved, schedule: PeerSchedule, points: Points, probes: Mapping[str, Any] | None = None
+) -> PeerExperiment:
+    """Build what the engine executes: initial parameters, checked probes, planned columns of the evaluations."""
+    s, components = run.settings, run.components
+    nodes = len(components.data.size)
+    check.require(schedule.num_clients == nodes, "exchange", f"{schedule.num_clients} nodes", f"{nodes}, as the data")
+    cut = bound(components.peer, components.hyper).fragments
+    allowed = f"one that sends {cut} fragments, as {s.method} cuts its messages"
+    check.require(schedule.fragments == cut, "exchange", f"{schedule.fragments} fragments", allowed)
+    split_probes(probes, components.data, len(schedule.client))
+    check.require(not probes or s.engine == "waves", "probes", list(probes or ()), "left out with engine = 'reference'")
+    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
+    limit = math.inf if s.norm_limit is None else s.norm_limit
+    planned = planned_columns(schedule, points)
+    learned = (params, key, points, planned, run.global_tests, limit, dict(probes or {}))
+    return PeerExperiment(s, run.described, components, schedule, *learned)

@@ -1,0 +1,155 @@
+"""What runs with and without a server share of turning settings into objects: derived defaults, delays, evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, registry
+from fedjax_async.clock import DELAYS, DelayModel
+from fedjax_async.config import contracts, own
+from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
+from fedjax_async.config.methods import (
+    PeerMethod,
+    PeerPreset,
+    brings_timing,
+    ignored_by,
+    is_decentralised,
+    preset_of,
+)
+from fedjax_async.config.problem import check_model, comes_by_clients, initial, model_of, with_owners
+from fedjax_async.config.settings import Settings, moments
+from fedjax_async.data import Dataset, Federation
+from fedjax_async.engine.devices import require_fits
+from fedjax_async.engine.evaluation import Every
+from fedjax_async.types import FederatedData, Model, Params
+
+TEST_FRACTION = 0.2  # of each node's examples, without a server
+
+# Settings that only runs with a server use, and those that only runs without one do.
+OF_SERVERS = (
+    "timing", "timeout", "late", "max_staleness", "server_steps", "eval_steps", "feedback", "compress_per",
+    "per_client", "metrics", "train_loss", "train_examples", "fine_tune", "slots",
+)  # fmt: skip
+OF_PEERS = ("topology", "exchange", "global_tests")
+
+_BESIDE = {"per_client": ": nodes are always evaluated on their own tests", "server_steps": " (updates are events)"}
+
+
+def without_server(settings: Settings) -> bool:
+    """Whether the method of the settings is decentralised."""
+    return is_decentralised(preset_of(settings.method))
+
+
+def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
+    """The settings with objects in the place of names, as far as they are given; ``data`` is a ``dataset``."""
+    kinds = (FederatedData, own.Named)
+    allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes it of arrays"
+    if isinstance(data, (Dataset, Federation)):
+        allowed = "FederatedData; a Dataset or Federation is given as dataset="
+    check.require(data is None or isinstance(data, kinds), "data", f"a {type(data).__name__}", allowed)
+    given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
+    return dataclasses.replace(settings, **given) if given else settings
+
+
+def resolved(settings: Settings) -> Settings:
+    """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
+
+    Without a server, the topology and the test parts of the nodes too. Optimiser and rate stay open where neither the
+    local training nor fine-tuning takes them. ``ValueError`` for settings of the other kind of run.
+    """
+    usual = preset_of(settings.method)
+    peers = is_decentralised(usual)
+    for name in OF_SERVERS if peers else OF_PEERS:
+        value, default = getattr(settings, name), Settings.__dataclass_fields__[name].default
+        kind = f"without a server{_BESIDE.get(name, '')}" if peers else "with a server"
+        check.require(value == default, name, value, f"left out: {settings.method} runs {kind}")
+    if isinstance(usual, (PeerPreset, PeerMethod)):
+        filled = _with_peers(with_owners(settings), usual)
+    else:
+        filled = with_uploads(with_owners(settings), usual)
+    factory = factory_of(settings, usual)
+    if factory is None or settings.fine_tune is not None:
+        return with_optimizer(filled, usual)
+    given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
+    return dataclasses.replace(with_optimizer(filled, usual), **given)
+
+
+def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
+    """The settings of a run without a server with its topology, compressor and test parts filled in."""
+    allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
+    check.require(s.exchange is None or not brings_timing(s.method), "exchange", str(s.exchange), allowed)
+    if usual.compress is None:
+        allowed = f"left out: {s.method} has messages of its own"
+        check.require(s.compress is None, "compress", str(s.compress), allowed)
+    fraction = s.test_fraction
+    if fraction is None and s.eval_examples is None and not comes_by_clients(s.dataset):
+        fraction = TEST_FRACTION
+    compress, topology = s.compress or usual.compress, s.topology or usual.topology
+    return dataclasses.replace(s, topology=topology, compress=compress, test_fraction=fraction)
+
+
+def settings_in_comparison(common: Settings, method: str, others: Collection[str]) -> Settings:
+    """The settings of one method of a comparison: those that only ``others`` take, of the other kind, are left out.
+
+    A timing or an exchange of the method's own goes before the common one. Where methods with and without a server are
+    compared, all train and test on the same examples: ``test_fraction`` is 0.2 for all unless it is given.
+    """
+    peers = {name: is_decentralised(preset_of(name)) for name in (method, *others)}
+    changes: dict[str, Any] = {"method": method}
+    if brings_timing(method):
+        changes["exchange" if peers[method] else "timing"] = None
+    if len(set(peers.values())) == 2:
+        left = OF_SERVERS if peers[method] else OF_PEERS
+        changes |= {name: Settings.__dataclass_fields__[name].default for name in left}
+        if common.test_fraction is None and common.eval_examples is None and not comes_by_clients(common.dataset):
+            changes["test_fraction"] = TEST_FRACTION
+    return dataclasses.replace(common, **changes)
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings with derived defaults; ``ValueError`` for parts known from a file only, and without 64-bit mode."""
+    if settings.compute == "float64" and jnp.result_type(float) != jnp.float64:
+        raise ValueError(
+            "compute = 'float64': must be run with JAX's 64-bit mode, jax.config.update('jax_enable_x64', True)"
+        )
+    for field in own.KINDS:
+        own.thing_of(field, getattr(settings, field))  # refuses what is known from a file only
+    return resolved(settings)
+
+
+def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
+    """The checked model of a run on raw rows, and the shapes of its parameters."""
+    model = model_of(s, data)
+    contracts.check_model(s, model, data)
+    shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
+    check_model(model, shapes, data)
+    require_fits(str(s.model), shapes)
+    check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))
+    return model, shapes
+
+
+def length_of_batch(s: Settings, data: FederatedData) -> int:
+    """Examples of a minibatch: a batch longer than every client's data would only be padded."""
+    return min(s.batch_size, int(data.size.max()))
+
+
+def epochs_of(s: Settings) -> float | None:
+    """Local epochs of a job; None where the settings count steps."""
+    return 1.0 if s.epochs is None and s.steps is None else s.epochs
+
+
+def delay_of(s: Settings) -> DelayModel:
+    """The delay model that the settings name, or their object."""
+    given = own.thing_of("delay", s.delay)
+    model: DelayModel = registry.bind("delay", DELAYS, s.delay)() if given is None else given
+    return model
+
+
+def every_of(s: Settings) -> Every:
+    """How often the settings evaluate."""
+    return Every(s.eval_time, s.eval_updates, s.eval_steps, None if s.eval_at is None else moments(s.eval_at))

@@ -1,0 +1,164 @@
+"""From an engine's outcome of a decentralised run to the tables of a :class:`~fedjax_async.types.Run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.clock import Delivery, PeerSchedule, ages, at_or_before, masses
+from fedjax_async.clock.peer_statistics import readers
+from fedjax_async.engine.client_scores import client_columns
+from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.peer_outcome import PeerOutcome, online
+from fedjax_async.types import FederatedData, Run
+
+
+def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndarray]:
+    """What a plan tells of each evaluation before any training; a column each, [V].
+
+    ``online``: nodes that have joined and not left. ``smallest_mass`` and ``largest_mass`` of a node online, all masses
+    together (``total_mass``) and what was lost of them (``lost_mass``), where there are masses. ``bytes_up``: what the
+    nodes have sent; ``bytes_down``: what has reached them.
+    """
+    there, size = online(schedule, points.time), schedule.message_bytes
+    sent, arrived = schedule.end[schedule.push_event], np.sort(schedule.arrival)
+    found = {"online": there.sum(axis=1)}
+    if schedule.sent_mass.any():
+        held, whole = _masses_of_nodes(schedule, points.time), masses(schedule, points.time)
+        found |= {
+            "smallest_mass": np.where(there, held, np.inf).min(axis=1, initial=np.inf),
+            "largest_mass": np.where(there, held, -np.inf).max(axis=1, initial=-np.inf),
+            "total_mass": whole.nodes + whole.on_the_way + whole.buffered,
+            "lost_mass": whole.lost,
+        }
+        nobody = found["online"] == 0
+        for name in ("smallest_mass", "largest_mass"):
+            found[name][nobody] = np.nan
+    return found | {
+        "bytes_up": at_or_before(sent, points.time) * size,
+        "bytes_down": at_or_before(arrived, points.time) * size,
+    }
+
+
+def _masses_of_nodes(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
+    """The mass of each node after its last event by each time, float64[V, N]; 1 before its first."""
+    order = np.argsort(schedule.end, kind="stable")
+    visible = at_or_before(schedule.end[order], times)
+    held, now, done = np.empty((len(times), schedule.num_clients)), np.ones(schedule.num_clients), 0
+    for row, count in enumerate(visible.tolist()):
+        events = order[done:count]
+        now[schedule.client[events]] = schedule.mass[events]  # of one node the last one counts: it is written last
+        held[row], done = now, max(done, count)
+    return held
+
+
+def scores_of_nodes(scores: Mapping[str, np.ndarray], there: np.ndarray, data: FederatedData) -> dict[str, np.ndarray]:
+    """The scores of an evaluation, or of several: means over the nodes online (``there``, bool[..., N]).
+
+    ``loss`` and ``accuracy`` are those of each node's model on its own tests, or on the global test set where no node
+    has any; each node counts alike. ``validation_...`` likewise; ``global_...``: on the global test set. Scores of
+    single nodes stay, as ``client_own_loss`` and ``client_own_accuracy`` [..., N].
+    """
+    own = _held_by(data.test_size, there)
+    parts = {
+        "": own,
+        "validation_": _held_by(data.validation_size, there),
+        "global_": there,
+    }
+    found: dict[str, np.ndarray] = {}
+    for start, mask in parts.items():
+        for name in (f"{start}loss", f"{start}accuracy"):
+            if name in scores:
+                found[name] = _mean(scores[name], mask)
+    singles = {name: np.asarray(scores[name]) for name in ("loss", "accuracy")}
+    if not own.any():
+        wanted = {name: scores.get(f"global_{name}", singles[name]) for name in singles}
+        found |= {name: _mean(values, there) for name, values in wanted.items()}
+        singles = {name: np.asarray(values) for name, values in wanted.items()}
+    others = {name: np.asarray(values) for name, values in scores.items() if name not in found and name not in singles}
+    return found | others | {f"client_own_{name}": values for name, values in singles.items()}
+
+
+def _held_by(sizes: Any, there: np.ndarray) -> np.ndarray:
+    return np.zeros_like(there) if sizes is None else there & (np.asarray(sizes) > 0)
+
+
+def _mean(values: Any, mask: np.ndarray) -> np.ndarray:
+    values, count = np.asarray(values), mask.sum(axis=-1)
+    total = np.where(mask, values, 0).sum(axis=-1, dtype=np.float64)
+    return np.asarray(np.where(count > 0, total / np.maximum(count, 1), np.nan).astype(values.dtype))
+
+
+def record_peers(
+    settings: dict[str, Any],
+    schedule: PeerSchedule,
+    points: Points,
+    outcome: PeerOutcome,
+    planned: Mapping[str, np.ndarray],
+    data: FederatedData,
+) -> Run:
+    """Join the plan's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
+
+    The updates are compute events, in order of the moments at which they mix. ``staleness`` of an event: how many
+    events the senders have completed since they sent what it mixes, the mean weighted by the mixing coefficients; 0
+    where it mixes nothing.
+    """
+    rows = len(points.time) if outcome.rows is None else outcome.rows
+    points = Points(*(column[:rows] for column in points))
+    there = online(schedule, points.time)
+    scores = scores_of_nodes(outcome.scores, there, data)
+    clients = {name.removeprefix("client_"): v for name, v in scores.items() if name.startswith("client_")}
+    evaluations = {
+        "time": points.time,
+        "update": points.position,
+        "step": points.position,
+        **{name: values for name, values in scores.items() if not name.startswith("client_")},
+        **client_columns(clients),
+        **{name: column[:rows] for name, column in planned.items()},
+    }
+    events = outcome.events
+    updates = {**_events_table(schedule, events), **outcome.records}
+    rejected = int(np.sum(~outcome.records["accepted"])) if len(events) else 0
+    counters = {
+        "updates": len(events),
+        "unused": 0,
+        "server_steps": 0,
+        "rejected": rejected,
+        **message_counts(schedule, events),
+        **outcome.counters,
+    }
+    return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
+
+
+def _events_table(schedule: PeerSchedule, events: np.ndarray) -> dict[str, np.ndarray]:
+    """What the plan tells of these events."""
+    count, reader, (_, behind) = len(schedule.client), readers(schedule), ages(schedule)
+    weight = np.bincount(reader, schedule.weight, count)
+    total = np.bincount(reader, schedule.weight * behind, count)
+    columns = {
+        "client": schedule.client,
+        "job": schedule.number,
+        "dispatch_time": schedule.start,
+        "arrival_time": schedule.end,
+        "mixed_at": schedule.mixed_at,
+        "staleness": np.divide(total, weight, out=np.zeros(count), where=weight > 0),
+        "local_steps": schedule.local_steps,
+        "mixed": np.diff(schedule.inbox_bounds),
+        "sent": np.bincount(schedule.push_event, minlength=count),
+    }
+    if schedule.sent_mass.any():
+        columns["mass"] = schedule.mass
+    return {name: column[events] for name, column in columns.items()}
+
+
+def message_counts(schedule: PeerSchedule, events: np.ndarray) -> dict[str, int]:
+    """How many messages these events pushed, and what became of them."""
+    chosen = np.zeros(len(schedule.client), np.bool_)
+    chosen[events] = True
+    pushed = chosen[schedule.push_event]
+    counts = np.bincount(schedule.outcome[pushed], minlength=len(Delivery))
+    named = {kind.name.lower(): int(counts[kind]) for kind in Delivery}
+    corrupt = int(np.sum(schedule.corrupt[pushed]))
+    return {"messages": int(pushed.sum()), **named, "corrupt": corrupt}

@@ -1,0 +1,128 @@
+"""Pictures of a decentralised plan: who trains when and which messages go where; how old the mixed messages are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock import Delivery, PeerSchedule, ages
+from fedjax_async.results import figure as canvas
+from fedjax_async.results.figure import SCREEN, Drawing
+from fedjax_async.results.plots import histogram_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# What became of a message -> its look in the picture, and what the note below says of it.
+LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
+    "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
+    "dropped": ((Delivery.SUPERSEDED, Delivery.OVERFLOWED), canvas.PALETTE[4], "-"),
+    "lost": ((Delivery.LOST,), canvas.PALETTE[1], ":"),
+    "not mixed by the end": ((Delivery.WAITING, Delivery.IN_FLIGHT), canvas.FAINT, ":"),
+}
+BARS = "#BFD7EA"
+EVENTS_SHOWN = 5  # of a node, about
+_LOST_AFTER = 0.35  # a lost message is drawn for this part of the way
+
+
+def peer_gantt(
+    schedule: PeerSchedule,
+    clients: int | Sequence[int] = 12,
+    until: float | None = None,
+    *,
+    drawing: Drawing = SCREEN,
+) -> Figure:
+    """Who trains when: a row a node, a bar a compute event, a line a message from its sender to its receiver.
+
+    A line begins where its sender has trained and ends where the message arrives; its colour says what became of it
+    (``LOOKS``). A tick marks the moment at which an event mixes its inbox. Where a node has not joined yet, or has
+    left, its row is grey. Messages to and from nodes that are not shown are left out; the text above says how many
+    nodes are. ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for
+    about five events a node).
+    """
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
+    rows = list(range(min(clients, schedule.num_clients))) if isinstance(clients, int) else list(clients)
+    allowed = f"a number >= 1 or client numbers below {schedule.num_clients}"
+    check.require(len(rows) > 0 and all(0 <= row < schedule.num_clients for row in rows), "clients", clients, allowed)
+    check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
+    end = float(schedule.end.max())
+    if until is None:
+        mine = np.isin(schedule.client, rows)
+        length = (schedule.end - schedule.start)[mine if mine.any() else slice(None)]
+        until = min(end, EVENTS_SHOWN * float(np.median(length)))
+    check.positive("until", until)
+    figure, axes = canvas.new(7.0, 1.1 + 0.3 * max(len(rows), 6), drawing)
+    size, label = canvas.axis("time", until)
+    row_of = np.full(schedule.num_clients, -1)
+    row_of[rows] = np.arange(len(rows))
+    _draw_events(axes, schedule, row_of, until, size)
+    kinds = _draw_messages(axes, schedule, row_of, until, size)
+    _draw_absence(axes, schedule, rows, until, size)
+    axes.set_xlim(0, until / size)
+    canvas.label(axes, label, "node")
+    parts = [f"{len(rows)} of {schedule.num_clients} nodes"] if len(rows) < schedule.num_clients else []
+    if until < end:
+        unit = label.partition("(")[2].removesuffix(")")
+        parts.append(f"the first {until / size:,.3g} of {end / size:,.3g} {unit}")
+    axes.set_title(", ".join(parts), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    if kinds:
+        where: dict[str, Any] = {"loc": "outside lower center", "ncols": len(kinds), "frameon": False, "fontsize": 8}
+        figure.legend(list(kinds.values()), [f"message {name}" for name in kinds], **where)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [str(row) for row in rows])
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return canvas.finish(figure, drawing)
+
+
+def _draw_events(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> None:
+    """A bar an event, and a tick where it mixes messages."""
+    shown = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
+    y = row_of[schedule.client[shown]].astype(float)
+    begin, end = schedule.start[shown] / size, np.minimum(schedule.end[shown], until) / size
+    gap = 0.0015 * until / size
+    axes.barh(y, np.maximum(end - begin - gap, gap), left=begin, height=0.5, color=BARS, linewidth=0)
+    mixes = (np.diff(schedule.inbox_bounds)[shown] > 0) & (schedule.mixed_at[shown] <= until)
+    axes.vlines(schedule.mixed_at[shown][mixes] / size, y[mixes] - 0.34, y[mixes] + 0.34, canvas.INK, linewidth=0.9)
+
+
+def _draw_messages(axes: Axes, schedule: PeerSchedule, row_of: np.ndarray, until: float, size: float) -> dict[str, Any]:
+    """A line a message; returns the kinds that are drawn, with a line each for the legend."""
+    from matplotlib.collections import LineCollection  # noqa: PLC0415
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+
+    sender, sent = row_of[schedule.client[schedule.push_event]], schedule.end[schedule.push_event]
+    receiver, there = row_of[schedule.receiver], (sent <= until)
+    there &= (sender >= 0) & (receiver >= 0)
+    kinds: dict[str, Any] = {}
+    for name, (outcomes, colour, dash) in LOOKS.items():
+        chosen = np.flatnonzero(there & np.isin(schedule.outcome, outcomes))
+        if not len(chosen):
+            continue
+        arrival = np.where(np.isfinite(schedule.arrival[chosen]), schedule.arrival[chosen], sent[chosen])
+        a, b = sender[chosen].astype(float), receiver[chosen].astype(float)
+        b = a + (b - a) * (_LOST_AFTER if name == "lost" else 1.0)
+        lines = np.stack([np.stack([sent[chosen] / size, a], 1), np.stack([arrival / size, b], 1)], 1)
+        axes.add_collection(LineCollection(list(lines), colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8))
+        kinds[name] = Line2D([], [], color=colour, ls=dash, linewidth=1.2)
+    return kinds
+
+
+def _draw_absence(axes: Axes, schedule: PeerSchedule, rows: list[int], until: float, size: float) -> None:
+    """Grey where a node has not joined yet or has left."""
+    for row, node in enumerate(rows):
+        for begin, end in ((0.0, min(schedule.joined[node], until)), (schedule.left[node], until)):
+            if begin < end:
+                axes.barh(row, (end - begin) / size, left=begin / size, height=0.8, color=canvas.GRID, zorder=0.5)
+
+
+def age_histogram(schedule: PeerSchedule, drawing: Drawing = SCREEN) -> Figure:
+    """The share of the mixed messages by age: how many events their senders have completed since; mean and largest."""
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
+    behind = ages(schedule)[1]
+    check.require(behind.size > 0, "schedule", "no mixed messages", "a schedule with at least one")
+    return histogram_of(behind, "staleness (events of the sender since)", "share of messages (%)", drawing)

@@ -1,0 +1,85 @@
+"""Runs without a server from settings: engine against oracle, folders, checkpoints, sweeps, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_async import cli, simulate
+from fedjax_async.clock import PeerSchedule
+from fedjax_async.config import Settings, prepare
+from fedjax_async.results import load, sweep
+from fedjax_async.results.runs import run_into
+
+WORLD = {"dataset": "synthetic", "model": "mlp:hidden=4", "clients": 4, "steps": 2, "batch_size": 8, "updates": 10}
+RING = WORLD | {"topology": "ring"}
+
+
+@pytest.mark.parametrize("method", ["pushcen:k=4", "swift", pytest.param("divshare", marks=pytest.mark.slow)])
+def test_waves_equal_the_oracle(method):
+    waves, oracle = (simulate(method=method, engine=engine, **RING) for engine in ("waves", "reference"))
+    assert len(waves.updates["client"]) == 10 and waves.counters["messages"] > 0
+    assert waves.evaluations.keys() == oracle.evaluations.keys() and waves.updates.keys() == oracle.updates.keys()
+    for table in ("evaluations", "updates"):
+        for name, column in getattr(waves, table).items():
+            np.testing.assert_allclose(column, getattr(oracle, table)[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    assert waves.counters["messages"] == oracle.counters["messages"]
+    if method.startswith("pushcen"):
+        np.testing.assert_allclose(waves.evaluations["total_mass"] + waves.evaluations["lost_mass"], 4, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"topology": "moebius"}, "topology = 'moebius': unknown"),
+        ({"timing": "every"}, "timing = 'every': must be left out: pushcen runs without a server"),
+        ({"method": "fedavg"}, "topology = 'ring': must be left out: fedavg runs with a server"),
+        ({"method": "pushcen@nothing"}, "exchange = 'nothing': unknown"),
+        ({"method": "pushcen:k=0"}, "k = 0: must be"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(Settings(**RING | {"method": "pushcen"} | change))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    there = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".png"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in there}
+
+
+def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, monkeypatch):
+    settings = Settings(method="swift", **RING, eval_updates=2, checkpoint=4)
+    run_into(prepare(settings), tmp_path / "whole", plots=False)
+
+    class Cut(Exception):
+        """As if the process ended here."""
+
+    def cut(done: int, of: int, **status: float) -> None:
+        if done >= 8:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run_into(prepare(settings), tmp_path / "cut", plots=False, progress=cut)
+    assert any((tmp_path / "cut" / "checkpoints").iterdir()) and not (tmp_path / "cut" / "evaluations.csv").exists()
+    assert cli.main(["resume", str(tmp_path / "cut"), "--quiet"]) == 0
+    one, other = files(tmp_path / "whole"), files(tmp_path / "cut")
+    assert one.keys() == other.keys() and [name for name in one if one[name] != other[name]] == []
+    read = load(tmp_path / "cut")
+    assert isinstance(read.schedule, PeerSchedule) and len(read.updates["client"]) == 10
+    page = tmp_path / "page.html"
+    pytest.importorskip("plotly")
+    assert cli.main(["report", str(tmp_path / "cut"), "--out", str(page)]) == 0
+    assert "No server: events and messages" in page.read_text(encoding="utf-8")
+
+
+def test_a_sweep_over_topologies_gives_the_runs_of_simulate():
+    base = WORLD | {"method": "swift"}
+    swept = sweep(base, {"topology": ["ring", "complete"]}, progress=False)
+    runs = list(swept.runs)
+    assert len(runs) == 2
+    alone = simulate(**base, topology="complete")
+    found = [run for run in runs if run.settings["topology"] == "complete"]
+    np.testing.assert_array_equal(found[0].evaluations["loss"], alone.evaluations["loss"])
