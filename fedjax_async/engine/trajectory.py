@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule, with_derived_columns
@@ -134,14 +135,13 @@ def make_trajectory(
     segment = math.ceil(math.sqrt(max(count, 1))) if segment is None else segment
     check.whole("segment", segment)
     stretches, first = run.steps(position, segment)
-    score = jax.checkpoint(_make_score(components), prevent_cse=False)
+    score = _make_score(components)
+    scored = _where_evaluated(score)
 
     def trajectory(hyper: Varying, params: Params) -> dict[str, Array]:
         def step(carried: Carried, one: Steps) -> tuple[Carried, dict[str, Array]]:
             carried = run.arrive(hyper, carried, one)
-            model = run.rule(hyper, 0).params(carried.server)
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(score, model))
-            return carried, jax.lax.cond(one.evaluated, score, lambda _: nothing, model)
+            return carried, scored(one.evaluated, run.rule(hyper, 0).params(carried.server))
 
         def through(carried: Carried, some: Steps) -> tuple[Carried, dict[str, Array]]:
             return jax.lax.scan(step, carried, some)
@@ -314,6 +314,34 @@ class _Run:
             version=s.version[job].astype(np.int32),
             steps=s.local_steps[job].astype(np.int32),
         )
+
+
+def _where_evaluated(score: Callable[[Params], dict[str, Array]]) -> Callable[[Array, Params], dict[str, Array]]:
+    """``score(params)`` where a flag is set, else zeros; its derivative keeps the gradient, not the examples.
+
+    The residuals of a conditional inside a scan are stacked: JAX's own would hold the test set once an arrival.
+    """
+
+    @jax.custom_jvp
+    def scored(evaluated: Array, params: Params) -> dict[str, Array]:
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(score, params))
+        return jax.lax.cond(evaluated, score, lambda _: nothing, params)
+
+    @scored.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        evaluated, params = primals
+
+        def slopes(params: Params) -> dict[str, Params]:
+            names = [name for name in jax.eval_shape(score, params) if name.endswith("loss")]
+            return {name: jax.grad(lambda p, name=name: score(p)[name])(params) for name in names}
+
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(slopes, params))
+        slope = jax.lax.cond(evaluated, slopes, lambda _: nothing, params)
+        found = scored(evaluated, params)
+        zero = jax.tree.map(jnp.zeros_like, found)
+        return found, zero | {name: optax.tree.vdot(each, tangents[1]) for name, each in slope.items()}
+
+    return scored
 
 
 def _make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
