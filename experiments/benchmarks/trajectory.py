@@ -39,7 +39,7 @@ JOBS: dict[str, dict[str, Any]] = {
 def row_of(job: str, a: argparse.Namespace) -> dict[str, Any]:
     """Times and memory of one kind of job."""
     settings = Settings(**BASE | JOBS[job], clients=a.clients, updates=a.updates, eval_updates=a.updates // 10)
-    function, hyper, params, _ = trajectory(settings, segment=a.segment)
+    function, hyper, params, *_ = trajectory(settings, segment=a.segment)
 
     def loss(hyper: Any, params: Any) -> jax.Array:
         return function(hyper, params)["loss"][-1]
