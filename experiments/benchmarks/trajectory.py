@@ -1,6 +1,6 @@
 """The gradient of a whole run beside the run itself: time and memory of ``config.trajectory``.
 
-    python experiments/benchmarks/trajectory.py             # six minutes on 2 idle cores
+    python experiments/benchmarks/trajectory.py             # minutes on 2 cores
     python experiments/benchmarks/trajectory.py --smoke     # seconds
 
 FedAsync with MLP-64 and ten clients. *Forward* is the compiled function that gives the final test loss; *gradient*
