@@ -108,10 +108,8 @@ def tune(
     seeds = (settings.seed,) if seeds is None else tuple(seeds)
     check.require(len(seeds) > 0, "seeds", seeds, "at least one")
     runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment, **objects) for seed in seeds]
-    most = max(len(run.times) for run in runs)
-    check.require(
-        last <= min(len(run.times) for run in runs), "last", last, f"at most {most}, the evaluations of a run"
-    )
+    fewest = min(len(run.times) for run in runs)
+    check.require(last <= fewest, "last", last, f"at most {fewest}, the evaluations of a run")
     hyper = runs[0].hyper
     longest = max(int(run.schedule.staleness.max()) for run in runs) + 1
     counts = {"run": 0, "client": runs[0].schedule.num_clients, "staleness": longest}

@@ -15,10 +15,10 @@ SETTINGS = Settings(
 
 
 def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found():
-    tuned = tune(SETTINGS, ["method.mixing", "lr"], steps=4, rate=0.5)
+    tuned = tune(SETTINGS, ["method.mixing", "lr"], steps=4, rate=0.25)
     assert tuned.losses.shape == (5,) and tuned.best == 4
     assert (np.diff(tuned.losses) < 0).all()
-    assert tuned.values["lr"][0] == pytest.approx(0.01) and tuned.values["lr"][-1] > 0.03
+    assert tuned.values["lr"][0] == pytest.approx(0.01) and tuned.values["lr"][-1] > 0.025
     assert 0.2 < tuned.values["method.mixing"][-1] < 1  # by its logit: below 1, whatever the step
     assert tuned.settings.lr == pytest.approx(tuned.values["lr"][-1])
     run = simulate(tuned.settings)
@@ -52,7 +52,9 @@ def test_what_it_cannot_tune_is_refused(changes, arguments, message):
         tune(Settings(**vars(SETTINGS) | changes), *arguments)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"memory_limit": "1KB"}, "memory_limit"), ({"last": 5}, "last = 5")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"memory_limit": "1KB"}, "memory_limit"), ({"last": 100}, "last = 100")]
+)
 def test_limits_are_refused_before_the_descent(options, message):
     with pytest.raises(ValueError, match=message):
         tune(SETTINGS, ["lr"], **options)
