@@ -100,6 +100,7 @@ class ClientData(NamedTuple):
     order: Array  # int32[M]
     offset: Array  # int32[]
     size: Array  # int32[]
+    weight: Any = None  # float[M] or float[], factors of the training examples' losses; None: 1
 
 
 class Model(NamedTuple):

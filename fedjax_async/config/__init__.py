@@ -10,7 +10,8 @@ objects. ``paths.py`` (one setting by its path, such as ``method.mixing``), ``gr
 ``sweeping.py`` (which runs share programs) serve sweeps.
 ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's own) and ``contracts.py``
 (what such parts must return) let a user's own parts stand wherever the package's do. ``watching.py`` is early stopping,
-the best model and callbacks. ``differentiable.py`` gives a run as a function that JAX differentiates.
+the best model and callbacks. ``differentiable.py`` gives a run as a function that JAX differentiates,
+``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
-    from fedjax_async.config.differentiable import PerClient, PerStaleness, Trajectory, trajectory
+    from fedjax_async.config.descent import Tuned, tune
+    from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
     from fedjax_async.config.experiment import Experiment, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
@@ -38,10 +40,12 @@ __all__ = [
     "PeerExperiment",
     "PeerMethod",
     "PerClient",
+    "PerExample",
     "PerStaleness",
     "Point",
     "Settings",
     "Trajectory",
+    "Tuned",
     "execute",
     "execute_group",
     "expand",
@@ -52,6 +56,7 @@ __all__ = [
     "prepare",
     "register",
     "trajectory",
+    "tune",
 ]
 
 __getattr__, __dir__ = lazy.attach(
@@ -65,7 +70,10 @@ __getattr__, __dir__ = lazy.attach(
         "PeerExperiment": "peers",
         "PeerMethod": "methods",
         "PerClient": "differentiable",
+        "PerExample": "differentiable",
         "PerStaleness": "differentiable",
+        "Tuned": "descent",
+        "tune": "descent",
         "Point": "grid",
         "Settings": "settings",
         "execute": "simulation",

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fedjax_async import check
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.trajectory import PerClient, PerStaleness, make_trajectory
-from fedjax_async.types import Array, Params
+from fedjax_async.engine.trajectory import PerClient, PerExample, PerStaleness, make_trajectory
+from fedjax_async.types import Array, Params, Schedule
 
-__all__ = ["PerClient", "PerStaleness", "Trajectory", "trajectory"]
+__all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]
 
 
 class Trajectory(NamedTuple):
@@ -23,6 +23,7 @@ class Trajectory(NamedTuple):
     hyper: dict[str, Array]  # by name: "lr", "proximal", "server.mixing", "optimizer.momentum", ...; float[]
     params: Params  # the first params
     times: Any  # float64[V], virtual times of the evaluations
+    schedule: Schedule  # planned; ``hyper`` does not change it
 
 
 # Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
@@ -36,7 +37,10 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     ``validation_loss`` and ``validation_accuracy`` where clients hold examples out; ``params``, those at the end. The
     schedule is planned before and does not depend on ``hyper``. A number in ``hyper`` may be replaced by
     ``PerClient(values)``, one value for each client, or ``PerStaleness(values)``. An option of value 0 is not among
-    them: zero switches a term off.
+    them: zero switches a term off. ``hyper`` may also have ``example_weight``, factors of the training losses (1 if
+    left out): a number, ``PerClient``, or ``PerExample``, one for each row of the data. The derivative of a loss with
+    respect to it is the influence of a client or an example. It belongs to the package's local training: a client
+    algorithm of your own has to multiply its losses by ``data.weight``.
 
     Args:
       segment: arrivals between two checkpoints of reverse mode. By default the root of their number E; memory grows
@@ -50,7 +54,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
 
     Raises: ``ValueError`` as ``prepare``, for data that are streamed, and for settings that only ``simulate`` has.
 
-    >>> f, hyper, params, _ = trajectory(Settings(method="fedasync", model="logistic", clients=3, updates=4, steps=1))
+    >>> f, hyper, params, *_ = trajectory(Settings(method="fedasync", model="logistic", clients=3, updates=4, steps=1))
     >>> sorted(hyper)
     ['lr', 'server.mixing']
     """
@@ -67,4 +71,4 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
     function = make_trajectory(components, experiment.schedule, experiment.key, experiment.points, **limits)
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
-    return Trajectory(function, hyper, experiment.params, experiment.points.time)
+    return Trajectory(function, hyper, experiment.params, experiment.points.time, experiment.schedule)

@@ -22,8 +22,9 @@ from fedjax_async import check, tree
 from fedjax_async.clock import check_schedule, with_derived_columns
 from fedjax_async.clock.waves import allocate
 from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
-from fedjax_async.engine.evaluation import Points, make_evaluate, validation_part
+from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.local import job_key
 from fedjax_async.server import closed
@@ -42,6 +43,15 @@ class PerStaleness(NamedTuple):
     values: Array  # float[T]
 
 
+class PerExample(NamedTuple):
+    """A factor for the loss of each training example; of ``example_weight`` only."""
+
+    values: Array  # float[M], in the order of the data's rows
+
+
+EXAMPLE_WEIGHT = "example_weight"  # in ``hyper``: factors of the training losses
+
+
 def read(table: Any, row: Array) -> Any:
     """Row ``row`` of every leaf, as a slice: the reverse of a gather is a scatter, which is slow on a CPU."""
     return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, row, keepdims=False), table)
@@ -52,7 +62,7 @@ def write(table: Any, row: Array, values: Any) -> Any:
     return jax.tree.map(lambda leaf, one: jax.lax.dynamic_update_index_in_dim(leaf, one, row, 0), table, values)
 
 
-Varying = Mapping[str, Any]  # name -> a scalar, PerClient or PerStaleness
+Varying = Mapping[str, Any]  # name -> a scalar, PerClient, PerStaleness or PerExample
 
 
 class Carried(NamedTuple):
@@ -93,14 +103,14 @@ class Steps(NamedTuple):
 
 
 def at(hyper: Varying, client: Any, staleness: Any = 0) -> dict[str, Any]:
-    """The hyperparameters of one arrival, all scalars."""
+    """The hyperparameters of one arrival: scalars, and the factors of all examples."""
 
     def value(entry: Any) -> Any:
         if isinstance(entry, PerClient):
             return entry.values[client]
         if isinstance(entry, PerStaleness):
             return entry.values[jnp.minimum(staleness, len(entry.values) - 1)]
-        return entry
+        return entry.values if isinstance(entry, PerExample) else entry
 
     return {name: value(entry) for name, entry in hyper.items()}
 
@@ -117,6 +127,7 @@ def make_trajectory(
     """``f(hyper, params) -> scores``: the run of ``schedule`` from ``params``, as a pure function.
 
     ``hyper``: the numbers of ``components.hyper`` by name, each a scalar, :class:`PerClient` or :class:`PerStaleness`.
+    It may also have ``example_weight``, factors of the training losses: one of these or :class:`PerExample`.
     ``scores``: ``loss`` and ``accuracy`` on the test set, ``validation_loss`` and ``validation_accuracy`` where clients
     hold examples out, float[V], one entry a point; and ``params``, those at the end. ``segment``: arrivals between two
     checkpoints of reverse mode (default: the root of their number).
@@ -134,14 +145,13 @@ def make_trajectory(
     segment = math.ceil(math.sqrt(max(count, 1))) if segment is None else segment
     check.whole("segment", segment)
     stretches, first = run.steps(position, segment)
-    score = jax.checkpoint(_make_score(components), prevent_cse=False)
+    score = make_score(components)
+    scored = where_evaluated(score)
 
     def trajectory(hyper: Varying, params: Params) -> dict[str, Array]:
         def step(carried: Carried, one: Steps) -> tuple[Carried, dict[str, Array]]:
             carried = run.arrive(hyper, carried, one)
-            model = run.rule(hyper, 0).params(carried.server)
-            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(score, model))
-            return carried, jax.lax.cond(one.evaluated, score, lambda _: nothing, model)
+            return carried, scored(one.evaluated, run.rule(hyper, 0).params(carried.server))
 
         def through(carried: Carried, some: Steps) -> tuple[Carried, dict[str, Array]]:
             return jax.lax.scan(step, carried, some)
@@ -183,10 +193,10 @@ class _Run:
         """The server rule for an arrival."""
         return rule_of(self.components.server, at(hyper, client, staleness), self.facts)
 
-    def part(self, client: Any) -> ClientData:
-        """The training part of a client."""
+    def part(self, client: Any, weight: Any) -> ClientData:
+        """The training part of a client, with factors of the losses."""
         x, y, order = self.pool
-        return ClientData(x, y, order, self.offset[client], self.size[client])
+        return ClientData(x, y, order, self.offset[client], self.size[client], weight)
 
     def begin(self, hyper: Varying, params: Params, first: Sent) -> Carried:
         """Everything at the start, with the first messages sent."""
@@ -223,8 +233,9 @@ class _Run:
 
     def train(self, hyper: Varying, message: Message, before: State, one: Steps) -> Any:
         """The upload of the job that arrives, as ``kernels.finished`` returns it."""
-        client = bound(self.components.client, at(hyper, one.client, one.staleness))
-        data = self.part(one.client)
+        numbers = at(hyper, one.client, one.staleness)
+        client = bound(self.components.client, numbers)
+        data = self.part(one.client, numbers.get(EXAMPLE_WEIGHT))
         message = message._replace(version=one.version, local_steps=one.steps)
         work = client.begin(job_key(self.key, one.client, one.number), message, before, data)
 
@@ -314,24 +325,3 @@ class _Run:
             version=s.version[job].astype(np.int32),
             steps=s.local_steps[job].astype(np.int32),
         )
-
-
-def _make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
-    """Loss and accuracy on the test set and, where there is one, on the validation part."""
-    data, model = components.data, components.model
-    sets = {"": (data.test_x, data.test_y)}
-    part = validation_part(data)
-    if part is not None:
-        rows = np.asarray(part.order)
-        sets["validation_"] = (np.asarray(data.x[rows]), np.asarray(data.y[rows]))
-    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-    scores = {
-        prefix: (make_evaluate(model, total=len(y), labels=labels), jnp.asarray(x), jnp.asarray(y))
-        for prefix, (x, y) in sets.items()
-    }
-
-    def score(params: Params) -> dict[str, Array]:
-        found = {prefix: evaluate(params, x, y, None) for prefix, (evaluate, x, y) in scores.items()}
-        return {prefix + name: value for prefix, values in found.items() for name, value in values.items()}
-
-    return score

@@ -116,7 +116,7 @@ Batch = tuple[Array, Key, Array]  # the seed that orders the minibatches, the ke
 def batch_gradient(
     model: Model, params: Params, data: ClientData, which: Batch, batch_size: int, shuffle: bool = True
 ) -> Callable[[Params], tuple[Params, Params]]:
-    """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch.
+    """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch, times ``data.weight`` if given.
 
     ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
     """
@@ -129,6 +129,9 @@ def batch_gradient(
         losses = model.loss(outputs, data.y[index])
         require_per_example(losses, mask)
         share = mask.astype(losses.dtype)
+        if data.weight is not None:
+            weight = data.weight[index] if jnp.ndim(data.weight) else data.weight
+            losses = losses * weight.astype(losses.dtype)
         return jnp.sum(losses * share) / jnp.sum(share), moved
 
     return jax.grad(objective, has_aux=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_async.config import PerClient, PerStaleness, Settings, trajectory
+from fedjax_async.config import PerClient, PerExample, PerStaleness, Settings, trajectory
 from fedjax_async.engine import Components, run_waves
 from fedjax_async.engine.trajectory import make_trajectory
 from fedjax_async.local import local_training
@@ -17,7 +18,6 @@ from tests.engine import problem
 
 def traced(case, name, option):
     """The case with the rule's ``option`` and the clients' rate as traced numbers."""
-    import optax
 
     def client(hyper):
         return local_training(problem.MODEL, optimizer=optax.sgd(hyper["lr"]), batch_size=4)
@@ -97,7 +97,7 @@ def test_from_settings_it_is_simulate():
     from fedjax_async import simulate
 
     settings = Settings(method="fedasync", model="logistic", clients=3, updates=6, steps=2, validation_fraction=0.1)
-    f, hyper, params, times = trajectory(settings)
+    f, hyper, params, times, _ = trajectory(settings)
     found, run = jax.jit(f)(hyper, params), simulate(settings)
     problem.close(found["params"], run.params, 1e-5)
     np.testing.assert_array_equal(times, run.evaluations["time"])
@@ -121,3 +121,44 @@ def test_what_a_trajectory_cannot_do_is_refused(changes, message):
 def test_a_segment_is_a_whole_number():
     with pytest.raises(ValueError, match="segment = 0"):
         trajectory(Settings(model="logistic", clients=3, updates=6), segment=0)
+
+
+def test_derivatives_by_example_weights_and_the_proximal_weight_are_finite_differences():
+    """Also: a client's weight is the sum of its examples', and a weight of 1 changes nothing."""
+    with jax.enable_x64(True):
+        case = problem.case("fedasync", updates=12, epochs=1.0)
+
+        def client(hyper):
+            options = {"optimizer": optax.sgd(0.1), "batch_size": 4, "proximal": hyper["proximal"]}
+            return local_training(problem.MODEL, **options)
+
+        parts = case.components._replace(client=client, hyper={"proximal": 0.3})
+        f = function_of(case._replace(components=parts))
+        clients, examples = len(parts.data.size), len(parts.data.y)
+        owner = np.empty(examples, int)
+        for c, (offset, size) in enumerate(zip(parts.data.offset, parts.data.size)):
+            owner[parts.data.order[offset : offset + size]] = c
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(numbers):
+            proximal, weight = numbers
+            return f({"proximal": proximal, "example_weight": PerExample(weight)}, case.params)["loss"][-1]
+
+        start = (jnp.asarray(0.3), jnp.ones(examples))
+        direction = (0.7, jnp.cos(jnp.arange(examples, dtype=float)))
+        slope = jax.tree.map(lambda a, b: jnp.vdot(a, jnp.asarray(b)), loss(start)[1], direction)
+        for which in (0, 1):
+            moved = [
+                tuple(x + (sign * 1e-5 * d if i == which else 0) for i, (x, d) in enumerate(zip(start, direction)))
+                for sign in (1, -1)
+            ]
+            difference = (loss(moved[0])[0] - loss(moved[1])[0]) / 2e-5
+            assert abs(difference) > 1e-4
+            np.testing.assert_allclose(slope[which], difference, rtol=1e-5)
+
+        of_clients = jax.jit(
+            jax.grad(lambda w: f({"proximal": 0.3, "example_weight": PerClient(w)}, case.params)["loss"][-1])
+        )(jnp.ones(clients))
+        np.testing.assert_allclose(of_clients, np.bincount(owner, loss(start)[1][1], clients), rtol=1e-9)
+        np.testing.assert_allclose(loss(start)[0], f({"proximal": 0.3}, case.params)["loss"][-1], rtol=1e-13)

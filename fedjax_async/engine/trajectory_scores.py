@@ -1,0 +1,64 @@
+"""The scores of a trajectory's models, and their derivatives inside of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_async.engine.components import Components
+from fedjax_async.engine.evaluation import make_evaluate, validation_part
+from fedjax_async.types import Array, Params
+
+
+def where_evaluated(score: Callable[[Params], dict[str, Array]]) -> Callable[[Array, Params], dict[str, Array]]:
+    """``score(params)`` where a flag is set, else zeros; its derivative keeps the gradient, not the examples.
+
+    The residuals of a conditional inside a scan are stacked: JAX's own would hold the test set once an arrival.
+    """
+
+    @jax.custom_jvp
+    def scored(evaluated: Array, params: Params) -> dict[str, Array]:
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(score, params))
+        return jax.lax.cond(evaluated, score, lambda _: nothing, params)
+
+    @scored.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        evaluated, params = primals
+
+        def slopes(params: Params) -> dict[str, Params]:
+            names = [name for name in jax.eval_shape(score, params) if name.endswith("loss")]
+            return {name: jax.grad(lambda p, name=name: score(p)[name])(params) for name in names}
+
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(slopes, params))
+        slope = jax.lax.cond(evaluated, slopes, lambda _: nothing, params)
+        found = scored(evaluated, params)
+        zero = jax.tree.map(jnp.zeros_like, found)
+        return found, zero | {name: optax.tree.vdot(each, tangents[1]) for name, each in slope.items()}
+
+    return scored
+
+
+def make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
+    """Loss and accuracy on the test set and, where there is one, on the validation part."""
+    data, model = components.data, components.model
+    sets = {"": (data.test_x, data.test_y)}
+    part = validation_part(data)
+    if part is not None:
+        rows = np.asarray(part.order)
+        sets["validation_"] = (np.asarray(data.x[rows]), np.asarray(data.y[rows]))
+    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+    scores = {
+        prefix: (make_evaluate(model, total=len(y), labels=labels), jnp.asarray(x), jnp.asarray(y))
+        for prefix, (x, y) in sets.items()
+    }
+
+    def score(params: Params) -> dict[str, Array]:
+        found = {prefix: evaluate(params, x, y, None) for prefix, (evaluate, x, y) in scores.items()}
+        return {prefix + name: value for prefix, values in found.items() for name, value in values.items()}
+
+    return score

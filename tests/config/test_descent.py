@@ -1,0 +1,60 @@
+"""Tuning along the gradient of a whole run: it descends, stays in range, and refuses what it cannot do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, simulate
+from fedjax_async.config import PerStaleness, trajectory, tune
+
+SETTINGS = Settings(
+    method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=3, updates=8, steps=2, validation_fraction=0.1,
+    partition="iid", lr=0.01, dataset="fashion_mnist_6k",
+)  # fmt: skip
+
+
+def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found():
+    tuned = tune(SETTINGS, ["method.mixing", "lr"], steps=4, rate=0.25)
+    assert tuned.losses.shape == (5,) and tuned.best == 4
+    assert (np.diff(tuned.losses) < 0).all()
+    assert tuned.values["lr"][0] == pytest.approx(0.01) and tuned.values["lr"][-1] > 0.025
+    assert 0.2 < tuned.values["method.mixing"][-1] < 1  # by its logit: below 1, whatever the step
+    assert tuned.settings.lr == pytest.approx(tuned.values["lr"][-1])
+    run = simulate(tuned.settings)
+    assert run.evaluations["validation_loss"][-1] == pytest.approx(tuned.losses[-1], rel=1e-4)
+
+
+def test_a_value_a_staleness_over_two_seeds():
+    tuned = tune(SETTINGS, {"method.mixing": "staleness"}, steps=1, rate=0.5, seeds=(0, 1))
+    assert tuned.settings is None and isinstance(tuned.hyper["server.mixing"], PerStaleness)
+    weights = tuned.values["method.mixing"]
+    runs = [trajectory(SETTINGS), trajectory(Settings(**vars(SETTINGS) | {"seed": 1}))]
+    used = {int(s) for run in runs for s in np.unique(run.schedule.staleness)}
+    assert weights.shape == (2, max(used) + 1)
+    np.testing.assert_allclose(weights[0], 0.2, rtol=1e-6)
+    assert set(np.flatnonzero(weights[1] != weights[0])) == used
+    ends = [float(run.function(tuned.hyper, run.params)["validation_loss"][-1]) for run in runs]
+    assert np.mean(ends) == pytest.approx(tuned.losses[tuned.best], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "message"),
+    [
+        ({}, (["mixing"],), "names = 'mixing': must be one of method.mixing, lr"),
+        ({}, ([],), "names = .*: must be at least one path"),
+        ({}, ({"lr": "example"},), r"names\['lr'\] = 'example'"),
+        ({"validation_fraction": None}, (["lr"],), "validation_fraction = None: must be given"),
+    ],
+)
+def test_what_it_cannot_tune_is_refused(changes, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tune(Settings(**vars(SETTINGS) | changes), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"memory_limit": "1KB"}, "memory_limit"), ({"last": 100}, "last = 100")]
+)
+def test_limits_are_refused_before_the_descent(options, message):
+    with pytest.raises(ValueError, match=message):
+        tune(SETTINGS, ["lr"], **options)
