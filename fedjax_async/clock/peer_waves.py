@@ -43,7 +43,7 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     Events of one wave need nothing from each other. Between two evaluations there are as few waves as the longest
     chain of events, each in need of the one before.
     """
-    stretch, needs = _stretches(schedule, cuts), _Needs(schedule)
+    stretch, needs = stretches(schedule, cuts), _Needs(schedule)
     reached = stretch.tolist()
     level = array("q")  # counted from the beginning of the event's stretch
     for event, needed in enumerate(needs):
@@ -61,7 +61,7 @@ def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width:
     There are more of them than levels, and fewer messages are alive at a time. ``max_width``: the most events of a run.
     """
     check.optional(check.whole, "max_width", max_width)
-    stretch, needs = _stretches(schedule, cuts), _Needs(schedule)
+    stretch, needs = stretches(schedule, cuts), _Needs(schedule)
     order = np.lexsort((np.arange(len(stretch)), stretch))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -98,7 +98,7 @@ class _Needs:
                 low = high
 
 
-def _stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
+def stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
     """The first of the moments ``cuts`` at or after the end of each event; V, their number, if none is."""
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
     moments = np.zeros(0) if cuts is None else np.asarray(cuts, np.float64)

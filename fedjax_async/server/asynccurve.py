@@ -111,7 +111,7 @@ def asynccurve(
     cycle: int = 10,
     dominance: bool = True,
     corrected: Correction,
-    control: str = "rotation",
+    control: str | None = "rotation",
     step: str = "curve",
     momentum: Traced = 0.0,
     momentum_on: str = "curve",
@@ -131,7 +131,7 @@ def asynccurve(
       cycle: c, accepted arrivals a cycle of eta, and server steps from one averaged model to the next.
       dominance: whether a is divided by ``N p_i``, with N and the shares p of all arrivals so far.
       control: what becomes of the control point when the chord changes: ``rotation`` with it, or ``none``: it keeps
-        its offset from the midpoint.
+        its offset from the midpoint. In a spec, ``control=none`` is read as ``None``, which means the same.
       step: ``curve``, ``line`` (the curve is not used) or ``geodesic`` (of hyperbolic space, instead of the line).
       momentum: beta in [0, 1).
       momentum_on: ``curve``: of the change, before the step, which then follows a curve along the momentum; or
@@ -157,7 +157,7 @@ def asynccurve(
         delay_corrected(corrected),
         guards,
         *before,
-        stepping(lambda facts: size(facts=facts), registry.find("step", STEPS, step), control),
+        stepping(lambda facts: size(facts=facts), registry.find("step", STEPS, step), control or "none"),
         optimizer=optax.sgd(1.0, momentum=None if still or momentum_on == "curve" else momentum),
     )
     return averaged(on_curves(moves, sends_steps=warm != "off"), start=swa, every=cycle, overwrite=overwrite)

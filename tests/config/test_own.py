@@ -165,13 +165,13 @@ def test_what_needs_no_name(thing):
 
 def test_a_name_needs_a_fingerprint_and_a_bare_run_does_not():
     hidden = iter([1])
-    thing = Method(server.asgd()._replace(params=lambda state: (hidden, state)[1]))
+    thing = Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None))
     with pytest.raises(ValueError, match=r"fingerprint of server -> params -> .*'s hidden = <list_iterator"):
         named("mine", thing)
     run = simulate(method=thing, **SMALL)
     assert run.settings["method"] == "(object)" and run.settings["own"] == {"method": {"(object)": None}}
     assert Settings(method=thing, updates=1) == Settings(method=thing, updates=1)
-    other = Method(server.asgd()._replace(params=lambda state: (hidden, state)[1]))
+    other = Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1], given=None))
     assert Settings(method=thing, updates=1) != Settings(method=other, updates=1)
 
 

@@ -1,0 +1,275 @@
+"""Figures 1 and 3, and Q: what each delay correction would have made of the arrivals of a run, measured.
+
+    python experiments/asynccurve/figure_1_3.py --scale laptop
+    python experiments/asynccurve/figure_1_3.py --scale paper --tasks femnist --leaf FOLDER
+
+LeNet-5 on eight clients with amounts of data proportional to 1, ..., 8, one local epoch, job times proportional to the
+examples. The runs are FedAsync and AsyncCurve without delay correction. At every tenth arrival each correction is a
+probe: the train, validation and test loss of the model that it would lead to is measured. Losses are smoothed,
+normalised and averaged as in the paper (``phases.py``), and the phase change is looked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import corrections
+import leaf
+import numpy as np
+import phases
+from study import options, report, shared
+
+from fedjax_async import Method, Settings, named, results, simulate
+from fedjax_async.config import prepare
+from fedjax_async.data import Dataset, load
+from fedjax_async.data.federated import check_dataset
+from fedjax_async.data.memmap import spans
+from fedjax_async.local import curve_training
+from fedjax_async.results import figure as canvas
+from fedjax_async.results.figure import save_figure
+from fedjax_async.results.store import MANIFEST
+from fedjax_async.server import asynccurve, fedasync
+from fedjax_async.types import Probe, Run
+
+TASKS = {
+    "mnist": "MNIST",
+    "fashion_mnist": "Fashion-MNIST",
+    "femnist": "FEMNIST, LEAF's JSON",
+    "emnist": "EMNIST by class, TFDS",
+    "smoke": "Fashion-MNIST (6,000 images)",
+}
+NAMES = {"smoke": "fashion_mnist_6k", "emnist": "tfds:name=emnist/byclass"}
+POSITION = (
+    0.5  # of a step on the way to the end, in the runs and in the probes; there a curve is farthest from its line
+)
+EVERY = 10  # arrivals from one measured to the next
+SIGMA = 100  # arrivals, of the Gaussian
+PAPER_Q = (1.0275, 0.0139)
+SCALES: dict[str, dict[str, Any]] = {
+    "smoke": {"examples": 120, "updates": 60, "measured": 20, "model": "mlp:hidden=4", "control_epochs": 1},
+    "laptop": {"examples": 6000, "updates": 2000, "measured": 1000, "model": "lenet5", "control_epochs": 5},
+    "paper": {"examples": 60000, "updates": 10000, "measured": 10000, "model": "lenet5", "control_epochs": 5},
+}
+SETTING: dict[str, Any] = {
+    **{"partition": "quantity", "clients": 8, "epochs": 1.0, "batch_size": 32, "validation_fraction": 0.1},
+    **{"delay": "normal:mean=1,std=0.1,reference_steps=1", "optimizer": "adam", "lr": 1e-3},
+}
+
+
+def methods(control_epochs: int) -> dict[str, Method]:
+    """The two runs; the rule of each keeps the states of all corrections."""
+    still: dict[str, Any] = {"lowest": 1.0, "correction": "asgd", "swa": 1.0, "warm": "off"}
+    curve = asynccurve(server_lr=POSITION, **still)
+    client = (("order", "after"), ("control_epochs", control_epochs), ("warm", "off"))
+    return {
+        "fedasync": Method(corrections.observed(fedasync(mixing=POSITION, staleness="constant"))),
+        "asynccurve": Method(corrections.observed(curve), client=curve_training, client_options=client),
+    }
+
+
+def dataset_of(task: str, given: argparse.Namespace) -> Dataset:
+    """The data set, with a random part of its training examples and evenly spaced test examples."""
+    whole = leaf.femnist(given.leaf) if task == "femnist" else load(NAMES.get(task, task))
+    scale = SCALES[given.scale]
+    rows = np.random.default_rng(0).permutation(len(whole.y))[: scale["examples"]]
+    tests = np.linspace(0, len(whole.test_y), min(scale["measured"], len(whole.test_y)), endpoint=False).astype(int)
+    part = whole._replace(x=whole.x[rows], y=whole.y[rows], test_x=whole.test_x[tests], test_y=whole.test_y[tests])
+    return check_dataset(part._replace(groups=None))
+
+
+def missing(task: str, given: argparse.Namespace) -> str | None:
+    """Why a task cannot be run here, in one line; ``None`` if it can."""
+    if task == "femnist" and given.leaf is None:
+        return "give --leaf, the folder of LEAF's femnist with train/*.json and test/*.json"
+    try:
+        dataset_of(task, given)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def run_of(task: str, name: str, given: argparse.Namespace) -> Run:
+    """One run with its probe; a finished one is loaded, an interrupted one continues."""
+    folder = given.out / "runs" / f"{task}-{name}"
+    if not (folder / MANIFEST).exists():
+        scale = SCALES[given.scale]
+        method = methods(scale["control_epochs"])[name]
+        parts: dict[str, Any] = {
+            "dataset": named(task, dataset_of(task, given)),
+            "method": named(f"{name}-observed", method),
+        }
+        budget = {"updates": scale["updates"], "eval_updates": max(1, scale["updates"] // 20), "seed": given.seed}
+        setting = {**SETTING, **parts, **budget, "model": scale["model"]}
+        components = prepare(Settings(**setting)).components
+        examples = examples_of(components.data, scale["measured"])
+        measured = corrections.probe(method.server, components.model, examples, POSITION)
+        simulate(**setting, out=folder, plots=False, checkpoint=200, probes={"corrections": Probe(measured, EVERY)})
+    return results.load(folder)
+
+
+def examples_of(data: Any, count: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Examples of all clients' training and validation parts, evenly spaced, and the test set."""
+    parts = {"test": (data.test_x, data.test_y)}
+    for name, prefix in (("train", ""), ("validation", "validation_")):
+        order, offset, size = (np.asarray(getattr(data, f"{prefix}{part}")) for part in ("order", "offset", "size"))
+        owned = order[spans(offset, size)]
+        rows = owned[np.linspace(0, len(owned), min(count // 2, len(owned)), endpoint=False).astype(int)]
+        parts[name] = (np.asarray(data.x)[rows], np.asarray(data.y)[rows])
+    return parts
+
+
+# --- what the probes say -----------------------------------------------------------------------------
+
+
+def losses_of(run: Run, part: str) -> dict[str, np.ndarray]:
+    """Proposal -> its loss on a part, at each measured arrival."""
+    ending = f" | {part}"
+    return {
+        name.removesuffix(ending): each for name, each in run.probes["corrections"].items() if name.endswith(ending)
+    }
+
+
+def ends_of(runs: Mapping[str, Run], part: str) -> dict[str, np.ndarray]:
+    """Figure 1: the relative loss of each end correction, averaged over the runs."""
+    each = [losses_of(run, part) for run in runs.values()]
+    return phases.relative([{name: losses[name] for name in corrections.ENDS} for losses in each], SIGMA / EVERY)
+
+
+def curves_of(run: Run, part: str, family: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Figure 3: the relative loss on the line and on the curves after the corrections of a family."""
+    losses = losses_of(run, part)
+    same = "asgd, rotated curve"  # the chord is the client's own: there is nothing to turn
+    chosen = [name for name in losses if name.partition(", ")[0] in family and name != same]
+    return phases.relative([{name: losses[name] for name in chosen}], SIGMA / EVERY)
+
+
+def family_mean(relative: Mapping[str, np.ndarray], family: tuple[str, ...]) -> np.ndarray:
+    """The mean relative loss of a family of corrections."""
+    return np.mean([relative[name] for name in family], axis=0)
+
+
+def end_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
+    """A row a correction: its relative loss in the first and in the last third, and its test loss there."""
+    relative = {part: ends_of(runs, part) for part in ("train", "validation", "test")}
+    rows = []
+    for name in corrections.ENDS:
+        row: dict[str, Any] = {"task": task, "correction": name}
+        for part, values in relative.items():
+            third = max(1, len(values[name]) // 3)
+            row |= {f"{part}, first third": float(values[name][:third].mean())}
+            row |= {f"{part}, last third": float(values[name][-third:].mean())}
+        for run, of_run in runs.items():
+            loss = losses_of(of_run, "test")[name]
+            third = max(1, len(loss) // 3)
+            row |= {f"test loss of {run}, first third": float(loss[:third].mean())}
+            row |= {f"test loss of {run}, last third": float(loss[-third:].mean())}
+        rows.append(row)
+    return rows
+
+
+def phase_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
+    """Where corrections that trust the position become better than those that trust the displacement."""
+    rows = []
+    for title, chosen in {"both runs": runs, **{name: {name: run} for name, run in runs.items()}}.items():
+        for part in ("train", "validation", "test"):
+            relative = ends_of(chosen, part)
+            families = (family_mean(relative, each) for each in (corrections.GRADIENT, corrections.POSITION))
+            change = phases.phase_change(*families)
+            rows.append({
+                "task": task,
+                "run": title,
+                "part": part,
+                "change found": "yes" if change.found else "no",
+                "at server step": change.point * EVERY,
+                "displacement better before (%)": 100 * change.before,
+                "position better after (%)": 100 * change.after,
+            })  # fmt: skip
+    return rows
+
+
+def quality_rows(task: str, run: Run) -> list[dict[str, Any]]:
+    """Q, the test loss on the line over that on the curve, at ``POSITION``; 99 % Gaussian intervals."""
+    losses = losses_of(run, "test")
+    rows = []
+    for name, loss in losses.items():
+        base, _, shape = name.partition(", ")
+        if f"{base}, curve" not in losses:
+            continue
+        mean, half = phases.interval(losses[base] / loss)
+        rows.append({
+            "task": task,
+            "end": "the client's own, without delay" if base == "fresh" else base,
+            "path": shape or "line",
+            "Q": mean,
+            "99 % +-": half,
+            "paper's Q": PAPER_Q[0] if shape else None,
+            "paper's +-": PAPER_Q[1] if shape else None,
+            "test loss": float(loss.mean()),
+            "curve better (%)": 100 * float(np.mean(loss < losses[base])) if shape else None,
+            "measured": len(loss),
+        })  # fmt: skip
+    return rows
+
+
+# --- pictures ----------------------------------------------------------------------------------------
+
+
+def draw(relative: Mapping[str, np.ndarray], axes: Any, title: str) -> None:
+    """Relative losses against server steps, one line a method."""
+    for index, (name, values) in enumerate(relative.items()):
+        colour, dash = canvas.look(index)
+        axes.plot(EVERY * np.arange(len(values)), values, color=colour, linestyle=dash, linewidth=1.4, label=name)
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_title(title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    canvas.label(axes, "server steps", "relative test loss")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def pictures(task: str, runs: Mapping[str, Run], out: Path) -> None:
+    """Figure 1 with the corrections of both runs, Figure 3 with the curves after gradient and position."""
+    figure, axes = canvas.new(7.0, 3.6)
+    draw(ends_of(runs, "test"), axes, f"{TASKS[task]}: corrections of the end, both runs")
+    save_figure(figure, out / f"figure_1_{task}.png")
+    figure = canvas.empty(7.0, 6.4)
+    families = {"trusting the displacement": corrections.GRADIENT, "trusting the position": corrections.POSITION}
+    for (title, family), axes in zip(families.items(), figure.subplots(2), strict=True):
+        draw(curves_of(runs["asynccurve"], "test", family), axes, f"{TASKS[task]}: {title}")
+    save_figure(figure, out / f"figure_3_{task}.png")
+
+
+def main() -> None:
+    """Run task after task; tables and pictures after each."""
+    parser = options(__doc__, "figure_1_3")
+    parser.add_argument(
+        "--tasks", nargs="+", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "fashion_mnist"]
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of data, delays and learning [0]")
+    parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help="LEAF's femnist, for --tasks femnist")
+    given = shared.parse(parser)
+    tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": []}
+    for task in ["smoke"] if given.scale == "smoke" else given.tasks:
+        reason = missing(task, given)
+        if reason is not None:
+            print(f"{task}: not run: {reason}", file=sys.stderr)
+            tables[""].append({"task": task, "correction": "not run"})
+            continue
+        runs = {name: run_of(task, name, given) for name in ("fedasync", "asynccurve")}
+        tables[""] += end_rows(task, runs)
+        tables["_phases"] += phase_rows(task, runs)
+        tables["_q"] += quality_rows(task, runs["asynccurve"])
+        pictures(task, runs, given.out)
+        for ending, rows in tables.items():
+            if rows:
+                report(rows, argparse.Namespace(**{**vars(given), "name": f"{given.name}{ending}"}), decimals=DECIMALS)
+
+
+DECIMALS = {"Q": 4, "99 % +-": 4, "paper's Q": 4, "paper's +-": 4, "test loss": 4}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Figure 2: the loss in the plane through a client's start, its end and the control point of its curve.
+
+    python experiments/asynccurve/figure_2.py --scale laptop
+
+The start is the global model after some server steps of FedAsync in the setting of Figures 1 and 3. One client trains
+for 10 and for 250 local epochs, in turn with epochs of its control point (Algorithm 2). The loss is that on the
+client's training set and on the global test set: four landscapes, with the line and the curve drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import figure_1_3
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from study import options, parse, report
+
+from fedjax_async import Settings, geometry, named, results, simulate, theory
+from fedjax_async.config import prepare
+from fedjax_async.data.memmap import spans
+from fedjax_async.local import curve_training, run_job
+from fedjax_async.local.job import local_steps
+from fedjax_async.results.figure import save_figure
+from fedjax_async.results.landscape import plane_picture
+from fedjax_async.results.store import MANIFEST
+from fedjax_async.types import ClientData, FederatedData, Message, Model, Params
+
+EPOCHS = {"smoke": (1, 2), "laptop": (10, 250), "paper": (10, 250)}
+STEPS = {"smoke": 8, "laptop": 200, "paper": 1000}  # of the server before
+GRID = {"smoke": 4, "laptop": 25, "paper": 41}
+CLIENT = 3  # of eight, with 4/36 of the examples
+POINTS = 21  # on each path
+MARGIN = 0.25  # around the models, as a share of the larger side of their box
+PARTS = {"train": "training set of the client", "test": "global test set"}
+
+
+class Trained(NamedTuple):
+    """A client's quadratic curve."""
+
+    start: Params
+    control: Params
+    end: Params
+
+
+def global_model(task: str, given: argparse.Namespace, setting: Mapping[str, Any]) -> Params:
+    """The model after some server steps of FedAsync; of a finished run, its own."""
+    folder = given.out / "runs" / f"{task}-start"
+    if not (folder / MANIFEST).exists():
+        simulate(**setting, method=f"fedasync:mixing={figure_1_3.POSITION},staleness=constant", out=folder, plots=False)
+    return results.load(folder).params
+
+
+def train(model: Model, data: FederatedData, start: Params, epochs: int) -> Trained:
+    """What the client makes of the global model in so many epochs of each, end and control point."""
+    batch_size = int(figure_1_3.SETTING["batch_size"])
+    adam = optax.adam(figure_1_3.SETTING["lr"])
+    client = curve_training(model, optimizer=adam, batch_size=batch_size, warm="off")
+    own = ClientData(*map(jnp.asarray, (data.x, data.y, data.order, data.offset[CLIENT], data.size[CLIENT])))
+    steps = int(local_steps(data.size, batch_size=batch_size, epochs=epochs)[CLIENT])
+    job = jax.jit(lambda params, steps: run_job(client, jax.random.key(0), Message(params), (), own, steps)[0])
+    curve = job(start, steps)
+    end = jax.tree.map(jnp.add, start, curve.params)
+    return Trained(start, jax.tree.map(jnp.add, geometry.line(start, end, 0.5), curve.offset), end)
+
+
+def landscape(measure: Any, rows: tuple[Any, Any], curve: Trained, size: int) -> dict[str, Any]:
+    """Coordinates and losses on the grid, at the three models, and along the line and the curve."""
+    plane = geometry.plane(curve.start, curve.end, curve.control)
+    at = np.array([geometry.plane_coordinates(plane, params) for params in curve], np.float64)
+    low, high = at.min(axis=0), at.max(axis=0)
+    margin = MARGIN * float(np.max(high - low))
+    x, y = (np.linspace(low[axis] - margin, high[axis] + margin, size) for axis in (0, 1))
+    s = np.linspace(0.0, 1.0, POINTS)
+    paths = {"line": (curve.start, curve.end), "curve": tuple(curve)}
+    found: dict[str, Any] = {"x": x, "y": y, "at": at, "s": s}
+    found["loss"] = theory.loss_surface(measure, plane, x, y, rows)["loss"]
+    found["models"] = np.array([float(measure(params, *rows)["loss"]) for params in curve])
+    for name, points in paths.items():
+        found[f"{name} loss"] = theory.loss_along(measure, points, s, rows)["loss"]
+        inside = jax.vmap(lambda params: geometry.plane_coordinates(plane, params))(
+            geometry.bezier_points(points, POINTS)
+        )
+        found[f"{name} place"] = np.asarray(inside)
+        found[f"{name} length"] = float(geometry.bezier_length(points))
+    return found
+
+
+def picture(found: Mapping[str, Any], title: str) -> Any:
+    """The landscape with its models and paths."""
+    names = ("start", "control point", "end")
+    models = {
+        n: (float(a), float(b), float(h)) for n, (a, b), h in zip(names, found["at"], found["models"], strict=True)
+    }
+    lines = {name: tuple(found[f"{name} place"].T) for name in ("line", "curve")}
+    return plane_picture(found["x"], found["y"], found["loss"], models, lines, title=title)
+
+
+def row_of(task: str, epochs: int, part: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Losses at the ends and along both paths."""
+    line, curve = found["line loss"], found["curve loss"]
+    inner = slice(1, -1)
+    return {
+        "task": task,
+        "local epochs": epochs,
+        "part": part,
+        "loss at start": float(line[0]),
+        "loss at end": float(line[-1]),
+        "mean on line": float(line[inner].mean()),
+        "mean on curve": float(curve[inner].mean()),
+        "line / curve": float((line[inner] / curve[inner]).mean()),
+        "curve better at (%)": 100 * float(np.mean(curve[inner] < line[inner])),
+        "barrier of line": theory.barrier(found["s"], line),
+        "barrier of curve": theory.barrier(found["s"], curve),
+        "length of curve / line": found["curve length"] / found["line length"],
+    }
+
+
+def main() -> None:
+    """Train, measure, draw and write."""
+    parser = options(__doc__, "figure_2")
+    parser.add_argument("--task", choices=["mnist", "fashion_mnist"], default="fashion_mnist")
+    given = parse(parser)
+    task = "smoke" if given.scale == "smoke" else given.task
+    given.leaf = None
+    scale = figure_1_3.SCALES[given.scale]
+    updates = STEPS[given.scale]
+    dataset = named(task, figure_1_3.dataset_of(task, given))
+    setting = {
+        **figure_1_3.SETTING,
+        "dataset": dataset,
+        "model": scale["model"],
+        "updates": updates,
+        "eval_updates": updates,
+    }
+    start = global_model(task, given, setting)
+    components = prepare(Settings(**setting)).components
+    data = components.data
+    own = np.asarray(data.order)[spans(data.offset[[CLIENT]], data.size[[CLIENT]])]
+    rows_by_part = {"train": (data.x[own], data.y[own]), "test": (data.test_x, data.test_y)}
+    rows = []
+    for epochs in EPOCHS[given.scale]:
+        curve = train(components.model, data, start, epochs)
+        for part, pair in rows_by_part.items():
+            measure = theory.scores(components.model, len(pair[1]))
+            found = landscape(measure, tuple(map(jnp.asarray, pair)), curve, GRID[given.scale])
+            title = f"loss on the {PARTS[part]}, {epochs} epochs"
+            save_figure(picture(found, title), given.out / f"figure_2_{part}_{epochs}.png")
+            rows.append(row_of(task, epochs, part, found))
+    report(rows, given, decimals=dict.fromkeys(rows[0], 4))
+
+
+if __name__ == "__main__":
+    main()

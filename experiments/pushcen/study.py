@@ -1,0 +1,167 @@
+"""Shared by the experiments of this folder: tasks, methods, scales, and one way to run and report them.
+
+The scale ``paper`` is the paper's setting; ``laptop`` is smaller, ``TASKS`` has its changes. ``smoke`` only shows that
+a script runs; it uses the data that come with the package. Every finished run is kept under ``OUT/runs``, and a second
+start of the same command continues from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
+
+import variants as shared
+from variants import Rows, Variant, parse, report
+
+from fedjax_async.results import tables
+from fedjax_async.types import Run
+
+__all__ = [
+    "HERE",
+    "METHODS",
+    "SEEDS",
+    "TASKS",
+    "Rows",
+    "Variant",
+    "missing",
+    "options",
+    "parse",
+    "parse_costs",
+    "report",
+    "run_task",
+    "setting_of",
+    "summary",
+]
+
+HERE = Path(__file__).resolve().parent
+SEEDS = {"smoke": 1, "laptop": 3, "paper": 1}
+EVALUATIONS = {"smoke": 4, "laptop": 30, "paper": 60}  # over the horizon
+LATE = "joins:share=0.1,by={:g}"  # the paper's late clients join up to 32.2 of 60 seconds
+
+# A DivShare node sends each of its five fragments to two receivers where the others send one model to ten; SWIFT needs
+# a fixed undirected graph. {0} is the number of receivers, {1} a fifth of it.
+METHODS: dict[str, dict[str, str]] = {
+    "pushcen": {"method": "pushcen", "topology": "gossip:receivers={0}"},
+    "divshare": {"method": "divshare", "topology": "gossip:receivers={1}"},
+    "async_dfedavg": {"method": "async_dfedavg", "topology": "gossip:receivers={0}"},
+    "swift": {"method": "swift", "topology": "random_regular:degree={0}"},
+    "independent": {"method": "independent", "topology": "gossip:receivers={0}"},
+}
+
+
+class Task(NamedTuple):
+    """A data set with its model and the paper's setting; ``laptop`` has the changes of the smaller scale."""
+
+    title: str
+    setting: dict[str, Any]
+    laptop: dict[str, Any]
+
+
+_COMMON: dict[str, Any] = {
+    **{"test_fraction": 0.2, "epochs": 1.0, "batch_size": 32, "delay": "constant:mean=0.1,reference_steps=1"},
+    **{"time": 60.0, "receivers": 10, "global_tests": "none"},
+}
+TASKS: dict[str, Task] = {
+    "fashion_mnist_6k": Task(
+        "Fashion-MNIST (5,000 training images), LeNet-5",
+        {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20, "receivers": 5},
+        {"time": 20.0},
+    ),
+    "cifar10": Task(
+        "CIFAR-10, LeNet",
+        {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
+        {"time": 6.0},
+    ),
+    "cifar100": Task(
+        "CIFAR-100, ResNet-18",
+        {**_COMMON, "dataset": "cifar100", "model": "resnet18:variant=full,norm=local", "clients": 50},
+        {"time": 6.0},
+    ),
+    "tiny_imagenet": Task(
+        "Tiny-ImageNet, ResNet-18",
+        {**_COMMON, "dataset": "tiny_imagenet", "model": "resnet18:variant=full,norm=local", "clients": 50},
+        {"time": 6.0},
+    ),
+    "smoke": Task(
+        "Fashion-MNIST (5,000 training images), logistic regression",
+        {
+            **_COMMON,
+            **{"dataset": "fashion_mnist_6k", "model": "logistic", "clients": 6, "time": 6.0, "receivers": 2},
+        },
+        {},
+    ),
+}
+
+
+def options(about: str | None, name: str) -> argparse.ArgumentParser:
+    """The options that all scripts share; ``name`` is the script's."""
+    return shared.options(about, "pushcen", name)
+
+
+def parse_costs(about: str | None, name: str) -> argparse.Namespace:
+    """The options of a script that trains nothing."""
+    return parse(options(about, name))
+
+
+def setting_of(task: str, scale: str) -> tuple[dict[str, Any], int]:
+    """The settings of a task at a scale, and the number of receivers of a push."""
+    setting = TASKS[task].setting | (TASKS[task].laptop if scale == "laptop" else {})
+    receivers = setting.pop("receivers")
+    late = LATE.format(0.54 * setting["time"])
+    return {"availability": late, "eval_time": setting["time"] / EVALUATIONS[scale], **setting}, receivers
+
+
+def missing(task: str, scale: str) -> str | None:
+    """Why a task cannot be run here, in one line; ``None`` if it can."""
+    return shared.missing(setting_of(task, scale)[0] | {"method": "independent", "partition": "iid"})
+
+
+def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) -> dict[str, list[Run]]:
+    """Every variant with every seed in the same virtual time; variant -> its runs."""
+    setting, receivers = setting_of(task, given.scale)
+
+    def filled(variant: Variant) -> Variant:
+        topology = variant.changes["topology"].format(receivers, max(1, round(receivers / 5)))
+        return variant._replace(changes=variant.changes | {"topology": topology})
+
+    return shared.run_variants(task, setting, [filled(variant) for variant in variants], given)
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """The columns of a row, over the seeds.
+
+    accuracy, best: the mean over the nodes online of the accuracy on their own tests, at the end and at its highest;
+    SD: between nodes, at the end; late: the mean over late nodes of their highest accuracies; mass: what is left of
+    all mass that there ever was; MB: what the nodes have sent, and the mean of a push.
+    """
+    found = [_of_one(run) for run in runs]
+    return {name: tables.spread([one[name] for one in found]) for name in found[0]} | {"seeds": len(runs)}
+
+
+def _of_one(run: Run) -> dict[str, float]:
+    nodes, plan = np.asarray(run.clients["accuracy"]), run.schedule
+    mean = np.asarray(run.evaluations["accuracy"])
+    late = plan.joined > 0
+    here = np.isfinite(nodes[-1]) & (plan.joined <= run.evaluations["time"][-1])
+    events = max(1, int(run.evaluations["update"][-1]))
+    sent = float(run.evaluations["bytes_up"][-1]) / 1e6
+    columns: Mapping[str, Any] = run.evaluations
+    left = float(columns["total_mass"][-1]) / len(plan.joined) if "total_mass" in columns else float("nan")
+    joined = [np.nanmax(nodes[columns["time"] >= plan.joined[i], i]) for i in np.flatnonzero(late & here)]
+    return {
+        "accuracy (%)": 100 * float(mean[-1]),
+        "best (%)": 100 * float(np.nanmax(mean)),
+        "SD (%)": 100 * float(np.std(nodes[-1][here])),
+        "late (%)": 100 * float(np.mean(joined)) if joined else float("nan"),
+        "mass left (%)": 100 * left,
+        "MB": sent,
+        "MB a push": sent / events,
+        "updates": float(events),
+    }
