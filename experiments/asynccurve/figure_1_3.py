@@ -51,7 +51,7 @@ SIGMA = 100  # arrivals, of the Gaussian
 PAPER_Q = (1.0275, 0.0139)
 SCALES: dict[str, dict[str, Any]] = {
     "smoke": {"examples": 120, "updates": 60, "measured": 20, "model": "mlp:hidden=4", "control_epochs": 1},
-    "laptop": {"examples": 6000, "updates": 2000, "measured": 1000, "model": "lenet5", "control_epochs": 5},
+    "laptop": {"examples": 4500, "updates": 2000, "measured": 800, "model": "lenet5", "control_epochs": 5},
     "paper": {"examples": 60000, "updates": 10000, "measured": 10000, "model": "lenet5", "control_epochs": 5},
 }
 SETTING: dict[str, Any] = {

@@ -29,6 +29,9 @@ class Reached:
     mean: float = math.nan
     std: float = math.nan
 
+    def __str__(self) -> str:
+        return f"{self.reached} of {self.seeds} reached"
+
 
 def spread_or_count(values: Sequence[float] | np.ndarray) -> Spread | Reached:
     """The spread of one value per seed, or how many seeds have a value if it is NaN for others.
@@ -59,7 +62,7 @@ def cell(value: Any, decimals: int = 2) -> str:
     if isinstance(value, Interval):
         return NOTHING if math.isnan(value.low) else f"[{value.low:.{decimals}f}, {value.high:.{decimals}f}]"
     if isinstance(value, Reached):
-        return f"{value.reached} of {value.seeds} reached"
+        return str(value)
     if isinstance(value, Spread):
         tail = f" ± {value.std:.{decimals}f}" if value.seeds > 1 and not math.isnan(value.mean) else ""
         return cell(value.mean, decimals) + tail
