@@ -3,9 +3,9 @@
     python experiments/benchmarks/curves.py             # two minutes
     python experiments/benchmarks/curves.py --smoke     # seconds
 
-*Job*: one local epoch of LeNet-5 on 600 images in batches of 32, with Adam, in one compiled call. AsyncCurve's job trains
-the end and the control point, two gradients a step, with the hyperbolic proximal term and warm moments. The calls take
-turns; the ratio is computed within each round, and the table has its median.
+*Job*: one local epoch of LeNet-5 on 600 images in batches of 32, with Adam, in one compiled call. AsyncCurve's job
+trains the end and the control point, two gradients a step, with the hyperbolic proximal term and warm moments. The
+calls take turns; the ratio is computed within each round, and the table has its median.
 
 *Landscape*: the test loss and accuracy of LeNet-5 at 25 x 25 points of the plane through three models, on 1,000 images,
 as the command ``landscape`` measures it; seconds with and without compiling.

@@ -90,6 +90,7 @@ def curve_training(
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer = optax.with_extra_args_support(optimizer)
     control = optax.adam(control_lr)
+    phase_of = _alternate if order == "alternate" else _after
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
@@ -102,11 +103,6 @@ def curve_training(
         """``v - gamma P_c(v)``."""
         return project_out(vector, chord, per="whole", gamma=gamma)
 
-    def chord_of(old: Array, start: Array, like: Params) -> Array:
-        """Of the weights that are shared; zero for those that stay with their client."""
-        chord = old - start
-        return chord if model.private is None else joined(shared_part(model, parted(chord, like)))
-
     def half_step(work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
         """One gradient: a step of the end or of the control point. Vectors [D], one pass each, whatever the leaves."""
         weights = trained(model, work.params)
@@ -116,7 +112,7 @@ def curve_training(
         factor = None if scale is None else scale(jnp.asarray(message.version))
 
         def on_curve() -> Array:
-            away = bent(work.displacement, chord_of(old, start, weights))
+            away = bent(work.displacement, _chord(model, old, start, weights))
             return line(start, old, s) + sway * away
 
         # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
@@ -133,7 +129,7 @@ def curve_training(
             return replaced(model, after, moved), state
 
         def control_moves() -> tuple[Array, State]:
-            chord = chord_of(old, start, weights)
+            chord = _chord(model, old, start, weights)
             slope = sway * bent(joined(shared_part(model, gradient)), chord)
             fresh = tree.where(phase.fresh, control.init(slope), work.control)
             return tree.optimize(control, slope, fresh, work.displacement, factor)
@@ -151,11 +147,8 @@ def curve_training(
         def one(j: Array, work: Work) -> Work:
             return half_step(work, phase_of(j, steps, per_epoch), start, message, data)
 
-        if order == "alternate":
-            phase_of = _alternate
-            return jax.lax.fori_loop(0, 2, lambda i, work: one(2 * k + i, work), work)
-        phase_of = _after
-        return jax.lax.fori_loop(*_share(k, steps, epochs * per_epoch), one, work)
+        span = (2 * k, 2 * k + 2) if order == "alternate" else _share(k, steps, epochs * per_epoch)
+        return jax.lax.fori_loop(*span, one, work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
@@ -213,5 +206,7 @@ def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
 # --- weights ----------------------------------------------------------------------------------
 
 
-def _times(leaf: Array, factor: Array) -> Array:
-    return leaf * factor.astype(leaf.dtype)
+def _chord(model: Model, end: Array, start: Array, like: Params) -> Array:
+    """``end - start``, float[D], of the weights that are shared; zero for those that stay with their client."""
+    chord = end - start
+    return chord if model.private is None else joined(shared_part(model, parted(chord, like)))
