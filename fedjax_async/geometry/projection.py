@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async import registry
 from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild
-from fedjax_async.types import Array, Params
+from fedjax_async.types import Array, Params, Traced
 
 GROUPINGS: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
     "layer": lambda path: path[:-1],
@@ -35,7 +35,14 @@ def groups(tree: Params, per: str) -> list[list[int]]:
     return list(found.values())
 
 
-def project_out(vector: Params, direction: Params, *, minus: Params | None = None, per: str = "layer") -> Params:
+def project_out(
+    vector: Params,
+    direction: Params,
+    *,
+    minus: Params | None = None,
+    per: str = "layer",
+    gamma: Traced | None = None,
+) -> Params:
     """The part of ``vector`` orthogonal to ``direction``, in each group of leaves by itself.
 
     ``v - (<v, d> / <d, d>) d``; where ``d`` is zero, ``v`` itself. Of all vectors orthogonal to ``d`` it
@@ -47,6 +54,7 @@ def project_out(vector: Params, direction: Params, *, minus: Params | None = Non
       minus: if given, also of that structure, and v is ``vector - minus``. The same as to subtract first,
         but the difference is never written to memory, which large trees feel.
       per: one of :data:`GROUPINGS`.
+      gamma: which share of the projection is removed, in [0, 1]; all of it by default.
 
     Returns: a pytree like ``vector``, in its dtypes. Source: OrthoFL (2025), eq. 4 and Lemma 3.1.
     """
@@ -65,6 +73,7 @@ def project_out(vector: Params, direction: Params, *, minus: Params | None = Non
             along = -inner(list(map(jnp.subtract, o, v)), [a * half for a in d])
             v = list(map(jnp.subtract, v, o))
         share = 2.0 * along / jnp.where(square > 0, square, jnp.ones_like(square))
+        share = share if gamma is None else share * jnp.asarray(gamma, share.dtype)
         for i, a, b in zip(group, v, d, strict=True):
             out[i] = a - share * (b * inverse)
     return rebuild(out, vector)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async.types import Array, Params
 
@@ -22,6 +23,20 @@ def rebuild(values: list[Array], tree: Params) -> Params:
     """The inverse of :func:`leaves`: a pytree like ``tree``, in its dtypes, from the list of its leaves."""
     kept = [value.astype(leaf.dtype) for value, leaf in zip(values, jax.tree.leaves(tree), strict=True)]
     return jax.tree.unflatten(jax.tree.structure(tree), kept)
+
+
+def joined(tree: Params) -> Array:
+    """All leaves end to end as one array [D], in JAX's default float type: one pass in place of one a leaf."""
+    flat = [leaf.reshape(-1) for leaf in leaves(tree)]
+    return jnp.concatenate(flat) if flat else jnp.zeros(0, jnp.result_type(float))
+
+
+def parted(vector: Array, tree: Params) -> Params:
+    """The inverse of :func:`joined`: a pytree like ``tree``, in its dtypes, from an array [D]."""
+    like = jax.tree.leaves(tree)
+    ends = np.cumsum([leaf.size for leaf in like])
+    parts = [vector[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(like, ends, strict=True)]
+    return rebuild(parts, tree)
 
 
 def inner(one: list[Array], other: list[Array]) -> Array:

@@ -11,6 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.geometry import line, project_out
+from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.metrics import metric_of
 from fedjax_async.local.private import keeping
@@ -34,7 +35,7 @@ class Work(NamedTuple):
 
     params: Params  # theta
     optimizer: State
-    displacement: Params  # dphi, of the trained weights
+    displacement: Array  # dphi, of the trained weights; float[D]
     control: State  # of the control point's optimiser
     keys: tuple[Key, Key]  # of the end's steps and of the control point's
     seeds: tuple[Array, Array]  # of their minibatches
@@ -89,64 +90,70 @@ def curve_training(
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer = optax.with_extra_args_support(optimizer)
     control = optax.adam(control_lr)
+    phase_of = _alternate if order == "alternate" else _after
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
         start, other = trained(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
-        zero = jax.tree.map(jnp.zeros_like, start)
+        zero = jnp.zeros_like(joined(start))
         return Work(message.params, state, zero, control.init(zero), (key, other), (seed_of(key), seed_of(other)))
 
-    def bent(vector: Params, chord: Params) -> Params:
+    def bent(vector: Array, chord: Array) -> Array:
         """``v - gamma P_c(v)``."""
-        return line(vector, project_out(vector, chord, per="whole"), gamma)
+        return project_out(vector, chord, per="whole", gamma=gamma)
 
-    def half_step(work: Work, phase: Phase, message: Message, data: ClientData) -> Work:
-        """One gradient: a step of the end or of the control point."""
-        start, old = trained(model, message.params), trained(model, work.params)
-        chord = shared_part(model, jax.tree.map(jnp.subtract, old, start))
+    def half_step(work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
+        """One gradient: a step of the end or of the control point. Vectors [D], one pass each, whatever the leaves."""
+        weights = trained(model, work.params)
+        old = joined(weights)
         s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
         sway = 2.0 * s * (1.0 - s)
         factor = None if scale is None else scale(jnp.asarray(message.version))
 
-        def on_curve() -> Params:
-            away = bent(work.displacement, chord)
-            return jax.tree.map(lambda a, b, c: line(a, b, s) + _times(c, sway), start, old, away)
+        def on_curve() -> Array:
+            away = bent(work.displacement, _chord(model, old, start, weights))
+            return line(start, old, s) + sway * away
 
         # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
         which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
         gradient_at = batch_gradient(model, work.params, data, which, batch_size)
-        gradient, moved = gradient_at(jax.lax.cond(phase.end, lambda: old, on_curve))
+        gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
 
-        def end_moves() -> Work:
+        def end_moves() -> tuple[Params, State]:
             def total(weights: Params, _: Any = None) -> Params:
-                return pulled(gradient_at(weights)[0], weights, start)
+                return pulled(gradient_at(weights)[0], weights, parted(start, weights))
 
-            descent = pulled(gradient, old, start)
-            weights, state = tree.optimize(optimizer, descent, work.optimizer, old, factor, grad_fn=total)
-            return work._replace(params=replaced(model, weights, moved), optimizer=state)
+            descent = parted(pulled(joined(gradient), old, start), weights)
+            after, state = tree.optimize(optimizer, descent, work.optimizer, weights, factor, grad_fn=total)
+            return replaced(model, after, moved), state
 
-        def control_moves() -> Work:
-            slope = jax.tree.map(lambda g: _times(g, sway), bent(shared_part(model, gradient), chord))
+        def control_moves() -> tuple[Array, State]:
+            chord = _chord(model, old, start, weights)
+            slope = sway * bent(joined(shared_part(model, gradient)), chord)
             fresh = tree.where(phase.fresh, control.init(slope), work.control)
-            displacement, state = tree.optimize(control, slope, fresh, work.displacement, factor)
-            return work._replace(displacement=displacement, control=state)
+            return tree.optimize(control, slope, fresh, work.displacement, factor)
 
-        return jax.lax.cond(phase.end, end_moves, control_moves)
+        return jax.lax.cond(
+            phase.end,
+            lambda: work._replace(**dict(zip(("params", "optimizer"), end_moves(), strict=True))),
+            lambda: work._replace(**dict(zip(("displacement", "control"), control_moves(), strict=True))),
+        )
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
-        if order == "alternate":
-            span, phase_of = (2 * k, 2 * k + 2), _alternate
-        else:
-            span, phase_of = _share(k, steps, epochs * per_epoch), _after
-        return jax.lax.fori_loop(
-            *span, lambda j, work: half_step(work, phase_of(j, steps, per_epoch), message, data), work
-        )
+        start = joined(trained(model, message.params))
+
+        def one(j: Array, work: Work) -> Work:
+            return half_step(work, phase_of(j, steps, per_epoch), start, message, data)
+
+        span = (2 * k, 2 * k + 2) if order == "alternate" else _share(k, steps, epochs * per_epoch)
+        return jax.lax.fori_loop(*span, one, work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
-        offset = bent(work.displacement, shared_part(model, trained(model, delta)))
+        chord = shared_part(model, trained(model, delta))
+        offset = parted(bent(work.displacement, joined(chord)), chord)
         return Curve(delta, offset if model.train is None else {"params": offset}), client_state
 
     plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
@@ -199,5 +206,7 @@ def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
 # --- weights ----------------------------------------------------------------------------------
 
 
-def _times(leaf: Array, factor: Array) -> Array:
-    return leaf * factor.astype(leaf.dtype)
+def _chord(model: Model, end: Array, start: Array, like: Params) -> Array:
+    """``end - start``, float[D], of the weights that are shared; zero for those that stay with their client."""
+    chord = end - start
+    return chord if model.private is None else joined(shared_part(model, parted(chord, like)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_async import geometry
 from fedjax_async.geometry import GROUPINGS
+from fedjax_async.geometry.vectors import joined, parted
 from tests.geometry.made_up import GROUPS, random_tree, vector
 
 # compiled once: called as they are, their loops and branches are compiled again at every call
@@ -89,6 +90,28 @@ def test_what_is_subtracted_on_the_way_is_as_if_subtracted_first(per, seed, size
         shift = jax.tree.map(jnp.subtract, now, before)
         jax.tree.map(np.testing.assert_array_equal, project_out(now, nothing, minus=before, per=per), shift)
         jax.tree.map(np.testing.assert_array_equal, project_out(now, d, minus=now, per=per), nothing)
+
+
+@pytest.mark.parametrize("per", GROUPINGS)
+def test_a_share_of_the_projection_is_removed(per):
+    rng = np.random.default_rng(4)
+    with jax.enable_x64(True):
+        v, d = random_tree(rng), random_tree(rng)
+        have, whole = project_out(v, d, per=per, gamma=0.3), project_out(v, d, per=per)
+        want = jax.tree.map(lambda a, b: 0.7 * a + 0.3 * b, v, whole)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **rounding), have, want)
+        jax.tree.map(np.testing.assert_array_equal, project_out(v, d, per=per, gamma=0.0), v)
+
+
+def test_joined_vectors_come_apart_as_they_were():
+    tree = {"a": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3), "b": (jnp.float32(7.0), jnp.zeros((0, 2)))}
+    whole = joined(tree)
+    np.testing.assert_array_equal(whole, [0, 1, 2, 3, 4, 5, 7])
+    back = parted(whole, tree)
+    assert jax.tree.structure(back) == jax.tree.structure(tree)
+    jax.tree.map(np.testing.assert_array_equal, back, tree)
+    assert [leaf.dtype for leaf in jax.tree.leaves(back)] == [leaf.dtype for leaf in jax.tree.leaves(tree)]
+    assert joined({}).shape == (0,) and parted(joined({}), {}) == {}
 
 
 def test_a_tree_without_leaves_is_its_own_projection():
