@@ -18,8 +18,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
 import variants as shared
-from variants import Rows, Variant, parse, report
+from variants import Rows, Variant, over_tasks, parse, parse_tasks, report
 
+from fedjax_async import Settings
+from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.types import Run
 
@@ -32,8 +34,10 @@ __all__ = [
     "Variant",
     "missing",
     "options",
+    "over_tasks",
     "parse",
     "parse_costs",
+    "parse_tasks",
     "report",
     "run_task",
     "setting_of",
@@ -120,7 +124,12 @@ def setting_of(task: str, scale: str) -> tuple[dict[str, Any], int]:
 
 def missing(task: str, scale: str) -> str | None:
     """Why a task cannot be run here, in one line; ``None`` if it can."""
-    return shared.missing(setting_of(task, scale)[0] | {"method": "independent", "partition": "iid"})
+    setting = setting_of(task, scale)[0] | {"method": "independent", "partition": "iid"}
+    try:
+        prepare(Settings(**setting))
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) -> dict[str, list[Run]]:
@@ -146,7 +155,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _of_one(run: Run) -> dict[str, float]:
-    nodes, plan = np.asarray(run.clients["accuracy"]), run.schedule
+    nodes, plan = np.asarray(run.per_client["own_accuracy"]), run.schedule
     mean = np.asarray(run.evaluations["accuracy"])
     late = plan.joined > 0
     here = np.isfinite(nodes[-1]) & (plan.joined <= run.evaluations["time"][-1])
