@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="smallest sizes; writes only if --out is given")
     a = parser.parse_args()
     if a.smoke:
-        a.model, a.examples, a.grid, a.images, a.rounds = "logistic", 40, 3, 20, 1
+        a.model, a.examples, a.grid, a.images, a.rounds = "mlp:hidden=4", 40, 3, 20, 1
     out = a.out or RESULTS / "curves.csv"
     for name, measure in {"jobs": jobs, "landscape": surface}.items():
         if a.only not in (None, name):

@@ -138,7 +138,7 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         owner, run = tables.owner[position], tables.run[position]
         steps = jnp.where(index < count, tables.steps[position], 0)
         data = client_data(tables, position)
-        one = ClientData._make((None, None, None, 0, 0))
+        one = ClientData._make((None, None, None, 0, 0, None))
         hyper = hyper_of(tables, run)
         each = None if len(tables.key) == 1 else 0  # the axis of hyper
 

@@ -184,7 +184,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
         position, active = tables.train_order[low + index], index < count
         steps = jnp.where(active, tables.steps[position], 0)
         number, data = tables.number[position], client_data(tables, position)
-        one = ClientData._make((None, None, None, 0, 0))
+        one = ClientData._make((None, None, None, 0, 0, None))
 
         def begin(key: Any, row: State, number: Array, before: State, data: ClientData, steps: Array) -> State:
             message = message_of(peer, row, number)._replace(local_steps=steps)

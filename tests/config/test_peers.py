@@ -70,7 +70,6 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, m
     read = load(tmp_path / "cut")
     assert isinstance(read.schedule, PeerSchedule) and len(read.updates["client"]) == 10
     page = tmp_path / "page.html"
-    pytest.importorskip("plotly")
     assert cli.main(["report", str(tmp_path / "cut"), "--out", str(page)]) == 0
     assert "No server: events and messages" in page.read_text(encoding="utf-8")
 

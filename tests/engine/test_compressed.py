@@ -11,9 +11,9 @@ from jax.flatten_util import ravel_pytree
 from fedjax_async import Method, Settings, simulate
 from fedjax_async.compress import COMPRESSORS, qsgd, topk
 from fedjax_async.config import execute, prepare
-from fedjax_async.config.experiment import resolved
 from fedjax_async.config.grid import expand
 from fedjax_async.config.paths import value_of
+from fedjax_async.config.resolving import resolved
 from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.storage import client_restoring
