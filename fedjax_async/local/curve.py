@@ -31,6 +31,13 @@ class Curve(NamedTuple):
     offset: Params  # of the control point from the midpoint of start and end, phi - M; of the weights alone
 
 
+class Chord(NamedTuple):
+    """Start to end of a curve."""
+
+    vector: Array  # c, float[D]
+    inverse: Array  # 1 / <c, c>, or 0 where c is so short that its square is 0; float[]
+
+
 class Work(NamedTuple):
     """Local variables of one job."""
 
@@ -38,6 +45,7 @@ class Work(NamedTuple):
     optimizer: State
     displacement: Array  # dphi, of the trained weights; float[D]
     control: State  # of the control point's optimiser
+    chord: Chord  # of the curve that the control point is trained on
     keys: tuple[Key, Key]  # of the end's steps and of the control point's
     seeds: tuple[Array, Array]  # of their minibatches
 
@@ -97,8 +105,8 @@ def curve_training(
         start, other = trained(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
         zero = jnp.zeros_like(joined(start))
-        control = parts.control.init(zero)
-        return Work(message.params, state, zero, control, (key, other), (seed_of(key), seed_of(other)))
+        curve = (zero, parts.control.init(zero), _chord(zero))
+        return Work(message.params, state, *curve, (key, other), (seed_of(key), seed_of(other)))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
@@ -115,7 +123,7 @@ def curve_training(
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
         chord = shared_part(model, trained(model, delta))
-        offset = parted(_bent(work.displacement, joined(chord), gamma), chord)
+        offset = parted(_bent(work.displacement, _chord(joined(chord)), gamma), chord)
         return Curve(delta, offset if model.train is None else {"params": offset}), client_state
 
     def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
@@ -149,12 +157,14 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     sway = 2.0 * s * (1.0 - s)
     factor = None if parts.scale is None else parts.scale(jnp.asarray(message.version))
 
-    def chord() -> Array:
-        return _chord(model, old, start, weights)
+    def of_now(_: Chord) -> Chord:
+        change = old - start
+        return _chord(change if model.private is None else joined(shared_part(model, parted(change, weights))))
 
     def on_curve() -> Array:
-        return start + s * (old - start) + sway * _bent(work.displacement, chord(), parts.gamma)
+        return start + s * (old - start) + sway * _bent(work.displacement, chord, parts.gamma)
 
+    chord = _when(phase.anew, of_now, work.chord)
     # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
     which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
     gradient_at = batch_gradient(model, work.params, data, which, parts.batch_size)
@@ -170,25 +180,29 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
         return replaced(model, after, moved), state
 
     def control_moves(control: tuple[Array, State]) -> tuple[Array, State]:
-        slope = sway * _bent(joined(shared_part(model, gradient)), chord(), parts.gamma)
+        slope = sway * _bent(joined(shared_part(model, gradient)), chord, parts.gamma)
         fresh = tree.where(phase.fresh, parts.control.init(slope), control[1])
         return tree.optimize(parts.control, slope, fresh, control[0], factor)
 
     # two conditionals, each with the change as its true branch: then XLA:CPU updates in place and copies nothing
-    end = _when(phase.end, end_moves, (work.params, work.optimizer))
-    control = _when(jnp.logical_not(phase.end), control_moves, (work.displacement, work.control))
-    return Work(*end, *control, work.keys, work.seeds)
+    params, optimizer = _when(phase.end, end_moves, (work.params, work.optimizer))
+    displacement, control = _when(jnp.logical_not(phase.end), control_moves, (work.displacement, work.control))
+    return Work(params, optimizer, displacement, control, chord, work.keys, work.seeds)
 
 
 def _when(condition: Array, change: Callable[[Any], Any], values: Any) -> Any:
     return jax.lax.cond(condition, change, lambda values: values, values)
 
 
-def _bent(vector: Array, chord: Array, gamma: Traced) -> Array:
-    """``v - gamma P_c(v)``; v itself where c is so short that its square is 0."""
-    square = jnp.sum(jnp.square(chord))
-    share = jnp.sum(vector * chord) / jnp.where(square > 0, square, jnp.inf)
-    return vector - gamma * share * chord
+def _chord(vector: Array) -> Chord:
+    square = jnp.sum(jnp.square(vector))
+    return Chord(vector, 1.0 / jnp.where(square > 0, square, jnp.inf))
+
+
+def _bent(vector: Array, chord: Chord, gamma: Traced) -> Array:
+    """``v - gamma P_c(v)``."""
+    share = gamma * jnp.sum(vector * chord.vector) * chord.inverse
+    return vector - share * chord.vector
 
 
 # --- which step comes when --------------------------------------------------------------------
@@ -200,6 +214,7 @@ class Phase(NamedTuple):
     end: Array  # bool[], whether it is the end's; else the control point's
     number: Array  # int32[], earlier gradients of the same
     fresh: Array  # bool[], whether the control point's moments start anew
+    anew: Array  # bool[], whether it is the control point's first since the end has moved
 
 
 def _batches(examples: Any, batch_size: int) -> Any:
@@ -219,13 +234,14 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
     complete, first = over < 0, over < rest
     end = jnp.where(complete, epoch % 2 == 0, first)
     number = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
-    return Phase(end, number, number % per_epoch == 0)
+    fresh = number % per_epoch == 0
+    return Phase(end, number, fresh, ~end & fresh)
 
 
 def _after(j: Array, steps: Array, per_epoch: Array) -> Phase:
     """Gradient ``j``: K of the end first, all others of the control point."""
     end = j < steps
-    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end))
+    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end), j == steps)
 
 
 def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
@@ -237,12 +253,3 @@ def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
         return k * (1 + each) + jnp.floor(k.astype(real) / steps.astype(real) * rest).astype(jnp.int32)
 
     return first(k), first(k + 1)
-
-
-# --- weights ----------------------------------------------------------------------------------
-
-
-def _chord(model: Model, end: Array, start: Array, like: Params) -> Array:
-    """``end - start``, float[D], of the weights that are shared; zero for those that stay with their client."""
-    chord = end - start
-    return chord if model.private is None else joined(shared_part(model, parted(chord, like)))
