@@ -219,8 +219,8 @@ class Settings:
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
     global_tests: str | None = _field(
         None,
-        "without a server: score every node's model on the global test set too, at all evaluations, at the ends or "
-        "none [ends]",
+        "without a server: score every node's model, and the mean model, on the global test set too: at all "
+        "evaluations, at the ends or none [ends]",
         "budget",
     )
 

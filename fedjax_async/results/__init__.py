@@ -11,7 +11,8 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    evaluations of a run while it goes on;
 4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
    ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
-5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
+5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``, ``html_gantt.py``: a page to
+   explore all of these.
 """
 
 from fedjax_async.results.comparisons import comparison

@@ -85,14 +85,14 @@ class Pushing:
                 occupied, travelling = (float(one[0]) for one in times)
                 if world.network.shared:
                     begins = max(self.uplink.get(node, 0.0), event.end)
-                    if begins < deadline:
-                        self.uplink[node] = begins + occupied
-                    arrival = begins + occupied + travelling if begins < deadline else math.inf
+                    if begins >= deadline:
+                        continue  # never sent
+                    self.uplink[node] = begins + occupied
+                    arrival = begins + occupied + travelling
                 else:
                     arrival = event.end + occupied + travelling
-                if arrival < math.inf:
-                    arrival = max(arrival, self.link.get((node, receiver), 0.0))
-                    self.link[node, receiver] = arrival
+                arrival = max(arrival, self.link.get((node, receiver), 0.0))
+                self.link[node, receiver] = arrival
             if world.message_faults is not None:
                 faults = world.message_faults(position, np.array([node]), np.array([event.number]))
                 corrupt = bool(np.all(faults.corrupt))
