@@ -71,7 +71,7 @@ class Task(NamedTuple):
 
 _COMMON: dict[str, Any] = {
     **{"test_fraction": 0.2, "epochs": 1.0, "batch_size": 32, "delay": "constant:mean=0.1,reference_steps=1"},
-    **{"time": 60.0, "receivers": 10, "global_tests": "none"},
+    **{"time": 60.0, "receivers": 10, "global_tests": "never"},
 }
 TASKS: dict[str, Task] = {
     "fashion_mnist_6k": Task(

@@ -106,7 +106,7 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     return plan
 
 
-def none(*, aggregate_at: str = "start") -> Exchange:
+def alone(*, aggregate_at: str = "start") -> Exchange:
     """Nodes train alone: no messages."""
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
 
@@ -124,5 +124,5 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "divshare": divshare,
     "dpsgd": dpsgd,
     "sgp": sgp,
-    "none": none,
+    "alone": alone,
 }

@@ -220,7 +220,7 @@ class Settings:
     global_tests: str | None = _field(
         None,
         "without a server: score every node's model, and the mean model, on the global test set too: at all "
-        "evaluations, at the ends or none [ends]",
+        "evaluations, at the ends or never [ends]",
         "budget",
     )
 

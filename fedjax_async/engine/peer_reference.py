@@ -215,7 +215,7 @@ def run_peer_reference(
         for e in by_end[first : visible[row]].tolist():  # of one node, in their order
             shown[schedule.client[e]] = latest.pop(e)
         edge = row in (0, len(times) - 1)
-        with_global = {"all": True, "ends": edge, "none": None}[global_tests]
+        with_global = {"all": True, "ends": edge, "never": None}[global_tests]
         scores.append({n: np.asarray(v) for n, v in tests.all(shown, times[row], with_global).items()})
         if observer is None:
             return False

@@ -97,7 +97,7 @@ def make_peer_run(
         tables,
         params,
         shapes,
-        scoring=scoring_of(data, layout.capacity if vmapped else 1, member.global_tests != "none"),
+        scoring=scoring_of(data, layout.capacity if vmapped else 1, member.global_tests != "never"),
         stretches=stretches,
         probes=tuple(member.nodes_probes.items()),
         mesh=mesh,

@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, m
 
 
 def test_a_sweep_over_topologies_gives_the_runs_of_simulate():
-    base = WORLD | {"method": "swift", "global_tests": "none"}
+    base = WORLD | {"method": "swift", "global_tests": "never"}
     swept = sweep(base, {"topology": ["ring", "complete"]}, progress=False)
     runs = list(swept.runs)
     assert len(runs) == 2

@@ -170,7 +170,7 @@ def test_uploads_above_the_limit_are_refused():
 def test_little_memory_is_enough_with_shorter_batches():
     with jax.enable_x64(True):
         given, want = wanted("everything")
-        usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="none")
+        usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="never")
         assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
         enough = usual.counters["num_bytes"] - 1
         have = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, memory_limit=enough)
