@@ -47,7 +47,7 @@ __all__ = [
 
 HERE = Path(__file__).resolve().parent
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 1}
-EVALUATIONS = {"smoke": 4, "laptop": 15, "paper": 60}  # over the horizon
+EVALUATIONS = {"smoke": 4, "laptop": 12, "paper": 60}  # over the horizon
 LATE = "joins:share=0.1,by={:g}"  # the paper's late clients join up to 32.2 of 60 seconds
 
 # A DivShare node sends each of its five fragments to two receivers where the others send one model to ten; SWIFT needs
@@ -77,12 +77,12 @@ TASKS: dict[str, Task] = {
     "fashion_mnist_6k": Task(
         "Fashion-MNIST (5,000 training images), LeNet-5",
         {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20},
-        {"time": 20.0},
+        {"time": 12.0},
     ),
     "cifar10": Task(
         "CIFAR-10, LeNet",
         {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
-        {"dataset": "cifar10_fifth", "clients": 20, "time": 15.0},
+        {"dataset": "cifar10_fifth", "clients": 20, "time": 10.0},
     ),
     "cifar100": Task(
         "CIFAR-100, ResNet-18",
