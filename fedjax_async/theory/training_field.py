@@ -78,8 +78,8 @@ def local_displacement(
         numbers = jnp.arange(most, dtype=jnp.int32)
         work, _ = jax.lax.scan(step, client.begin(key, sent, kept, data), numbers)
         upload, _ = client.finish(work, sent, kept)
-        same = jax.tree.structure(upload) == jax.tree.structure(sent.params)
-        check.require(same, "upload", jax.tree.structure(upload), "a change of the message's params")
+        found, wanted = (str(jax.tree.structure(each)) for each in (upload, sent.params))
+        check.require(found == wanted, "upload", found, "a change of the message's params")
         return jax.tree.map(jnp.negative, weights_of(upload))
 
     return field
@@ -188,7 +188,7 @@ class _Jobs:
 
         def field(i: Array, x: Params) -> Params:
             data = ClientData(*pool, offset[i], size[i])
-            own = job_key(self.key, chosen[i], self.number)
+            own = job_key(self.key, chosen[i], jnp.int32(self.number))
             length = (int(self.steps[0]), None) if even else (steps[i], int(self.steps.max()))
             return local_displacement(self.client, own, message, data, length[0], longest=length[1])(x)
 

@@ -126,7 +126,8 @@ def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> Curl
     def squares(direction: Array) -> tuple[Array, Array]:
         return _squares(push(direction), pull(direction))
 
-    return _from_squares(*jax.lax.map(squares, _directions(key, flat, pairs)), flat.size)
+    anti, sym = jax.lax.map(squares, _directions(key, flat, pairs))
+    return _from_squares(anti, sym, flat.size)
 
 
 def estimate_mean_curl(
