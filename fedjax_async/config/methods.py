@@ -23,7 +23,7 @@ from fedjax_async.peers import METHODS as PEER_METHODS
 from fedjax_async.peers import PeerPreset
 from fedjax_async.peers.methods import training
 from fedjax_async.server import METHODS as SERVER_METHODS
-from fedjax_async.server import Preset
+from fedjax_async.server import PARTS, Preset, with_parts
 from fedjax_async.types import ClientAlgorithm, Path, ServerAlgorithm
 
 METHODS: dict[str, Preset | PeerPreset] = {**SERVER_METHODS, **PEER_METHODS}
@@ -116,9 +116,14 @@ def preset_of(spec: str) -> Preset | PeerPreset | Method | PeerMethod:
     """The entry of ``METHODS`` that a spec names, or the method object itself."""
     if (given := own.thing_of("method", spec)) is not None:
         return given if isinstance(given, PeerMethod) else checked_method(given)
-    name, _ = registry.parse_spec("method", spec.partition("@")[0])
+    name, _ = registry.parse_spec("method", rule_of(spec))
     preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     return preset
+
+
+def rule_of(spec: str) -> str:
+    """The rule of a method's spec, with its options, without parts and timing."""
+    return own.parts_of("method", spec.partition("@")[0])[0]
 
 
 # Settings of local training -> options of a factory through which it takes them.
@@ -272,27 +277,61 @@ def local_options(spec: str) -> list[str]:
         chosen: Any = preset_of(spec)
         traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
         return [*(name for name, _ in chosen.client_options), *traced]
-    _, options = registry.parse_spec("method", spec.partition("@")[0])
+    _, options = registry.parse_spec("method", rule_of(spec))
     preset: Any = preset_of(spec)
     of_rule = registry.options_of(rule_factory(preset))
     return [name for name in options if name != "proximal" and name not in of_rule]
 
 
+class _Factory(NamedTuple):
+    """A factory with its static options and the names of its traced ones; ``name``: of a part, or empty."""
+
+    name: str
+    factory: Callable[..., Any]
+    static: tuple[tuple[str, Any], ...]
+    traced: tuple[str, ...]
+
+    def made(self, hyper: Hyper) -> Any:
+        start = f"server.{self.name}." if self.name else "server."
+        return self.factory(**dict(self.static), **{option: hyper[start + option] for option in self.traced})
+
+
 @lru_cache(maxsize=64)
-def _family(
-    factory: Callable[..., ServerAlgorithm], static: tuple[tuple[str, Any], ...], traced: tuple[str, ...], text: str
-) -> ServerFamily:
+def _family(rule: _Factory, parts: tuple[_Factory, ...], text: str) -> ServerFamily:
     """A rule as a function of its traced options. ``text``: of the static ones, since 1, 1.0 and True are equal."""
 
     def server(hyper: Hyper) -> ServerAlgorithm:
-        return factory(**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
+        factory = with_parts(rule.factory, {part.name: part.made(hyper) for part in parts}) if parts else rule.factory
+        algorithm: ServerAlgorithm = rule._replace(factory=factory).made(hyper)
+        return algorithm
 
     return server
 
 
+def _split(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> tuple[_Factory, dict[str, float]]:
+    """A factory with its options split, and the traced numbers by their names in ``hyper``."""
+    static, traced = split_options(factory, options)
+    start = f"server.{name}." if name else "server."
+    return _Factory(name, factory, static, tuple(traced)), {start + option: value for option, value in traced.items()}
+
+
+def _parts(specs: Iterable[str]) -> tuple[tuple[_Factory, ...], dict[str, float]]:
+    """The server parts of these specs, and their traced numbers; ``ValueError`` for wrong names, options and values."""
+    found: list[_Factory] = []
+    hyper: dict[str, float] = {}
+    for spec in specs:
+        registry.bind("part", PARTS, spec)()  # checks names and ranges
+        name, options = registry.parse_spec("part", spec)
+        check.require(name not in [part.name for part in found], "part", name, "given once")
+        part, numbers = _split(name, registry.find("part", PARTS, name), options)
+        found.append(part)
+        hyper |= numbers
+    return tuple(found), hyper
+
+
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     """Name, options and own timing or exchange (``what``) of a method's spec; ``ValueError`` for unknown options."""
-    rule, _, own_one = spec.partition("@")
+    rule, own_one = rule_of(spec), spec.partition("@")[2]
     name, options = registry.parse_spec("method", rule)
     preset = registry.find("method", METHODS, name)
     check.non_negative("proximal", options.get("proximal", preset.proximal))
@@ -312,9 +351,10 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     ``num_clients`` goes to rules that take it, unless the spec says otherwise.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
-    ``(mu/2) ||w - w_0||^2``. What follows an ``@`` is the timing, instead of the method's usual one.
+    ``(mu/2) ||w - w_0||^2``. After a ``+`` follow server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. What
+    follows an ``@`` is the timing, instead of the method's usual one.
 
-    >>> method("fedprox").timing, method("fedprox:proximal=0.1@every").timing
+    >>> method("fedprox").timing, method("fedprox:proximal=0.1+swa@every").timing
     ('cohort', 'every')
     """
     name, options, timing = parsed(spec, "TIMING")
@@ -329,10 +369,13 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
     allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
-    static, traced = split_options(preset.server, rule_options)
-    server = _family(preset.server, static, tuple(traced), repr(static))
+    parts, of_parts = _parts(own.parts_of("method", spec.partition("@")[0])[1:])
+    split, hyper = _split("", preset.server, rule_options)
+    server = _family(split, parts, repr((split.static, [part.static for part in parts])))
+    hyper |= of_parts
+    if parts:
+        _check_parts(spec, server, hyper)
     local, local_traced = split_options(preset.client, options, without=LOCAL)
-    hyper = {f"server.{option}": value for option, value in traced.items()}
     hyper |= {f"client.{option}": value for option, value in local_traced.items()}
     return Method(
         server,
@@ -347,6 +390,14 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         preset.optimizer,
         preset.lr,
     )
+
+
+def _check_parts(spec: str, server: ServerFamily, hyper: Hyper) -> None:
+    """``ValueError`` naming the spec if its rule cannot use its parts."""
+    try:
+        server(hyper)
+    except ValueError as error:
+        raise ValueError(f"method = {spec!r}: {error}") from error
 
 
 @registry.cached_by_name(maxsize=64)
