@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +15,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
+from fedjax_async.config.families import server_family
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
@@ -23,7 +23,7 @@ from fedjax_async.peers import METHODS as PEER_METHODS
 from fedjax_async.peers import PeerPreset
 from fedjax_async.peers.methods import training
 from fedjax_async.server import METHODS as SERVER_METHODS
-from fedjax_async.server import PARTS, Preset, with_parts
+from fedjax_async.server import Preset
 from fedjax_async.types import ClientAlgorithm, Path, ServerAlgorithm
 
 METHODS: dict[str, Preset | PeerPreset] = {**SERVER_METHODS, **PEER_METHODS}
@@ -283,52 +283,6 @@ def local_options(spec: str) -> list[str]:
     return [name for name in options if name != "proximal" and name not in of_rule]
 
 
-class _Factory(NamedTuple):
-    """A factory with its static options and the names of its traced ones; ``name``: of a part, or empty."""
-
-    name: str
-    factory: Callable[..., Any]
-    static: tuple[tuple[str, Any], ...]
-    traced: tuple[str, ...]
-
-    def made(self, hyper: Hyper) -> Any:
-        start = f"server.{self.name}." if self.name else "server."
-        return self.factory(**dict(self.static), **{option: hyper[start + option] for option in self.traced})
-
-
-@lru_cache(maxsize=64)
-def _family(rule: _Factory, parts: tuple[_Factory, ...], text: str) -> ServerFamily:
-    """A rule as a function of its traced options. ``text``: of the static ones, since 1, 1.0 and True are equal."""
-
-    def server(hyper: Hyper) -> ServerAlgorithm:
-        factory = with_parts(rule.factory, {part.name: part.made(hyper) for part in parts}) if parts else rule.factory
-        algorithm: ServerAlgorithm = rule._replace(factory=factory).made(hyper)
-        return algorithm
-
-    return server
-
-
-def _split(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> tuple[_Factory, dict[str, float]]:
-    """A factory with its options split, and the traced numbers by their names in ``hyper``."""
-    static, traced = split_options(factory, options)
-    start = f"server.{name}." if name else "server."
-    return _Factory(name, factory, static, tuple(traced)), {start + option: value for option, value in traced.items()}
-
-
-def _parts(specs: Iterable[str]) -> tuple[tuple[_Factory, ...], dict[str, float]]:
-    """The server parts of these specs, and their traced numbers; ``ValueError`` for wrong names, options and values."""
-    found: list[_Factory] = []
-    hyper: dict[str, float] = {}
-    for spec in specs:
-        registry.bind("part", PARTS, spec)()  # checks names and ranges
-        name, options = registry.parse_spec("part", spec)
-        check.require(name not in [part.name for part in found], "part", name, "given once")
-        part, numbers = _split(name, registry.find("part", PARTS, name), options)
-        found.append(part)
-        hyper |= numbers
-    return tuple(found), hyper
-
-
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     """Name, options and own timing or exchange (``what``) of a method's spec; ``ValueError`` for unknown options."""
     rule, own_one = rule_of(spec), spec.partition("@")[2]
@@ -369,12 +323,8 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
     allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
-    parts, of_parts = _parts(own.parts_of("method", spec.partition("@")[0])[1:])
-    split, hyper = _split("", preset.server, rule_options)
-    server = _family(split, parts, repr((split.static, [part.static for part in parts])))
-    hyper |= of_parts
-    if parts:
-        _check_parts(spec, server, hyper)
+    parts = own.parts_of("method", spec.partition("@")[0])[1:]
+    server, hyper = server_family(preset.server, rule_options, parts, spec)
     local, local_traced = split_options(preset.client, options, without=LOCAL)
     hyper |= {f"client.{option}": value for option, value in local_traced.items()}
     return Method(
@@ -390,14 +340,6 @@ def method(spec: str, num_clients: int | None = None) -> Method:
         preset.optimizer,
         preset.lr,
     )
-
-
-def _check_parts(spec: str, server: ServerFamily, hyper: Hyper) -> None:
-    """``ValueError`` naming the spec if its rule cannot use its parts."""
-    try:
-        server(hyper)
-    except ValueError as error:
-        raise ValueError(f"method = {spec!r}: {error}") from error
 
 
 @registry.cached_by_name(maxsize=64)
