@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import hardware, interleave, write_table
+from common import hardware, interleave, peak_memory, write_table
 
 from fedjax_async.clock import Until, plan_peers
 from fedjax_async.data import Dataset, decode, federate
@@ -161,7 +160,7 @@ def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
 
     found = run_peers(run, progress=progress)
     done, spent = time.perf_counter(), time.process_time() - cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = peak_memory()
     schedule = given[1]
     return [
         {
@@ -175,7 +174,7 @@ def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
             "to compile": ready - planned,
             "minutes": (done - ready) / 60,
             "CPU minutes": spent / 60,
-            "peak memory (MiB)": peak / 2**20,
+            "peak memory (MiB)": peak,
             "accuracy": float(np.nanmean(found.scores["accuracy"][-1])),
         }
     ]

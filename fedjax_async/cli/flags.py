@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_async import __version__, check, home
+from fedjax_async.cli.explain_flags import add_explain
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser, real, whole
@@ -27,6 +28,7 @@ EPILOG = """examples:
   fedjax-async sweep mixing.toml --out runs/mixing
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
+  fedjax-async explain runs/one
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
@@ -360,6 +362,11 @@ def parser() -> argparse.ArgumentParser:
     landscape = command("landscape", "the loss between two or three saved runs", _later("landscape", "landscape"))
     add_landscape(landscape, _folder)
     _add_drawing(landscape)
+    explain = command(
+        "explain", "which arrivals of a saved run moved the loss up or down", _later("explain", "explained")
+    )
+    add_explain(explain, _folder)
+    _add_drawing(explain)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
     _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))
