@@ -142,7 +142,7 @@ class Settings:
     Where a name stands for a part of the run, an object of your own may stand too (``config.own``).
     """
 
-    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
+    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5", "method")
     timing: str | None = _field(
         None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
