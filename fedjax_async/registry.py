@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_async import check
@@ -122,6 +122,24 @@ def joined(spec: str) -> list[str]:
     return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
 
 
+def with_parts(spec: str, known: Collection[str]) -> list[str]:
+    """The rule of a method's spec and the specs of its parts, whose names are ``known``.
+
+    A ``+`` may also stand in the value of an option: it joins a part only if the name of one follows, or if what comes
+    before it is a name alone.
+
+    >>> with_parts("fedbuff+swa:start=0.5+dominance", ["swa", "dominance"])
+    ['fedbuff', 'swa:start=0.5', 'dominance']
+    >>> with_parts("orthodyn:phases=orthograd+orthopos+swa", ["swa"])
+    ['orthodyn:phases=orthograd+orthopos', 'swa']
+    """
+    found: list[str] = []
+    for text in joined(spec):
+        part = not found or ":" not in found[-1] or text.partition(":")[0] in known
+        found = [*found, text] if part else [*found[:-1], f"{found[-1]}+{text}"]
+    return found
+
+
 def listed(spec: str) -> list[str]:
     """The parts of a list of specs, joined by commas: a comma before ``key=value`` belongs to the options.
 
@@ -186,9 +204,15 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
         made = inspect.signature(factory).return_annotation
         with_groups.__signature__ = inspect.Signature(parameters, return_annotation=made)  # type: ignore[attr-defined]
         with_groups.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": made}
+        with_groups.groups = groups  # type: ignore[attr-defined]
         return with_groups
 
     return decorate
+
+
+def regrouped(factory: Callable[..., Made], **groups: Callable[..., Any]) -> Callable[..., Made]:
+    """A factory of ``takes`` with other functions, of the same options, in the place of some of its groups."""
+    return takes(**(factory.groups | groups))(factory.__wrapped__)  # type: ignore[attr-defined]
 
 
 def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **defaults: Any) -> Callable[..., Any]:

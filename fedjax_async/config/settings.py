@@ -154,7 +154,7 @@ class Settings:
     Where a name stands for a part of the run, an object of your own may stand too (``config.own``).
     """
 
-    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
+    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5", "method")
     timing: str | None = _field(
         None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
@@ -231,8 +231,8 @@ class Settings:
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
     global_tests: str | None = _field(
         None,
-        "without a server: score every node's model on the global test set too, at all evaluations, at the ends or "
-        "none [ends]",
+        "without a server: score every node's model, and the mean model, on the global test set too: at all "
+        "evaluations, at the ends or never [ends]",
         "budget",
     )
 
