@@ -84,7 +84,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
     function = make_trajectory(components, experiment.schedule, experiment.key, experiment.points, **limits)
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
-    counts = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
+    counts: dict[Any, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
 
     def checking(given: Mapping[str, Any], params: Params) -> dict[str, Array]:
         missing = [name for name in hyper if name not in given]
@@ -94,7 +94,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     return Trajectory(checking, hyper, experiment.params, experiment.points.time, experiment.schedule)
 
 
-def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[type, int]) -> Any:
+def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[Any, int]) -> Any:
     """One of the numbers that a trajectory gets, as arrays; ``ValueError`` for an unknown name or a wrong length."""
     registry.find("hyper", dict.fromkeys((*hyper, EXAMPLE_WEIGHT)), name)
     if not isinstance(value, (PerClient, PerStaleness, PerExample)):
