@@ -63,11 +63,11 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
     work_floats, work_others, join_work = separated(work)
     input_floats, input_others, join_inputs = separated(inputs)
 
-    def once(floats: Leaves, others: Leaves, k: Array, given: Leaves, fixed: Leaves) -> tuple[Leaves, Leaves]:
-        return separated(step(join_work(floats, others), k, join_inputs(given, fixed)))[:2]
+    def once(work: tuple[Leaves, Leaves], k: Array, given: Leaves, fixed: Leaves) -> tuple[Leaves, Leaves]:
+        return separated(step(join_work(*work), k, join_inputs(given, fixed)))[:2]
 
     def loop(floats: Leaves, given: Leaves, others: Leaves, fixed: Leaves, steps: Array) -> tuple[Leaves, Leaves]:
-        return jax.lax.fori_loop(0, steps, lambda k, held: once(*held, k, given, fixed), (floats, others))
+        return jax.lax.fori_loop(0, steps, lambda k, work: once(work, k, given, fixed), (floats, others))
 
     def backward(known: Any, slope: Leaves) -> tuple[Leaves, Leaves]:
         floats, given, others, fixed, steps = known
@@ -75,7 +75,7 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
 
         def forth(k: Array, held: Any) -> Any:
             work, kept = held
-            work = once(*work, k, given, fixed)
+            work = once(work, k, given, fixed)
             return work, tree.scatter(kept, k + 1, work)
 
         _, kept = jax.lax.fori_loop(0, steps - 1, forth, ((floats, others), kept))
@@ -84,7 +84,7 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
             slope, total = held
             k = steps - 1 - j
             floats, others = tree.gather(kept, k)
-            _, pull = jax.vjp(lambda floats, given: once(floats, others, k, given, fixed)[0], floats, given)
+            _, pull = jax.vjp(lambda floats, given: once((floats, others), k, given, fixed)[0], floats, given)
             slope, more = pull(slope)
             return slope, jax.tree.map(jnp.add, total, more)
 
@@ -194,7 +194,7 @@ def _put_derivative(primals: Any, tangents: Any) -> Any:
         value, row = _guarded(slope, row)
         return erased(row, slope), value
 
-    return found, linear_call(lambda row, t: _write(*t, row), backward, row, (table, value))
+    return found, linear_call(lambda row, t: _write(t[0], t[1], row), backward, row, (table, value))
 
 
 _taken.defjvp(_taken_derivative, symbolic_zeros=True)
