@@ -90,10 +90,10 @@ def run_variants(
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 
 
-def missing(setting: Mapping[str, Any]) -> str | None:
-    """Why a setting cannot be run here, in one line; ``None`` if it can."""
+def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
+    """Why a setting cannot be run here for one server step, or ``budget``, in one line; ``None`` if it can."""
     try:
-        prepare(Settings(**{**setting, "server_steps": 1}))
+        prepare(Settings(**{**setting, **(budget or {"server_steps": 1})}))
     except ValueError as error:
         return str(error)
     return None

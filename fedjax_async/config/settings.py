@@ -130,6 +130,18 @@ EXAMPLES = {
 }
 
 
+# What other programs call a setting.
+SYNONYMS = {
+    "batch": "batch_size",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "n_clients": "clients",
+    "num_clients": "clients",
+    "num_rounds": "server_steps",
+    "rounds": "server_steps",
+}
+
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 # Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
@@ -219,8 +231,8 @@ class Settings:
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
     global_tests: str | None = _field(
         None,
-        "without a server: score every node's model on the global test set too, at all evaluations, at the ends or "
-        "none [ends]",
+        "without a server: score every node's model, and the mean model, on the global test set too: at all "
+        "evaluations, at the ends or never [ends]",
         "budget",
     )
 
