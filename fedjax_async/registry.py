@@ -15,6 +15,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from fedjax_async import check
+
 Made = TypeVar("Made")
 
 TRACED = "a number that may be traced"  # the metadata of the annotation ``types.Traced``
@@ -56,16 +58,24 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
-    """The entry called ``name``; ``ValueError`` with the nearest name if there is none."""
+MANY = 20  # names: an error that knows the nearest does not list more
+
+
+def find(
+    kind: str, registry: Mapping[str, Any], name: str, synonyms: Mapping[str, str] = types.MappingProxyType({})
+) -> Any:
+    """The entry called ``name``; ``ValueError`` with the nearest name, or the one that ``synonyms`` has, if none is."""
     if name in registry:
         return registry[name]
     registry = entries(kind, registry)
     if name in registry:
         return registry[name]
-    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=0.5)
+    cutoff = 0.5 if len(registry) <= MANY else 0.6
+    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=cutoff)
+    near = [synonyms[name]] if name in synonyms else near
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry) or 'none'})")
+    known = "" if near and len(registry) > MANY else f" (known: {', '.join(registry) or 'none'})"
+    raise ValueError(f"{kind} = {check.shown(name)}: unknown{hint}{known}")
 
 
 def is_plain_number(text: str) -> bool:

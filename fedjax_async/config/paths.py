@@ -18,7 +18,7 @@ from fedjax_async import check, registry
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -164,7 +164,7 @@ def _unknown(path: str, fields: Fields) -> ValueError:
             start = f"{field}.{name}" if len(models) > 1 else field
             known += [f"{start}.{option}" for option in _options(field, name)]
     near = [name for name in known if name.endswith(f".{path}")]
-    near += difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    near += [SYNONYMS[path]] if path in SYNONYMS else difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FIELDS)}"
     return ValueError(f"setting = {path!r}: unknown; {hint} (options of a spec are written as in method.mixing)")
 

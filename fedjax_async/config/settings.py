@@ -130,6 +130,18 @@ EXAMPLES = {
 }
 
 
+# What other programs call a setting.
+SYNONYMS = {
+    "batch": "batch_size",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "n_clients": "clients",
+    "num_clients": "clients",
+    "num_rounds": "server_steps",
+    "rounds": "server_steps",
+}
+
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 # Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")

@@ -44,6 +44,8 @@ def test_a_value_a_staleness_over_two_seeds():
         ({}, (["mixing"],), "names = 'mixing': must be one of method.mixing, lr"),
         ({}, ([],), "names = .*: must be at least one path"),
         ({}, ({"lr": "example"},), r"names\['lr'\] = 'example'"),
+        ({}, (3,), "names = 3: must be at least one path"),
+        ({}, (["lr", "lr"],), r"names = \['lr', 'lr'\]: must be paths that are different"),
         ({"validation_fraction": None}, (["lr"],), "validation_fraction = None: must be given"),
     ],
 )
@@ -53,7 +55,15 @@ def test_what_it_cannot_tune_is_refused(changes, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"memory_limit": "1KB"}, "memory_limit"), ({"last": 100}, "last = 100")]
+    ("options", "message"),
+    [
+        ({"memory_limit": "40KB"}, "memory_limit = '4e-05GB': must be at least"),
+        ({"memory_limit": "1KB"}, "memory_limit = '1KB': must be more than the 31400 bytes of the model"),
+        ({"last": 100}, "last = 100"),
+        ({"seeds": 0}, "seeds = 0: must be a whole number from 1"),
+        ({"seeds": [1, 1]}, "seeds = .*: must be different seeds"),
+        ({"optimizer": "adam"}, "optimizer = 'adam': must be an optax transformation"),
+    ],
 )
 def test_limits_are_refused_before_the_descent(options, message):
     with pytest.raises(ValueError, match=message):
