@@ -10,20 +10,24 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {"common.py", "torch_loop.py", "torch_peers.py", "study.py", "variants.py"}  # imported by the others
-SHARED |= {"corrections.py", "leaf.py", "phases.py"}
+SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
 LONG = {"compressors", "conv", "population", "sweep"}
 LONG |= {"table_7", "figure_2", "figure_6", "figure_8", "figure_9", "figure_10", "figure_1_3", "table_methods"}
+PARTS = {"tables": ("--tables", "1")}  # of long ones, what CI runs; the rest is slow
 
 
 def scripts(benchmarks):
-    """Those of the benchmarks, or of the papers; the long ones are slow."""
-    return [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in LONG else [])
-        for path in SCRIPTS
-        if (path.parent.name == "benchmarks") == benchmarks
-    ]
+    """Those of the benchmarks, or of the papers, with options; the long ones are slow."""
+    found = []
+    for path in SCRIPTS:
+        if (path.parent.name == "benchmarks") == benchmarks:
+            part = PARTS.get(path.stem, ())
+            long = path.stem in LONG or bool(part)
+            found += [pytest.param(path, part, id=f"{path.stem}-part")] if part else []
+            found += [pytest.param(path, (), id=path.stem, marks=[pytest.mark.slow] if long else [])]
+    return found
 
 
 def start(script, *options, cwd):
@@ -37,14 +41,14 @@ def check_table(path):
     assert "hardware" in path.read_text().splitlines()[0]
 
 
-@pytest.mark.parametrize("script", scripts(benchmarks=True))
-def test_benchmark(script, tmp_path):
-    start(script, "--smoke", "--out", tmp_path / "table.csv", cwd=tmp_path)
+@pytest.mark.parametrize(("script", "part"), scripts(benchmarks=True))
+def test_benchmark(script, part, tmp_path):
+    start(script, "--smoke", *part, "--out", tmp_path / "table.csv", cwd=tmp_path)
     check_table(tmp_path / "table.csv")
 
 
-@pytest.mark.parametrize("script", scripts(benchmarks=False))
-def test_paper(script, tmp_path):
-    start(script, "--scale", "smoke", "--quiet", "--out", tmp_path / "out", cwd=tmp_path)
+@pytest.mark.parametrize(("script", "part"), scripts(benchmarks=False))
+def test_paper(script, part, tmp_path):
+    start(script, "--scale", "smoke", "--quiet", *part, "--out", tmp_path / "out", cwd=tmp_path)
     check_table(tmp_path / "out" / f"{script.stem}.csv")
     assert "not run" not in (tmp_path / "out" / f"{script.stem}.md").read_text()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import platform
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,6 +57,21 @@ def interleave(
             jax.block_until_ready(calls[name]())
             seconds[name].append(clock() - start)
     return seconds
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def one_process(script: str, *options: object) -> dict[str, Any]:
+    """Call ``script --one OPTIONS`` in a separate process; print and return the row that it prints as JSON."""
+    command = [sys.executable, script, "--one", *(str(option) for option in options)]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    print(row, flush=True)
+    return row
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:

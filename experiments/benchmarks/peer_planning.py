@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from common import hardware, write_table
+from common import hardware, one_process, peak_memory, write_table
 
 from fedjax_async.clock import Until, peer_waves, plan_peers
 
@@ -68,7 +65,7 @@ def measure(row: dict[str, Any], rounds: int) -> dict[str, Any]:
             **options,
         )
         seconds.append(time.process_time() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = peak_memory()  # before the waves
     began = time.process_time()
     waves = int(peer_waves(plan).max()) + 1
     waving = time.process_time() - began
@@ -85,17 +82,8 @@ def measure(row: dict[str, Any], rounds: int) -> dict[str, Any]:
         "seconds": min(seconds),
         "pushes / s": pushes / min(seconds),
         "with waves": pushes / (min(seconds) + waving),
-        "peak memory (MiB)": peak / 2**20,
+        "peak memory (MiB)": peak,
     }
-
-
-def one_process(row: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Measure one plan in a separate process, and print the row."""
-    command = [sys.executable, __file__, "--one", json.dumps(row), "--rounds", str(rounds)]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    print(found, flush=True)
-    return found
 
 
 def main() -> None:
@@ -109,8 +97,10 @@ def main() -> None:
     if a.one is not None:
         print(json.dumps(measure(a.one, a.rounds)))
         return
-    rows = [one_process(row, 1 if a.smoke or row.get("nodes") == 1_000_000 else a.rounds)
-            for row in (SMOKE if a.smoke else ROWS)]  # fmt: skip
+    rows = []
+    for row in SMOKE if a.smoke else ROWS:
+        once = a.smoke or row.get("nodes") == 1_000_000
+        rows.append(one_process(__file__, json.dumps(row), "--rounds", 1 if once else a.rounds))
     if a.out is not None or not a.smoke:
         write_table(rows, a.out or Path(__file__).parent / "results" / "peer_planning.csv")
     else:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import hardware, interleave, write_table
+from common import hardware, interleave, peak_memory, write_table
 
 from fedjax_async.clock import Until, plan_peers
 from fedjax_async.data import Dataset, decode, federate
@@ -90,7 +89,7 @@ def problem(a: argparse.Namespace) -> tuple[Any, ...]:
 
 def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerRun:
     """The run, laid out as ``run_peer_waves`` does, on the device, compiled."""
-    member = make_peer_member(*given, global_tests="none")
+    member = make_peer_member(*given, global_tests="never")
     layout = make_peer_layout(
         member.schedule,
         member.times,
@@ -106,7 +105,7 @@ def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callabl
     run = compiled(given, a.lanes)
     calls: dict[str, Callable[[], Any]] = {
         "engine": lambda: run_peers(run).params,
-        "oracle": lambda: run_peer_reference(*given, global_tests="none").params,
+        "oracle": lambda: run_peer_reference(*given, global_tests="never").params,
     }
     if a.model == "lenet5_cifar" and importlib.util.find_spec("torch") is not None:
         from torch_peers import Loop  # noqa: PLC0415 (PyTorch is optional)
@@ -161,7 +160,7 @@ def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
 
     found = run_peers(run, progress=progress)
     done, spent = time.perf_counter(), time.process_time() - cpu
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peak = peak_memory()
     schedule = given[1]
     return [
         {
@@ -175,7 +174,7 @@ def measured_whole(a: argparse.Namespace) -> list[dict[str, Any]]:
             "to compile": ready - planned,
             "minutes": (done - ready) / 60,
             "CPU minutes": spent / 60,
-            "peak memory (MiB)": peak / 2**20,
+            "peak memory (MiB)": peak,
             "accuracy": float(np.nanmean(found.scores["accuracy"][-1])),
         }
     ]

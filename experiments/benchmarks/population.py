@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from common import write_table
+from common import one_process, peak_memory, write_table
 
 from fedjax_async import Settings
 from fedjax_async.clock import Until, plan, waves
@@ -71,7 +68,6 @@ def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | No
         began = time.perf_counter()
         execute(experiment)
         seconds.append(time.perf_counter() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "model": model,
         "clients": clients,
@@ -81,19 +77,8 @@ def measure(model: str, clients: int, updates: int, rounds: int, lanes: int | No
         "us / update": 1e6 * min(seconds) / updates,
         "us / planned event": 1e6 * usual,
         "one waiting": 1e6 * queued,
-        "peak memory (MiB)": peak / 2**20,
+        "peak memory (MiB)": peak_memory(),
     }
-
-
-def one_process(model: str, clients: int, a: argparse.Namespace) -> dict[str, Any]:
-    """Measure one model and size in a separate process, and print the row."""
-    command = [sys.executable, __file__, "--one", "--model", model, "--clients", str(clients)]
-    command += ["--updates", str(a.updates), "--rounds", str(a.rounds)]
-    command += [] if a.lanes is None else ["--lanes", str(a.lanes)]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    row: dict[str, Any] = json.loads(answer.splitlines()[-1])
-    print(row, flush=True)
-    return row
 
 
 def main() -> None:
@@ -115,7 +100,8 @@ def main() -> None:
         return
     rows = []
     for model in a.model:
-        sizes = [one_process(model, clients, a) for clients in a.clients]
+        usual = ["--updates", a.updates, "--rounds", a.rounds, *([] if a.lanes is None else ["--lanes", a.lanes])]
+        sizes = [one_process(__file__, "--model", model, "--clients", clients, *usual) for clients in a.clients]
         base = {row["clients"]: row["us / update"] for row in sizes}.get(IN_FLIGHT, sizes[0]["us / update"])
         rows += [row | {"to 1,000 clients": row["us / update"] / base} for row in sizes]
     folder = Path(__file__).parent / "results"

@@ -171,7 +171,7 @@ class _Federation:
         self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
-        self.sent = 0
+        self.sent, self.staleness = 0, schedule.staleness
         self.tests = _Tests(components.model, data.test_x, data.test_y)
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
@@ -219,6 +219,21 @@ class _Federation:
         """What the server is asked for a client."""
         weight = jnp.asarray(self.components.data.size[who], self.real)
         return Request(np.int32(who), jnp.asarray(time, self.real), np.int32(version), np.int32(local_steps), weight)
+
+    def arrival(self, e: int, upload: Any, message: Message, accepted: bool) -> Arrival:
+        """What the server gets with arrival ``e``."""
+        s, job = self.schedule, self.schedule.job[e]
+        return Arrival(
+            upload=upload,
+            start=message.params,
+            staleness=jnp.int32(self.staleness[e]),
+            weight=jnp.asarray(self.components.data.size[s.client[job]] if accepted else 0, self.real),
+            client=s.client[job],
+            time=jnp.asarray(s.time[e], self.real),
+            closes=s.closes[e],
+            local_steps=s.local_steps[job],
+            extra=message.extra,
+        )
 
     def receive(self, arrival: Arrival) -> Any:
         """The server's step, or its part of one; what the rule says of the arrival."""
@@ -350,25 +365,13 @@ def run_reference(
         kept.extend([(row, model)] if verdict.keep else [])
         ended.extend([model] if verdict.stop else [])
 
-    staleness = schedule.staleness
     run.send(0)
     evaluate(0)
     for e, job in enumerate(schedule.job):
         if ended and records and "bits" not in records[-1]:  # uploads of unequal size are all trained, to be counted
             break
-        who = schedule.client[job]
         upload, message, norm, accepted, noted = run.train(int(job))
-        arrival = Arrival(
-            upload=upload,
-            start=message.params,
-            staleness=jnp.int32(staleness[e]),
-            weight=jnp.asarray(data.size[who] if accepted else 0, run.real),
-            client=who,
-            time=jnp.asarray(schedule.time[e], run.real),
-            closes=schedule.closes[e],
-            local_steps=schedule.local_steps[job],
-            extra=message.extra,
-        )
+        arrival = run.arrival(e, upload, message, accepted)
         probing.look(run, e, arrival)
         info = run.receive(arrival)
         records.append(
@@ -378,7 +381,7 @@ def run_reference(
         run.send(e + 1)
         evaluate(e + 1)
         if progress is not None:
-            now = {"time": float(schedule.time[e]), "staleness": float(staleness[e])}
+            now = {"time": float(schedule.time[e]), "staleness": float(run.staleness[e])}
             progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
     until = int(points.position[len(scores) - 1])
     return EngineOutcome(

@@ -171,6 +171,25 @@ class TooLarge(Exception):
         self.needed = needed
 
 
+def _held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
+    """What each member is evaluated on, on the device: its test set, whose the examples are, and its validation part.
+
+    ``own``: whether clients have models of their own, which are evaluated on their own tests.
+    """
+    data = [m.components.data for m in members]
+    shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)
+    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
+    split = [
+        (
+            owners(d) if per_client else None,
+            own_tests(d, m.schedule) if own else None,
+            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
+        )
+        for d, m in zip(data, members)
+    ]
+    return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
+
+
 def make_stack(
     members: Sequence[Member],
     layout: Layout,
@@ -204,18 +223,8 @@ def make_stack(
     every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
     params = to_devices(params, everywhere(mesh))
-    held_out = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, everywhere(mesh))
     own = per_client and differs(components, members[0].params)
-    held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
-    split = [
-        (
-            owners(d) if per_client else None,
-            own_tests(d, m.schedule) if own else None,
-            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
-        )
-        for d, m in zip(data, members)
-    ]
-    tests = [(*held_out[id(d.test_x)], *to_devices(one, everywhere(mesh))) for d, one in zip(data, split)]
+    tests = _held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
     measures = [m.measures for m in members]
     inputs: list[Any] = [None] * len(members)
     if measures[0].wants_anything():

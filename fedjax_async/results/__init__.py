@@ -9,13 +9,16 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
    ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
    evaluations of a run while it goes on;
-4. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
+4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
+5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
    ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
-5. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
+6. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``, ``html_gantt.py``: a page to
+   explore all of these.
 """
 
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.curves import accuracy_curve, loss_curve
+from fedjax_async.results.explaining import Explanation, explain
 from fedjax_async.results.figure import Drawing, save_figure
 from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
@@ -34,6 +37,7 @@ from fedjax_async.results.tuning import Tuning, choose
 
 __all__ = [
     "Drawing",
+    "Explanation",
     "Progress",
     "Spread",
     "Sweep",
@@ -46,6 +50,7 @@ __all__ = [
     "choose",
     "collect",
     "comparison",
+    "explain",
     "final_accuracy",
     "final_value",
     "gantt",

@@ -269,6 +269,32 @@ def _methods_by_name(methods: Any) -> dict[str, str]:
     return by_name
 
 
+def _train_one(
+    settings: Settings,
+    name: str,
+    folder: Path | None,
+    callbacks: Callbacks,
+    progress: bool | None,
+    *,
+    overwrite: bool,
+    again: bool,
+) -> Run:
+    """One run of a comparison with its bars, saved in ``folder`` if there is one."""
+    with planning_bar(1, progress) as part:
+        experiment = prepare(settings, planning=part(0))
+    meter = bar(experiment.total, progress, label=name)
+    watch = looking.watch_of(callbacks, experiment, None, name) if folder is None else None
+    try:
+        if folder is None:
+            return execute(experiment, progress=meter.report, watch=watch)
+        options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": meter.report}
+        return run_into(experiment, folder, plots=False, callbacks=callbacks, name=name, **options)
+    finally:
+        meter.close()
+        if watch is not None:
+            watch.close()
+
+
 def compare(
     methods: Sequence[Any] | Mapping[str, Any],
     settings: Settings | None = None,
@@ -306,6 +332,9 @@ def compare(
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    check.require(
+        "out" not in changes, "out", changes.get("out"), "given as folder=DIR: it holds a folder for each run"
+    )
     common = settings_from(settings, changes)
     check.optional(check.path, "folder", folder)
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)
@@ -329,21 +358,9 @@ def compare(
                 require_room(folder_of(method, seed), as_dict(experiment.settings), overwrite=overwrite)
 
     def train(method: str, seed: int) -> Run:
-        with planning_bar(1, progress) as part:
-            experiment = prepare(settings_of(method, seed), planning=part(0))
-        name = f"{method} seed {seed}"
-        meter = bar(experiment.total, progress, label=name)
-        watch = looking.watch_of(looking_on, experiment, None, name) if folder is None else None
-        try:
-            if watch is not None:
-                return execute(experiment, progress=meter.report, watch=watch)
-            target = folder_of(method, seed)
-            options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": meter.report}
-            return run_into(experiment, target, plots=False, callbacks=looking_on, name=name, **options)
-        finally:
-            meter.close()
-            if watch is not None:
-                watch.close()
+        place = None if folder is None else folder_of(method, seed)
+        options = {"overwrite": overwrite, "again": again}
+        return _train_one(settings_of(method, seed), f"{method} seed {seed}", place, looking_on, progress, **options)
 
     all_seeds = range(common.seed, common.seed + seeds)
     with claimed(folder):

@@ -7,7 +7,9 @@ measures these constants on a model and its data.
 ``vector_fields.py`` measures how far an iterated map, such as local training, is from the gradient of a loss; start
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
 the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and ``field_examples.py`` fields that are
-known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point.
+known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point; ``fixed_points.py``
+finds this point and its distance to the minimiser. ``training_field.py`` measures the antisymmetry of the clients' real
+local training, at a model and as a probe along a run.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
 learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
@@ -49,6 +51,7 @@ from fedjax_async.theory.field_rates import (
     iterate_spectrum,
     surrogate_constants,
 )
+from fedjax_async.theory.fixed_points import Found, fixed_point, fixed_point_shift, minimiser
 from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
 from fedjax_async.theory.manifold_rate import (
     ManifoldBound,
@@ -89,17 +92,20 @@ from fedjax_async.theory.rates import (
     smallest_gamma_asynflc,
 )
 from fedjax_async.theory.surrogate import Surrogate, surrogate_loss
+from fedjax_async.theory.training_field import curl_probe, local_displacement, training_curl
 from fedjax_async.theory.vector_fields import (
     Conservatism,
     CurlEstimate,
     Field,
     Loss,
+    MeanCurl,
     antisymmetric_part,
     antisymmetry,
     curl,
     displacement,
     estimate_antisymmetry,
     estimate_curl,
+    estimate_mean_curl,
     gradient_map,
     is_k_conservative,
     iterate,
@@ -117,11 +123,13 @@ __all__ = [
     "Estimates",
     "Example",
     "Field",
+    "Found",
     "HeavyBall",
     "LearningRates",
     "Loss",
     "ManifoldBound",
     "ManifoldConstants",
+    "MeanCurl",
     "Orbit",
     "PushCenBound",
     "PushCenConstants",
@@ -147,6 +155,7 @@ __all__ = [
     "corollary_3",
     "corollary_4",
     "curl",
+    "curl_probe",
     "curve_probe",
     "displacement",
     "divergence",
@@ -154,6 +163,7 @@ __all__ = [
     "estimate",
     "estimate_antisymmetry",
     "estimate_curl",
+    "estimate_mean_curl",
     "fast_lrs",
     "fedasync_bound",
     "fedavg_client_lr",
@@ -161,6 +171,8 @@ __all__ = [
     "fedavg_gap_bound",
     "fedavgm_distance_bound",
     "fedavgm_parameters",
+    "fixed_point",
+    "fixed_point_shift",
     "glm_displacement",
     "glm_iterate",
     "glm_loss",
@@ -175,11 +187,13 @@ __all__ = [
     "largest_lr_asynflc_ef",
     "largest_lr_pushcen",
     "learned_control_point",
+    "local_displacement",
     "loss_along",
     "loss_surface",
     "manifold_bound",
     "manifold_rate",
     "mean_displacement",
+    "minimiser",
     "orbit",
     "pushcen_bound",
     "quadratic_displacement",
@@ -197,4 +211,5 @@ __all__ = [
     "smoothness_between",
     "surrogate_constants",
     "surrogate_loss",
+    "training_curl",
 ]

@@ -1,0 +1,136 @@
+"""A probe of what each arrival does to the losses of some examples, and how a server step is divided among arrivals.
+
+Where every arrival moves the server's model, from ``x`` to ``x'``, it caused ``F(x') - F(x)``, to first order
+``<grad F(x), x' - x>``. Where several arrivals share a server step, each is measured against an arrival of a client
+that returns the server's own model: ``p_k`` is the difference that its upload makes to the model if the step closed
+right after it. Later arrivals of the step change by which number a mean is divided: ``keep_k`` is the factor by which
+the k-th arrival shrinks what was there before. The step is then ``x' - x = sum_k p_k prod_{j > k} keep_j`` for every
+mean and sum of uploads. What a rule adds to that (curvature of F, momentum, medians) is divided evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedjax_async.engine.components import Components, rule_of
+from fedjax_async.engine.evaluation import each_row, loss_and_hit
+from fedjax_async.server import closed
+from fedjax_async.types import Array, Arrival, Facts, Model, Params, Parts, ServerAlgorithm, State
+
+AttributionProbe = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+
+
+def is_shared(rule: ServerAlgorithm, facts: Facts) -> bool:
+    """Whether several arrivals may share a step of the server's model."""
+    return rule.close is not None and not facts.every_closes
+
+
+def make_attribution(
+    components: Components, facts: Facts, rows: tuple[np.ndarray, np.ndarray], groups: int | None
+) -> AttributionProbe:
+    """A probe with the losses of the examples before and after each arrival, in sums that later are divided up.
+
+    Args:
+      facts: of the run.
+      rows: the examples, x and y, [M, ...].
+      groups: G, the number of classes; y are labels then. None: one group of all examples.
+
+    The columns of the probe: ``before g``, ``after g`` and ``first g`` for each group, the sums of its examples'
+    losses, divided by M: at the server's model before the arrival, at the model if the step closes with it, and the
+    derivative along ``p_k``; ``keep``, see above; ``accuracy before`` and ``accuracy after``; and ``counts``, whether
+    the upload was accepted.
+    """
+    rule = rule_of(components.server, components.hyper, facts)
+    shared = is_shared(rule, facts)
+    x, y = (jnp.asarray(part) for part in rows)
+    group = jnp.zeros(len(y), jnp.int32) if groups is None else y.astype(jnp.int32)
+    measure = make_measure(components.model, len(y), labels=groups is not None)
+
+    def summed(values: Array) -> Array:
+        sums = jax.ops.segment_sum(values.astype(jnp.result_type(float)), group, groups or 1)
+        return sums / len(y)
+
+    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+        del parts
+        now = rule.params(state)
+
+        def model_after(arrival: Arrival) -> Params:
+            found, row, _ = rule.receive(state, memory, arrival)
+            return rule.params(closed(rule, found, row)[0])
+
+        after, keep = model_after(arrival), jnp.ones((), jnp.result_type(float))
+        without = now
+        if shared:
+            nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
+            without = model_after(arrival._replace(upload=nothing, start=now))
+            so_far = jax.tree.map(jnp.subtract, rule.params(closed(rule, state, memory)[0]), now)
+            keep = _share_kept(so_far, jax.tree.map(jnp.subtract, without, now))
+        part = jax.tree.map(jnp.subtract, after, without)
+        losses, slopes, hits, new_losses, new_hits = measure(now, after, part, x, y)
+        columns = {"before": summed(losses), "after": summed(new_losses), "first": summed(slopes)}
+        accuracy = {"accuracy before": jnp.mean(hits), "accuracy after": jnp.mean(new_hits)}
+        found = {f"{name} {g}": sums[g] for name, sums in columns.items() for g in range(groups or 1)}
+        return found | accuracy | {"keep": keep, "counts": arrival.weight > 0}
+
+    return probe
+
+
+def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tuple[Array, ...]]:
+    """``measure(now, after, part, x, y) -> (losses, slopes, hits, losses after, hits after)``, one value an example.
+
+    ``slopes``: derivatives of the losses at ``now`` along ``part``, in reverse mode, since some layers have no other.
+    """
+    each = each_row(total)
+
+    def measure(now: Params, after: Params, part: Params, x: Array, y: Array) -> tuple[Array, ...]:
+        def some(x: Array, y: Array) -> tuple[Array, ...]:
+            losses, pull, hits = jax.vjp(lambda params: loss_and_hit(model, labels, params, x, y), now, has_aux=True)
+            slopes = jax.grad(lambda weights: optax.tree.vdot(pull(weights)[0], part))(jnp.zeros_like(losses))
+            return losses, slopes, hits, *loss_and_hit(model, labels, after, x, y)
+
+        found: tuple[Array, ...] = each(some, x, y)
+        return found
+
+    return measure
+
+
+def _share_kept(so_far: Params, left: Params) -> Array:
+    """The factor that takes ``so_far`` to ``left`` (least squares); 1 where nothing had arrived."""
+    real = jnp.result_type(float)
+    size, along = (optax.tree.vdot(so_far, other).astype(real) for other in (so_far, left))
+    usable = jnp.isfinite(size) & jnp.isfinite(along) & (size > 0)
+    return jnp.where(usable, along / jnp.where(usable, size, 1.0), 1.0).astype(real)
+
+
+def divided(table: dict[str, Any], step: np.ndarray, closes: np.ndarray, *, shared: bool) -> tuple[np.ndarray, ...]:
+    """``(exact, first order)`` of each arrival, float64[E, G] both, from the probe's columns, [E] each.
+
+    ``step``, ``closes``: of the schedule's arrivals, [E]. The exact differences of the arrivals of a server step sum to
+    its change of the losses, those of a run to that of the run. The arrivals of a step that never closes moved nothing.
+    """
+    groups = sum(name.startswith("before ") for name in table)
+    before, after, first = (
+        np.stack([np.asarray(table[f"{name} {g}"], np.float64) for g in range(groups)], axis=1)
+        for name in ("before", "after", "first")
+    )
+    if not shared:
+        return after - before, first
+    exact, linear = np.zeros_like(before), np.zeros_like(before)
+    keep, counts = np.asarray(table["keep"], np.float64), np.asarray(table["counts"], bool)
+    for number in np.unique(step):
+        of = np.flatnonzero(step == number)
+        if not closes[of[-1]]:
+            continue
+        later = np.append(np.cumprod(keep[of][::-1])[::-1][1:], 1.0)
+        linear[of] = first[of] * later[:, None]
+        moved = of[counts[of]] if counts[of].any() else of
+        left = after[of[-1]] - before[of[0]] - linear[of].sum(axis=0)
+        exact[of] = linear[of]
+        exact[moved] += left / len(moved)
+    return exact, linear

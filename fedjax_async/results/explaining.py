@@ -1,0 +1,361 @@
+"""Which arrivals moved the loss of a run up or down: by client, by staleness and by class."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check, disk, home
+from fedjax_async.clock import PeerSchedule
+from fedjax_async.config import Settings, execute
+from fedjax_async.config.experiment import built, planned, resolve
+from fedjax_async.config.settings import EVALUATIONS, from_dict
+from fedjax_async.config.watching import Watch
+from fedjax_async.data.memmap import spans
+from fedjax_async.engine.attribution import divided, is_shared, make_attribution
+from fedjax_async.engine.components import Components, facts_of, rule_of
+from fedjax_async.engine.probes import held_out_rows
+from fedjax_async.engine.record import Progress
+from fedjax_async.results import files
+from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.metrics import require_run
+from fedjax_async.results.progress import bar
+from fedjax_async.results.runs import load_plugins
+from fedjax_async.results.simulation import precision
+from fedjax_async.results.store import MANIFEST, flatten, load, require_folder
+from fedjax_async.results.swings import swings
+from fedjax_async.results.tables import write
+from fedjax_async.types import FederatedData, Run
+
+PROBE = "explain"
+ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
+PARTS = ("validation", "test")
+MOST_CLASSES = 100  # with more, the classes have no columns of their own
+# What a run records or measures besides; none of it changes the run.
+UNMEASURED = ("checkpoint", "metrics", "train_loss", "train_examples", "fine_tune", "per_client", *EVALUATIONS)
+
+
+class Explanation(NamedTuple):
+    """What each arrival of a run did to the mean loss of some examples.
+
+    ``arrivals``, a row an arrival: update (its number, from 0), client, time, step, staleness, loss and accuracy after
+    it, ``change`` of the loss that it caused, ``first_order`` (``<grad F(x), step>``) and, with class labels, its share
+    ``class_C`` of the change on the examples of class C; over the classes these sum to ``change``. Over all arrivals,
+    ``change`` sums to the change of the loss from the start to the end.
+    """
+
+    arrivals: dict[str, np.ndarray]
+    start: tuple[float, float]  # loss and accuracy at the start
+    class_sizes: tuple[int, ...]  # examples of each class; () without classes
+    part: str  # of the data: validation or test
+    drift: float  # relative distance of the repeated run's parameters from those of the run; 0: the same
+
+    @property
+    def examples(self) -> str:
+        """The examples in words."""
+        return f"{self.part} examples"
+
+
+def explain(
+    run: Run | str | Path,
+    *,
+    part: str | None = None,
+    examples: int = 1000,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    drawing: Drawing = SCREEN,
+    progress: bool | None = None,
+    say: Callable[[str], None] = print,
+    **objects: Any,
+) -> Explanation:
+    """Attribute the changes of a run's loss to its arrivals, by training it once more with a probe.
+
+    An arrival's ``change`` is exact: ``F(x') - F(x)`` where it moves the server's model from x to x'. Arrivals that
+    share a server step divide its change: each has the first-order effect of its own upload on the step, and what is
+    left of the exact change (curvature, momentum, aggregation that is no mean) is divided evenly.
+
+    Args:
+      run: as ``simulate`` returns it, or the folder of a saved one.
+      part: ``validation`` or ``test`` [validation if the run has such a part].
+      examples: F is the mean loss of so many of them, spread evenly over the part.
+      out: folder for tables and picture. If it has the arrivals of the same run and examples, they are read.
+      overwrite: replace the explanation of another run, or of other examples, in ``out``.
+      progress: show a bar (default: on a terminal). ``say`` gets one line about what is done.
+      objects: the run's own objects by setting, ``method=Method(rule)``: a run keeps their names only.
+
+    Raises: ``ValueError`` for runs without a server, without the part, of streamed data, and as ``load``.
+
+    >>> from fedjax_async import simulate
+    >>> run = simulate(model="logistic", clients=3, updates=5, validation_fraction=0.1)
+    >>> found = explain(run, say=lambda line: None).arrivals
+    >>> abs(sum(found["change"]) - (found["loss"][-1] - explain(run, say=lambda line: None).start[0])) < 1e-6
+    True
+    """
+    check.whole("examples", examples)
+    check.optional(check.one_of, "part", part, allowed=PARTS)
+    folder = None
+    if not isinstance(run, Run):
+        check.path("run", run)
+        folder = Path(run)
+        run = load(folder)
+    require_run(run)
+    where = "run" if folder is None else f"run {folder}"
+    allowed = "one with a server: nodes have a model each, which no single arrival moves"
+    check.require(not isinstance(run.schedule, PeerSchedule), where, run.settings.get("method"), allowed)
+    check.require(len(run.updates["client"]) > 0, where, "no arrivals", "one with at least one arrival")
+    about = {"run": _digest(run, folder), "part": part, "examples": examples}
+    out = None if out is None else require_folder(out)
+    if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
+        say(f"{out}: has the arrivals of this run, which were read")
+        return kept
+    say(f"{where}: has no steps of its server; training it once more with a probe")
+    if folder is not None:
+        load_plugins(folder)
+    settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
+    home.require_datasets([str(settings.dataset)])
+    with precision(settings):
+        found = _repeated(run, settings, part, examples, progress)
+    if out is not None:
+        _write(found, out, about, drawing)
+    return found
+
+
+def _digest(run: Run, folder: Path | None) -> str:
+    """What tells runs apart."""
+    content = files.json_bytes(run.settings) if folder is None else (folder / MANIFEST).read_bytes()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _plain(settings: Settings, arrivals: int) -> Settings:
+    """The same run, without what does not change it."""
+    stops = settings.stop_at is not None or settings.patience is not None
+    without = [name for name in UNMEASURED if not (stops and name in EVALUATIONS)]
+    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+    plain = dataclasses.replace(settings, **{name: fields[name] for name in without})
+    return plain if stops else dataclasses.replace(plain, eval_updates=arrivals)
+
+
+# --- the run once more --------------------------------------------------------------------------------
+
+
+def _repeated(run: Run, settings: Settings, part: str | None, examples: int, progress: bool | None) -> Explanation:
+    """Train with the probe, and divide what it saw."""
+    resolved = resolve(settings)
+    components, data = resolved.components, resolved.components.data
+    allowed = "one that fits into memory: the losses are computed on the device"
+    check.require(not data.streamed, "dataset", settings.dataset, allowed)
+    part, rows, pool = _rows(data, part)
+    chosen = rows if len(rows) <= examples else rows[np.linspace(0, len(rows), examples, endpoint=False).astype(int)]
+    x, y = (np.asarray(values[chosen]) for values in pool)
+    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) else None
+    groups = classes if classes is not None and classes <= MOST_CLASSES else None
+    schedule, points = planned(resolved)
+    facts = facts_of(schedule)
+    probe = make_attribution(components, facts, (x, y), groups)
+    experiment = built(resolved, schedule, points, {PROBE: probe})
+    meter = bar(experiment.total, progress, label="explain")
+    try:
+        again = execute(experiment, progress=_quiet(meter.report), watch=Watch(experiment))
+    finally:
+        meter.close()
+    return _explanation(run, again, components, facts, part, () if groups is None else np.bincount(y, minlength=groups))
+
+
+def _quiet(report: Progress) -> Progress:
+    """Without the accuracy at the start, which is the only one until the end."""
+
+    def reported(done: int, total: int, **shown: Any) -> None:
+        report(done, total, **shown | {"accuracy": float("nan")})
+
+    return reported
+
+
+def _rows(data: FederatedData, part: str | None) -> tuple[str, np.ndarray, tuple[Any, Any]]:
+    """The part that is explained, its rows, and the pool that they are of."""
+    order, offset, size = held_out_rows(data, "validation")
+    held_out = np.asarray(order[spans(offset, size)])
+    if part == "test" or (part is None and len(held_out) == 0):
+        return "test", np.arange(len(data.test_y)), (data.test_x, data.test_y)
+    allowed = "'test', or left out: the run holds no validation examples out (validation_fraction)"
+    check.require(len(held_out) > 0, "part", part, allowed)
+    return "validation", held_out, (data.x, data.y)
+
+
+def _explanation(run: Run, again: Run, components: Components, facts: Any, part: str, class_sizes: Any) -> Explanation:
+    """From the probe's table; a run that a callback has stopped ends earlier than its repetition."""
+    count = len(run.updates["client"])
+    table = {name: values[:count] for name, values in again.probes[PROBE].items()}
+    step, closes = (np.asarray(again.updates[name][:count]) for name in ("step", "closes"))
+    shared = is_shared(rule_of(components.server, components.hyper, facts), facts)
+    exact, linear = divided(table, step, closes, shared=shared)
+    before = _sum_of(table, "before")
+    after = np.where(closes, _sum_of(table, "after"), before) if shared else _sum_of(table, "after")
+    right = np.asarray(table["accuracy after"], np.float64)
+    right = np.where(closes, right, table["accuracy before"]) if shared else right
+    arrivals = {
+        "update": table["update"],
+        "client": table["client"],
+        "time": table["time"],
+        "step": step,
+        "staleness": np.asarray(again.updates["staleness"][:count]),
+        "loss": after,
+        "accuracy": right,
+        "change": exact.sum(axis=1),
+        "first_order": linear.sum(axis=1),
+    }
+    if len(class_sizes):
+        arrivals |= {f"class_{c}": exact[:, c] for c in range(exact.shape[1])}
+    whole = count == len(again.updates["client"])
+    start = (float(before[0]), float(table["accuracy before"][0]))
+    sizes = tuple(int(size) for size in class_sizes)
+    return Explanation(arrivals, start, sizes, part, _drift(run, again) if whole else 0.0)
+
+
+def _sum_of(table: dict[str, np.ndarray], name: str) -> np.ndarray:
+    columns = [np.asarray(v, np.float64) for column, v in table.items() if column.startswith(f"{name} ")]
+    return np.asarray(np.sum(columns, axis=0))
+
+
+def _drift(run: Run, again: Run) -> float:
+    """``||w' - w|| / ||w||`` of the parameters at the end."""
+    one, two = (flatten(each.params) for each in (run, again))
+    apart = sum(float(np.sum((np.asarray(one[name], float) - np.asarray(two[name], float)) ** 2)) for name in one)
+    return float(np.sqrt(apart / sum(float(np.sum(np.asarray(v, float) ** 2)) for v in one.values())))
+
+
+# --- tables -------------------------------------------------------------------------------------------
+
+
+def _totals(found: Explanation, of: np.ndarray) -> dict[str, Any]:
+    """What the arrivals ``of`` a row did together."""
+    change, linear = found.arrivals["change"][of], found.arrivals["first_order"][of]
+    return {
+        "arrivals": len(of),
+        "change of loss": float(change.sum()),
+        "up": float(change[change > 0].sum()),
+        "down": float(change[change < 0].sum()),
+        "first order": float(linear.sum()),
+        "largest rise": float(max(change.max(initial=0.0), 0.0)),
+    }
+
+
+def client_rows(found: Explanation) -> list[dict[str, Any]]:
+    """One row a client: arrivals, the sum of the changes that they caused, of the rises, of the falls, to first order.
+
+    Clients whose arrivals raised the loss most come first.
+    """
+    client, staleness = found.arrivals["client"], found.arrivals["staleness"]
+    rows = []
+    for each in np.unique(client):
+        of = np.flatnonzero(client == each)
+        row = {"client": int(each), **_totals(found, of), "mean staleness": float(staleness[of].mean())}
+        if found.class_sizes:
+            sums = [float(found.arrivals[f"class_{c}"][of].sum()) for c in range(len(found.class_sizes))]
+            row |= {"most up": _named(sums, np.argmax, 1), "most down": _named(sums, np.argmin, -1)}
+        rows.append(row)
+    return sorted(rows, key=lambda row: -row["up"])
+
+
+def _named(sums: list[float], best: Callable[[Any], Any], sign: int) -> str:
+    """``class 3``, or ``-`` if none went that way."""
+    where = int(best(sums))
+    return f"class {where}" if sign * sums[where] > 0 else "-"
+
+
+def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, Any]]:
+    """One row a staleness, or a range of them of growing width if there are more than ``most``."""
+    staleness = found.arrivals["staleness"]
+    largest = int(staleness.max())
+    low = list(range(largest + 1))
+    if largest >= most:
+        low = [0, 1, *(2**k for k in range(1, largest.bit_length()))]
+    rows = []
+    for first, after in zip(low, [*low[1:], largest + 1]):
+        of = np.flatnonzero((staleness >= first) & (staleness < after))
+        if len(of):
+            title = str(first) if after == first + 1 else f"{first} to {after - 1}"
+            totals = _totals(found, of)
+            rows.append({"staleness": title, **totals, "change an arrival": totals["change of loss"] / len(of)})
+    return rows
+
+
+def class_rows(found: Explanation) -> list[dict[str, Any]]:
+    """One row a class: its examples, the change of its part of the loss, and the clients that moved it most.
+
+    ``change of loss`` is of the sum of its examples' losses divided by the number of all, so the classes sum to the
+    whole; ``of its own mean`` is of the mean loss of its examples. Empty without class labels.
+    """
+    client, total, rows = found.arrivals["client"], sum(found.class_sizes), []
+    for c, size in enumerate(found.class_sizes):
+        change = found.arrivals[f"class_{c}"]
+        by_client = np.bincount(client, change)
+        up, down = int(by_client.argmax()), int(by_client.argmin())
+        rows.append({
+            "class": c,
+            "examples": size,
+            "change of loss": float(change.sum()),
+            "of its own mean": float(change.sum()) * total / size if size else float("nan"),
+            "up": float(change[change > 0].sum()),
+            "down": float(change[change < 0].sum()),
+            "raised most by": f"client {up}" if by_client[up] > 0 else "-",
+            "lowered most by": f"client {down}" if by_client[down] < 0 else "-",
+        })  # fmt: skip
+    return rows
+
+
+TABLES: dict[str, Callable[[Explanation], list[dict[str, Any]]]] = {
+    "clients": client_rows,
+    "staleness": staleness_rows,
+    "classes": class_rows,
+}
+PLACES = {"mean staleness": 1}
+
+
+def decimals_of(rows: list[dict[str, Any]]) -> dict[str, int]:
+    """Four decimal places for losses."""
+    return {name: PLACES.get(name, 4) for name in rows[0]}
+
+
+# --- the folder ---------------------------------------------------------------------------------------
+
+
+def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawing) -> None:
+    """``arrivals.csv``, a CSV and a Markdown file of each table, the picture; ``explained.json`` last."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / ABOUT).unlink(missing_ok=True)
+    disk.write(out / ARRIVALS, files.csv_bytes(found.arrivals))
+    for name, rows_of in TABLES.items():
+        rows = rows_of(found)
+        for ending in ("csv", "md"):
+            (out / f"{name}.{ending}").unlink(missing_ok=True)
+            if rows:
+                write(rows, out / f"{name}.{ending}", decimals=decimals_of(rows))
+    save_formats(swings(found.arrivals, found.start, found.part, drawing=drawing), out / "swings", drawing)
+    types = {name: np.asarray(values).dtype.str for name, values in found.arrivals.items()}
+    kept = {name: value for name, value in found._asdict().items() if name != "arrivals"}
+    disk.write(out / ABOUT, files.json_bytes({"about": about, "types": types, "kept": kept}))
+    disk.sweep_up(out)
+
+
+def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation | None:
+    """The explanation in ``out`` if it is of the same run and examples; ``ValueError`` if it is another's."""
+    if not (out / ABOUT).is_file():
+        return None
+    try:
+        saved = json.loads((out / ABOUT).read_bytes())
+        same = saved["about"] == about
+        if same:
+            arrivals = files.csv_columns((out / ARRIVALS).read_bytes(), saved["types"])
+            kept = saved["kept"]
+            return Explanation(arrivals, tuple(kept["start"]), tuple(kept["class_sizes"]), kept["part"], kept["drift"])
+    except (ValueError, KeyError, TypeError, OSError):
+        same = False
+    allowed = "a folder without the explanation of another run or of other examples (or overwrite)"
+    check.require(overwrite, "out", str(out), allowed)
+    return None

@@ -1,0 +1,147 @@
+"""Explaining a run: changes telescope, tables add up, what is in the folder is read, bad input is refused."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_async import cli, simulate
+from fedjax_async.config import Settings, prepare
+from fedjax_async.notices import RunWarning
+from fedjax_async.results import load
+from fedjax_async.results.explaining import Explanation, class_rows, client_rows, explain, staleness_rows
+from fedjax_async.results.swings import _owners
+
+BASE = {"model": "logistic", "clients": 3, "updates": 8, "steps": 2, "validation_fraction": 0.1, "lr": 0.05}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    top = tmp_path_factory.mktemp("runs")
+    with pytest.warns(RunWarning, match="2 uploads came for a server step that was not complete"):
+        simulate(**BASE, method="fedbuff@buffer:size=3", out=top / "shared", plots=False)
+    simulate(model="logistic", clients=3, updates=3, steps=1, method="independent", out=top / "peers", plots=False)
+    return top
+
+
+def loss_of(settings, params, rows):
+    """The mean loss of the softmax regression, in NumPy."""
+    data = prepare(Settings(**settings)).components.data
+    leaves = {path[-1].key: np.asarray(leaf, float) for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    x = np.asarray(data.decode(data.x[rows]), float).reshape(len(rows), -1)
+    out = x @ leaves["kernel"] + leaves["bias"]
+    out -= out.max(axis=1, keepdims=True)
+    return float(np.mean(np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(rows)), data.y[rows]]))
+
+
+def test_a_run_in_memory_telescopes_to_the_change_of_its_loss():
+    said = []
+    run = simulate(**BASE, method="fedasync")
+    found = explain(run, examples=100, say=said.append)
+    assert said == ["run: has no steps of its server; training it once more with a probe"]
+    assert found.part == "validation" and sum(found.class_sizes) == 100 and found.drift < 1e-6
+    a = found.arrivals
+    data = prepare(Settings(**BASE)).components.data
+    spans = zip(data.validation_offset, data.validation_size)
+    order = np.concatenate([data.validation_order[offset : offset + size] for offset, size in spans])
+    rows = order[np.linspace(0, len(order), 100, endpoint=False).astype(int)]
+    end = loss_of(BASE, run.params, rows)
+    assert a["loss"][-1] == pytest.approx(end, rel=1e-5)
+    assert a["change"].sum() == pytest.approx(end - found.start[0], abs=2e-6)
+    np.testing.assert_allclose(np.diff([found.start[0], *a["loss"]]), a["change"], atol=1e-6)
+    np.testing.assert_allclose(sum(a[f"class_{c}"] for c in range(10)), a["change"], atol=1e-12)
+    np.testing.assert_array_equal(a["client"], run.updates["client"])
+    np.testing.assert_array_equal(a["staleness"], run.updates["staleness"])
+
+
+def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, capsys):
+    one = folder / "shared"
+    assert cli.main(("explain", str(one), "--quiet", "--examples", "50")) == 0
+    printed = capsys.readouterr().out
+    assert "training it once more with a probe" in printed and "8 arrivals changed it by" in printed
+    names = {f"{name}.{ending}" for name in ("clients", "staleness", "classes") for ending in ("csv", "md")}
+    assert {path.name for path in (one / "explain").iterdir()} == names | {
+        "arrivals.csv", "explained.json", "swings.png"
+    }  # fmt: skip
+    said = []
+    kept = explain(one, examples=50, out=one / "explain", say=said.append)
+    assert len(said) == 1 and "which were read" in said[0]
+    a = kept.arrivals
+    assert a["change"][:6].any() and not a["change"][6:].any()  # the third buffer is never full
+    assert a["change"].sum() == pytest.approx(a["loss"][-1] - kept.start[0], abs=1e-6)
+    assert load(one).params  # the run's own files are whole
+    with pytest.raises(ValueError, match=r"out = .*without the explanation of another run or of other examples"):
+        explain(one, examples=20, out=one / "explain", say=said.append)
+    rows = client_rows(kept)
+    assert sum(row["change of loss"] for row in rows) == pytest.approx(a["change"].sum())
+    assert [row["up"] for row in rows] == sorted((row["up"] for row in rows), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("peers", {}, "run .*peers = 'independent': must be one with a server"),
+        ("missing", {}, "there is no such folder"),
+        ("shared", {"part": "train"}, "part = 'train': must be one of validation, test"),
+        ("shared", {"examples": 0}, "examples = 0"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(folder, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        explain(folder / name, **options)
+
+
+def test_runs_without_a_validation_part_are_explained_on_the_test_set():
+    run = simulate(**{**BASE, "validation_fraction": None, "updates": 2})
+    with pytest.raises(ValueError, match="part = 'validation': must be 'test'"):
+        explain(run, part="validation", say=lambda line: None)
+    assert explain(run, examples=20, say=lambda line: None).part == "test"
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(("explain", "--help"))
+    text = capsys.readouterr().out
+    assert "<grad F(x), x' - x>" in text and "fedjax-async explain runs/skewed" in text
+
+
+MADE_UP = Explanation(
+    {
+        "client": np.array([0, 1, 0, 2]),
+        "time": np.arange(1.0, 5.0),
+        "step": np.array([0, 1, 1, 2]),
+        "staleness": np.array([0, 3, 40, 3]),
+        "change": np.array([-1.0, 0.5, -2.0, 0.25]),
+        "first_order": np.array([-1.5, 0.5, -2.5, 0.0]),
+        "class_0": np.array([-0.5, 1.0, -2.0, 0.25]),
+        "class_1": np.array([-0.5, -0.5, 0.0, 0.0]),
+    },
+    start=(3.0, 0.1), class_sizes=(3, 1), part="test", drift=0.0,
+)  # fmt: skip
+
+
+def test_rows_add_up():
+    clients = client_rows(MADE_UP)
+    assert [row["client"] for row in clients] == [1, 2, 0]
+    last = clients[-1]
+    assert (last["arrivals"], last["change of loss"], last["up"], last["down"]) == (2, -3.0, 0.0, -3.0)
+    assert (last["first order"], last["mean staleness"], last["most up"], last["most down"]) == (
+        -4.0,
+        20,
+        "-",
+        "class 0",
+    )
+    stale = staleness_rows(MADE_UP)
+    assert [(row["staleness"], row["arrivals"]) for row in stale] == [("0", 1), ("2 to 3", 2), ("32 to 40", 1)]
+    assert stale[1]["change an arrival"] == 0.375 and stale[1]["largest rise"] == 0.5
+    first, second = class_rows(MADE_UP)
+    assert (first["change of loss"], first["up"], first["down"]) == (-1.25, 1.25, -2.5)
+    assert first["of its own mean"] == pytest.approx(-1.25 * 4 / 3)
+    assert (first["raised most by"], first["lowered most by"]) == ("client 1", "client 0")
+    assert (second["raised most by"], second["of its own mean"]) == ("-", -4.0)
+
+
+def test_a_shared_step_belongs_to_who_moved_it_most():
+    a = MADE_UP.arrivals
+    assert _owners(a["step"], a["client"], a["change"]).tolist() == [0, 0, 0, 2]
