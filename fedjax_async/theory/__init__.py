@@ -43,7 +43,7 @@ estimated constants is no guarantee.
 - The gap needs the lowest loss. Where a loss is never negative, the loss itself is an upper bound of the gap.
 - alpha and mu: a weight decay is a lower bound of both for convex losses. Networks have none.
 
-The orders of ``compare`` and of the corollaries have hidden constants (1 here): they compare methods, and bound nothing.
+The orders of ``compare`` and of the corollaries have hidden constants (here 1): they compare methods, no more.
 """
 
 from fedjax_async.theory.asynchronous_rates import (
