@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {"common.py", "torch_loop.py", "torch_peers.py", "study.py", "variants.py"}  # imported by the others
-SHARED |= {"corrections.py", "leaf.py", "phases.py"}
+SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
 LONG = {"compressors", "conv", "population", "sweep"}

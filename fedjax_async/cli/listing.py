@@ -11,6 +11,7 @@ from fedjax_async import registry
 # Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
     "methods": ("config.methods", "METHODS"),
+    "parts": ("server", "PARTS"),
     "timings": ("clock", "TIMINGS"),
     "topologies": ("clock", "TOPOLOGIES"),
     "exchanges": ("clock", "EXCHANGES"),

@@ -138,9 +138,10 @@ def nodes_text(run: Run) -> str:
     last = {name: column[-1] for name, column in run.evaluations.items()}
     metric = "accuracy" if has_accuracy([run]) else "loss"
     shown = (lambda value: f"{100 * value:.2f} %") if metric == "accuracy" else (lambda value: f"{value:.4f}")
-    parts = [f"mean model's {metric} {shown(last[f'average_{metric}'])}", f"consensus distance {last['consensus']:.4g}"]
-    if not np.isnan(last.get(f"global_{metric}", np.nan)):
-        parts.insert(0, f"{metric} on all tests {shown(last[f'global_{metric}'])}")
+    names = {"global": f"{metric} on all tests", "average": f"mean model's {metric}"}
+    found = {name: last.get(f"{name}_{metric}", np.nan) for name in names}
+    parts = [f"{names[name]} {shown(value)}" for name, value in found.items() if not np.isnan(value)]
+    parts.append(f"consensus distance {last['consensus']:.4g}")
     if "total_mass" in last:
         parts.append(f"mass {last['total_mass']:.4g} of {run.schedule.num_clients}")
         parts.append(f"from {last['smallest_mass']:.3g} to {last['largest_mass']:.3g} a node")

@@ -14,7 +14,7 @@ from fedjax_async.config.own import Named
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.problem import check_count
 from fedjax_async.config.resolving import with_objects
-from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
+from fedjax_async.config.settings import OF_CLIENT, SYNONYMS, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import waits_for_close
@@ -83,7 +83,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     for name in changes:
-        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")

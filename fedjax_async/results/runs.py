@@ -332,6 +332,9 @@ def compare(
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    check.require(
+        "out" not in changes, "out", changes.get("out"), "given as folder=DIR: it holds a folder for each run"
+    )
     common = settings_from(settings, changes)
     check.optional(check.path, "folder", folder)
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)

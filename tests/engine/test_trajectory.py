@@ -105,6 +105,21 @@ def test_from_settings_it_is_simulate():
         np.testing.assert_allclose(found[name], run.evaluations[name], rtol=1e-4)
 
 
+def test_numbers_that_the_run_does_not_have_are_refused():
+    f, hyper, params, *_ = trajectory(Settings(model="logistic", clients=3, updates=6))
+    wrong = {
+        r"hyper = 'typo': unknown \(known: server.mixing, lr, example_weight\)": hyper | {"typo": 1.0},
+        r"hyper = \['lr'\]: must be all numbers of the run, also server.mixing": {"lr": 0.1},
+        r"hyper\['lr'\] = \[0.1, 0.2\]: must be one number, or PerClient": hyper | {"lr": [0.1, 0.2]},
+        r"shape of PerClient of hyper\['lr'\] = \[2\]: must be \[3\]": hyper | {"lr": PerClient([0.1, 0.2])},
+        r"shape of PerStaleness of hyper\['lr'\] = \[\]": hyper | {"lr": PerStaleness(0.1)},
+        r"hyper\['lr'\] = 'PerExample': must be PerClient": hyper | {"lr": PerExample([0.1])},
+    }
+    for message, given in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            f(given, params)
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
