@@ -20,6 +20,8 @@ import common
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
+from fedjax_async.results.curves import accuracy_curve
+from fedjax_async.results.figure import save_figure
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
 
@@ -88,6 +90,25 @@ def run_variants(
     done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None, overwrite=True)
     runs = iter(done.runs)
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
+
+
+def draw(
+    stem: str,
+    title: str,
+    variants: Sequence[Variant],
+    runs: Mapping[str, list[Run]],
+    given: argparse.Namespace,
+    curves: Callable[[Mapping[str, list[Run]]], Any] | None = None,
+) -> None:
+    """A figure a picture of the variants, ``STEM_PICTURE.png``; lines are called by what the picture's name leaves.
+
+    ``curves``: what is drawn, by default accuracy.
+    """
+    for picture in dict.fromkeys(variant.picture for variant in variants):
+        shown = {v.name.removesuffix(f", {picture}"): runs[v.name] for v in variants if v.picture == picture}
+        figure = accuracy_curve(shown, final="last") if curves is None else curves(shown)
+        figure.axes[0].set_title(", ".join(filter(None, (title, picture))), fontsize=10)
+        save_figure(figure, given.out / f"{'_'.join([stem, *picture.replace('/', ' ').split()])}.png")
 
 
 def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:

@@ -38,7 +38,6 @@ RELEASED = "aggregate_at=end,reference=released"
 BUFFERS = (
     Buffer("carry", "push_sum:policy=carry"),
     Buffer("merge", "push_sum:policy=merge"),
-    Buffer("every message kept", "push_sum:newest=false,capacity=none,policy=discard"),
     Buffer("discard", "push_sum:policy=discard"),
     Buffer("discard, repeated senders", "push_sum:policy=discard,newest=false"),
     Buffer("released", f"push_sum:policy=discard,newest=false,{RELEASED}", True),

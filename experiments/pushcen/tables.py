@@ -11,7 +11,7 @@ the curves of Table 1's runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from late import late_curves
@@ -21,6 +21,7 @@ from study import (
     TASKS,
     Rows,
     Variant,
+    draw,
     missing,
     options,
     over_tasks,
@@ -29,10 +30,6 @@ from study import (
     run_task,
     summary,
 )
-
-from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.figure import save_figure
-from fedjax_async.types import Run
 
 ALPHAS = (0.1, 0.4, 1.0)
 BANDWIDTHS = {"1 Mbit/s": 125e3, "10 Mbit/s": 1.25e6, "100 Mbit/s": 12.5e6}  # bytes a second, up and down
@@ -108,19 +105,6 @@ TABLES: dict[str, Callable[[], Iterable[Variant]]] = {
 }
 
 
-def draw(table: str, task: str, chosen: Sequence[Variant], runs: Mapping[str, list[Run]], given: Any) -> None:
-    """The pictures of a table: accuracy against time and, for Table 1, that of the late nodes."""
-    for picture in dict.fromkeys(one.picture for one in chosen if one.picture):
-        shown = {v.name.removesuffix(f", {picture}"): runs[v.name] for v in chosen if v.picture == picture}
-        figures = {"": accuracy_curve(shown, final="last")}
-        if table == "1":
-            figures["late_"] = late_curves(shown)
-        for kind, figure in figures.items():
-            figure.axes[0].set_title(f"{TASKS[task].title}, {picture}", fontsize=10)
-            name = "_".join((table, task, *picture.replace("/", " ").split()))
-            save_figure(figure, given.out / f"{kind}{name}.png")
-
-
 def parsed() -> argparse.Namespace:
     """The options."""
     parser = options(__doc__, "tables")
@@ -139,7 +123,11 @@ def main() -> None:
             chosen = list(table_1(given.alphas) if table == "1" else TABLES[table]())
             chosen = chosen[:2] if given.scale == "smoke" else chosen
             runs = run_task(task, chosen, given)
-            draw(table, task, chosen, runs, given)
+            drawn = [variant for variant in chosen if variant.picture]
+            stem = f"table_{table}" if table.isdigit() else table
+            draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
+            if table == "1":
+                draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
             found += [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]
             report(found, given)
         return found

@@ -14,13 +14,15 @@ from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.types import FederatedData, Run
 
+ROUNDING = 1e-12  # of all mass: a loss below that is the rounding of sums
+
 
 def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndarray]:
     """What a plan tells of each evaluation before any training; a column each, [V].
 
     ``online``: nodes that have joined and not left. ``smallest_mass`` and ``largest_mass`` of a node online, all masses
     together (``total_mass``) and what was lost of them (``lost_mass``), where there are masses. ``bytes_up``: what the
-    nodes have sent; ``bytes_down``: what has reached them.
+    nodes have handed to their links, which may be busy with it later; ``bytes_down``: what has reached them.
     """
     there, size = online(schedule, points.time), schedule.message_bytes
     sent, arrived = schedule.end[schedule.push_event], np.sort(schedule.arrival)
@@ -31,7 +33,7 @@ def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndar
             "smallest_mass": np.where(there, held, np.inf).min(axis=1, initial=np.inf),
             "largest_mass": np.where(there, held, -np.inf).max(axis=1, initial=-np.inf),
             "total_mass": whole.nodes + whole.on_the_way + whole.buffered,
-            "lost_mass": whole.lost,
+            "lost_mass": np.where(np.abs(whole.lost) > ROUNDING * schedule.num_clients, whole.lost, 0.0),
         }
         nobody = found["online"] == 0
         for name in ("smallest_mass", "largest_mass"):
