@@ -54,9 +54,9 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     algorithm of your own has to multiply its losses by ``data.weight``.
 
     Args:
-      segment: arrivals between two checkpoints of reverse mode. By default the root of their number E; memory grows
-        with ``segment + E / segment`` copies of what the run carries (server state, messages under way, tables of
-        clients). Every arrival is computed twice.
+      segment: arrivals between two checkpoints of reverse mode. By default all E, so that memory grows with E times a
+        few copies of the model; or the root of E where that may need more than 4 GiB. Then memory grows with
+        ``segment + E / segment`` copies, and every arrival is computed once more.
       objects: as in ``prepare``.
 
     For small models: one job is trained at a time. Models whose layers have gradients of their own (convolutions in

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings, simulate
-from fedjax_async.config import PerStaleness, trajectory, tune
+from fedjax_async.config import PerStaleness, tune
 
 SETTINGS = Settings(
     method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=3, updates=8, steps=2, validation_fraction=0.1,
@@ -29,13 +29,14 @@ def test_a_value_a_staleness_over_two_seeds():
     tuned = tune(SETTINGS, {"method.mixing": "staleness"}, steps=1, rate=0.5, seeds=(0, 1))
     assert tuned.settings is None and isinstance(tuned.hyper["server.mixing"], PerStaleness)
     weights = tuned.values["method.mixing"]
-    runs = [trajectory(SETTINGS), trajectory(Settings(**vars(SETTINGS) | {"seed": 1}))]
-    used = {int(s) for run in runs for s in np.unique(run.schedule.staleness)}
+    runs = [simulate(SETTINGS, seed=seed) for seed in (0, 1)]
+    used = {int(s) for run in runs for s in np.unique(run.updates["staleness"])}
     assert weights.shape == (2, max(used) + 1)
     np.testing.assert_allclose(weights[0], 0.2, rtol=1e-6)
     assert set(np.flatnonzero(weights[1] != weights[0])) == used
-    ends = [float(run.function(tuned.hyper, run.params)["validation_loss"][-1]) for run in runs]
-    assert np.mean(ends) == pytest.approx(tuned.losses[tuned.best], rel=1e-5)
+    np.testing.assert_array_equal(tuned.hyper["server.mixing"].values, weights[tuned.best])
+    ends = [run.evaluations["validation_loss"][-1] for run in runs]
+    assert np.mean(ends) == pytest.approx(tuned.losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,22 @@ from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import fields_of
 from fedjax_async.engine import run_waves
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.server import PARTS, with_parts
+from fedjax_async.server import PARTS, SERVERS, known, with_parts
+from fedjax_async.types import Facts
 from tests.config.test_sweeping import equal, swept
 from tests.engine.problem import case
 from tests.engine.test_checkpoint import Killed, killer
 from tests.engine.test_curves import agree
-from tests.server.made_up import CLIENTS, flat, random_uploads, receive_all, stacked, start_params, uploading
+from tests.server.made_up import (
+    CLIENTS,
+    flat,
+    random_uploads,
+    receive_all,
+    received,
+    stacked,
+    start_params,
+    uploading,
+)
 
 
 def rule_of(spec):
@@ -253,6 +263,27 @@ def test_what_makes_no_sense_is_refused_with_its_reason(spec, message):
     with pytest.raises(ValueError) as error:
         prepare(Settings(**BASE | {"method": spec}))
     assert message in str(error.value)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), tree)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_rule_takes_a_part_or_says_why_not_and_its_state_keeps_its_types(name):
+    taken = []
+    for part in PARTS:
+        try:
+            with_parts(SERVERS[name], {part: PARTS[part]()})()
+            taken.append(part)
+        except ValueError as error:
+            assert "left out: " in str(error)
+    assert {"geodesic", "dominance", "swa"} & {*taken}
+    rule = known(with_parts(SERVERS[name], {part: PARTS[part]() for part in taken})(), Facts(CLIENTS, False, 9, 5))
+    arrival = jax.tree.map(lambda leaf: leaf[0], uploading(name, stacked(random_uploads(0, 1))))
+    state, memory = rule.init(start_params())
+    after, kept, _ = jax.eval_shape(received(rule), state, memory, arrival)
+    assert shapes((after, kept)) == shapes((state, memory))
 
 
 def test_a_rule_that_cannot_take_a_part_is_refused_before_it_is_built():
