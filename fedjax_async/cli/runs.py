@@ -120,7 +120,8 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerEx
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
     print(
-        f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
+        f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {counters['gradients']} gradients in "
+        f"{counters['local_steps']} local steps, {100 * useful:.0f} % useful steps, "
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
     if run.stopped is not None:

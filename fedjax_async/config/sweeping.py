@@ -14,13 +14,13 @@ from fedjax_async import check, tree
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings
-from fedjax_async.config.simulation import execute
+from fedjax_async.config.simulation import execute, recorded
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.record import Progress, make_run
+from fedjax_async.engine.record import Progress
 from fedjax_async.engine.run import run_stacks
 from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
 from fedjax_async.types import Run
@@ -224,9 +224,7 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            waits = waits_for_close(e.components)
-            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits)
-            on_finished(i, watches[i].finish(run, outcome))
+            on_finished(i, watches[i].finish(recorded(e, outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

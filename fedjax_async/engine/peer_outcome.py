@@ -15,8 +15,8 @@ from fedjax_async.types import Params
 
 # Columns of the table of events that an algorithm or a client may not record under these names.
 RESERVED = (
-    "event", "client", "number", "start", "end", "mixed_at", "time", "local_steps", "mass", "upload_norm", "accepted",
-    "refused_messages",
+    "event", "client", "number", "start", "end", "mixed_at", "time", "local_steps", "gradients", "mass", "upload_norm",
+    "accepted", "refused_messages",
 )  # fmt: skip
 
 # When the models of all nodes, and their mean, are evaluated on the global test set: at every evaluation, at the first

@@ -100,12 +100,13 @@ def record_peers(
     outcome: PeerOutcome,
     planned: Mapping[str, np.ndarray],
     data: FederatedData,
+    gradients: np.ndarray | None = None,
 ) -> Run:
     """Join the plan's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
     The updates are compute events, in order of the moments at which they mix. ``staleness`` of an event: how many
     events the senders have completed since they sent what it mixes, the mean weighted by the mixing coefficients; 0
-    where it mixes nothing.
+    where it mixes nothing. ``gradients``: as in :func:`make_run`, of each event.
     """
     rows = len(points.time) if outcome.rows is None else outcome.rows
     points = Points(*(column[:rows] for column in points))
@@ -121,12 +122,15 @@ def record_peers(
         **{name: column[:rows] for name, column in planned.items()},
     }
     events = outcome.events
-    updates = {**_events_table(schedule, events), **outcome.records}
+    work = schedule.local_steps if gradients is None else gradients
+    updates = {**_events_table(schedule, events, work), **outcome.records}
     rejected = int(np.sum(~outcome.records["accepted"])) if len(events) else 0
     counters = {
         "updates": len(events),
         "unused": 0,
         "server_steps": 0,
+        "local_steps": int(updates["local_steps"].sum(dtype=np.int64)),
+        "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "rejected": rejected,
         **message_counts(schedule, events),
         **outcome.counters,
@@ -134,7 +138,7 @@ def record_peers(
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
 
 
-def _events_table(schedule: PeerSchedule, events: np.ndarray) -> dict[str, np.ndarray]:
+def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndarray) -> dict[str, np.ndarray]:
     """What the plan tells of these events."""
     count, reader, (_, behind) = len(schedule.client), readers(schedule), ages(schedule)
     weight = np.bincount(reader, schedule.weight, count)
@@ -147,6 +151,7 @@ def _events_table(schedule: PeerSchedule, events: np.ndarray) -> dict[str, np.nd
         "mixed_at": schedule.mixed_at,
         "staleness": np.divide(total, weight, out=np.zeros(count), where=weight > 0),
         "local_steps": schedule.local_steps,
+        "gradients": gradients,
         "mixed": np.diff(schedule.inbox_bounds),
         "sent": np.bincount(schedule.push_event, minlength=count),
     }
