@@ -102,6 +102,8 @@ def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Conte
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     sources = [read(folder, options) for folder in folders]
+    tabled = options.target is None or any(source.kind != "run" for source in sources)
+    check.require(tabled, "target", options.target, "left out: only comparisons and sweeps have tables with a target")
     labels = _labels([source.path for source in sources])
     drawn, details, notes = _chosen(sources, labels)
     total = sum(len(group.members) for source in sources for group in source.groups)

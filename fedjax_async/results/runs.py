@@ -236,6 +236,8 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
         state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
+        if saved.parent.is_dir() and not finished:
+            state = "the run in it was cut off before it began: give the command that began it once more"
         raise ValueError(f"folder = {str(folder)!r}: must hold a run that was begun with --checkpoint, but {state}")
     try:
         return from_dict(json.loads(saved.read_bytes()), objects)
