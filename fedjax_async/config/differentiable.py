@@ -60,8 +60,8 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
       objects: as in ``prepare``.
 
     For small models: one job is trained at a time. Models whose layers have gradients of their own (convolutions in
-    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (``asynccurve``) only
-    ``jax.jvp``.
+    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (AsyncCurve's with
+    ``order=after``) only ``jax.jvp``.
 
     Raises: ``ValueError`` as ``prepare``, for data that are streamed, and for settings that only ``simulate`` has.
     ``f`` raises it for names that are not in ``hyper``, and for values of another number than clients or rows.

@@ -81,7 +81,8 @@ def curve_training(
       control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
       gamma: share of dphi along the chord that is removed, in [0, 1].
       order: ``alternate``, or ``after``: all steps of the end first, then ``control_epochs`` epochs of the control
-        point (5 by default) without new moments, as in the paper's study.
+        point (5 by default) without new moments, as in the paper's study. The loop over them has no fixed length, so
+        only ``jax.jvp`` passes it.
       warm: how Adam's moments start: ``corrected`` or ``printed``, from the server's last step in the message (see
         :func:`warmed`; ``optimizer`` must contain Adam), or ``off``, from zero.
 
@@ -91,11 +92,8 @@ def curve_training(
     check.whole("batch_size", batch_size)
     check.positive("control_lr", control_lr)
     check.in_range("gamma", gamma, 0.0, 1.0)
-    check.one_of("order", order, ORDERS)
     check.one_of("warm", warm, READINGS)
-    check.require(order == "after" or control_epochs is None, "control_epochs", control_epochs, "left out: order=after")
-    epochs = 5 if control_epochs is None else control_epochs
-    check.whole("control_epochs", epochs)
+    epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
     parts = _Parts(model, optimizer, optax.adam(control_lr), pulled, batch_size, gamma, scale)
@@ -132,6 +130,15 @@ def curve_training(
 
     plain = ClientAlgorithm(lambda params: (), begin, step, finish, gradients=gradients)
     return plain if model.private is None else keeping(plain, model.private, part="params")
+
+
+def _control_epochs(order: str, given: int | None) -> int:
+    """Epochs of the control point with the order ``after``."""
+    check.one_of("order", order, ORDERS)
+    check.require(order == "after" or given is None, "control_epochs", given, "left out: order=after")
+    epochs = 5 if given is None else given
+    check.whole("control_epochs", epochs)
+    return epochs
 
 
 # --- one gradient -----------------------------------------------------------------------------
