@@ -12,8 +12,10 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
+
+from fedjax_async import check
 
 Made = TypeVar("Made")
 
@@ -56,16 +58,24 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
-    """The entry called ``name``; ``ValueError`` with the nearest name if there is none."""
+MANY = 20  # names: an error that knows the nearest does not list more
+NEAR = 0.6  # the likeness from which on a name is suggested, of difflib
+
+
+def find(
+    kind: str, registry: Mapping[str, Any], name: str, synonyms: Mapping[str, str] = types.MappingProxyType({})
+) -> Any:
+    """The entry called ``name``; ``ValueError`` with the nearest name, or the one that ``synonyms`` has, if none is."""
     if name in registry:
         return registry[name]
     registry = entries(kind, registry)
     if name in registry:
         return registry[name]
-    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=NEAR)
+    near = [synonyms[name]] if name in synonyms else near
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{kind} = {name!r}: unknown{hint} (known: {', '.join(registry) or 'none'})")
+    known = "" if near and len(registry) > MANY else f" (known: {', '.join(registry) or 'none'})"
+    raise ValueError(f"{kind} = {check.shown(name)}: unknown{hint}{known}")
 
 
 def is_plain_number(text: str) -> bool:
@@ -110,6 +120,24 @@ def joined(spec: str) -> list[str]:
     ``csv:path=a+b.csv`` is one model.
     """
     return re.split(r"\+(?=[a-z_]*(?::|\+|$))", spec)
+
+
+def with_parts(spec: str, known: Collection[str]) -> list[str]:
+    """The rule of a method's spec and the specs of its parts, whose names are ``known``.
+
+    A ``+`` may also stand in the value of an option: it joins a part only if the name of one follows, or if what comes
+    before it is a name alone.
+
+    >>> with_parts("fedbuff+swa:start=0.5+dominance", ["swa", "dominance"])
+    ['fedbuff', 'swa:start=0.5', 'dominance']
+    >>> with_parts("orthodyn:phases=orthograd+orthopos+swa", ["swa"])
+    ['orthodyn:phases=orthograd+orthopos', 'swa']
+    """
+    found: list[str] = []
+    for text in joined(spec):
+        part = not found or ":" not in found[-1] or text.partition(":")[0] in known
+        found = [*found, text] if part else [*found[:-1], f"{found[-1]}+{text}"]
+    return found
 
 
 def listed(spec: str) -> list[str]:
@@ -176,9 +204,15 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
         made = inspect.signature(factory).return_annotation
         with_groups.__signature__ = inspect.Signature(parameters, return_annotation=made)  # type: ignore[attr-defined]
         with_groups.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": made}
+        with_groups.groups = groups  # type: ignore[attr-defined]
         return with_groups
 
     return decorate
+
+
+def regrouped(factory: Callable[..., Made], **groups: Callable[..., Any]) -> Callable[..., Made]:
+    """A factory of ``takes`` with other functions, of the same options, in the place of some of its groups."""
+    return takes(**(factory.groups | groups))(factory.__wrapped__)  # type: ignore[attr-defined]
 
 
 def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **defaults: Any) -> Callable[..., Any]:
@@ -192,7 +226,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
     known = options_of(factory)
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             options_text = ", ".join(known) or "none"
             raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {options_text})")

@@ -207,7 +207,9 @@ class ClientAlgorithm(NamedTuple):
     ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times.
     Optional: ``info(client_state)``, scalars to record about an upload, accepted or not, from the state after its job;
     ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
-    ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's.
+    ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;
+    ``gradients(local_steps, examples)``, how many gradients of the loss a job of so many steps on so many examples
+    computes (both and the result int64[J]), by default one a step.
     ``local.run_job`` runs ``begin``, all steps and ``finish``.
     """
 
@@ -218,6 +220,7 @@ class ClientAlgorithm(NamedTuple):
     info: Callable[[State], dict[str, Array]] | None = None
     unsent: Callable[[State, State], State] | None = None
     own: Callable[[Message, State], Params] | None = None
+    gradients: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
 
 
 class Parts(NamedTuple):
@@ -278,15 +281,16 @@ class Run(NamedTuple):
 
     ``evaluations``, a row an evaluation: time, update, step, loss, accuracy, bytes_up, bytes_down; where clients hold
     validation parts out, also validation_loss and validation_accuracy on all of them together. ``updates``, a row an
-    arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, weight,
-    upload_norm, accepted, closes, step_changed, used. With compressed uploads evaluations also have values_bytes_up,
-    and updates have upload_bytes and upload_values_bytes. ``per_client``: accuracy and loss [rows, N], and own_accuracy
-    and own_loss if clients have models of their own; or empty. ``counters``: updates, unused, server_steps,
-    unchanged_steps (closed without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain,
-    lost, late, ... (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots,
-    useful_steps, executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number,
-    from 0), client, time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end
-    there, and ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
+    arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, gradients (of
+    the loss, that its job computed), weight, upload_norm, accepted, closes, step_changed, used. With compressed uploads
+    evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. ``per_client``:
+    accuracy and loss [rows, N], and own_accuracy and own_loss if clients have models of their own; or empty.
+    ``counters``: updates, unused, server_steps, local_steps and gradients (of all arrivals), unchanged_steps (closed
+    without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
+    (``clock.fault_counts``), waves, mean_width; the wave engine adds batches, widths, slots, useful_steps,
+    executed_steps, programs. ``probes``: a table a probe, a row a chosen arrival: update (its number, from 0), client,
+    time and the columns of the probe. ``stopped``: why the run ended before its budget; all tables end there, and
+    ``params`` are those of the last evaluation. ``best``: with ``keep_best``.
 
     A run that ends within a server step has arrivals that are not ``used``: ``unused`` counts them, and neither
     ``updates`` nor the column ``update`` does. Where every upload changes the model at once, all are used.

@@ -62,11 +62,13 @@ def test_paths_exist(page):
 
 def test_names_exist():
     """Whatever the overview names stands in the registry of its kind."""
-    kinds = "methods|topologies|timings|delays|partitions|data sets|compressors|models"
+    kinds = "methods|server parts|topologies|timings|delays|partitions|data sets|compressors|models"
     rows = dict(re.findall(rf"^\| ({kinds}) \| (.+) \|$", TEXT, re.MULTILINE))
-    assert len(rows) == 8
+    assert len(rows) == 9
     for kind, row in rows.items():
-        assert set(re.findall(r"`(\w+)`", row)) <= set(listing.entries(kind.replace(" ", ""))), kind
+        assert set(re.findall(r"`(\w+)`", row)) <= set(
+            listing.entries({"server parts": "parts"}.get(kind, kind.replace(" ", "")))
+        ), kind
     peers = re.search(r"^\| methods without a server \| (.+) \|$", TEXT, re.MULTILINE)
     assert peers is not None and set(re.findall(r"`(\w+)`", peers[1])) == set(METHODS)
 

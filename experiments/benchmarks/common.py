@@ -35,7 +35,7 @@ def interleave(
     rounds: int = 10,
     *,
     before: Callable[[], Any] | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], Any] = time.perf_counter,
 ) -> dict[Any, list[float]]:
     """Seconds of each call in each round; every round calls all of them, in an order that rotates.
 

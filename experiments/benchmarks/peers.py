@@ -89,7 +89,7 @@ def problem(a: argparse.Namespace) -> tuple[Any, ...]:
 
 def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerRun:
     """The run, laid out as ``run_peer_waves`` does, on the device, compiled."""
-    member = make_peer_member(*given, global_tests="none")
+    member = make_peer_member(*given, global_tests="never")
     layout = make_peer_layout(
         member.schedule,
         member.times,
@@ -105,7 +105,7 @@ def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callabl
     run = compiled(given, a.lanes)
     calls: dict[str, Callable[[], Any]] = {
         "engine": lambda: run_peers(run).params,
-        "oracle": lambda: run_peer_reference(*given, global_tests="none").params,
+        "oracle": lambda: run_peer_reference(*given, global_tests="never").params,
     }
     if a.model == "lenet5_cifar" and importlib.util.find_spec("torch") is not None:
         from torch_peers import Loop  # noqa: PLC0415 (PyTorch is optional)

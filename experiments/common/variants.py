@@ -20,6 +20,8 @@ import common
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
+from fedjax_async.results.curves import accuracy_curve
+from fedjax_async.results.figure import save_figure
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
 
@@ -90,10 +92,29 @@ def run_variants(
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 
 
-def missing(setting: Mapping[str, Any]) -> str | None:
-    """Why a setting cannot be run here, in one line; ``None`` if it can."""
+def draw(
+    stem: str,
+    title: str,
+    variants: Sequence[Variant],
+    runs: Mapping[str, list[Run]],
+    given: argparse.Namespace,
+    curves: Callable[[Mapping[str, list[Run]]], Any] | None = None,
+) -> None:
+    """A figure a picture of the variants, ``STEM_PICTURE.png``; lines are called by what the picture's name leaves.
+
+    ``curves``: what is drawn, by default accuracy.
+    """
+    for picture in dict.fromkeys(variant.picture for variant in variants):
+        shown = {v.name.removesuffix(f", {picture}"): runs[v.name] for v in variants if v.picture == picture}
+        figure = accuracy_curve(shown, final="last") if curves is None else curves(shown)
+        figure.axes[0].set_title(", ".join(filter(None, (title, picture))), fontsize=10)
+        save_figure(figure, given.out / f"{'_'.join([stem, *picture.replace('/', ' ').split()])}.png")
+
+
+def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
+    """Why a setting cannot be run here for one server step, or ``budget``, in one line; ``None`` if it can."""
     try:
-        prepare(Settings(**{**setting, "server_steps": 1}))
+        prepare(Settings(**{**setting, **(budget or {"server_steps": 1})}))
     except ValueError as error:
         return str(error)
     return None

@@ -21,8 +21,6 @@ from variants import Variant, common, parse, report
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
-from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.figure import save_figure
 from fedjax_async.results.metrics import final_accuracy, relative_time
 from fedjax_async.types import Run
 
@@ -194,10 +192,7 @@ def study(
     def rows(task: str) -> shared.Rows:
         chosen = variants(task) if callable(variants) else variants
         runs = run_task(task, chosen, given, budget_of=budget_of)
-        for picture in dict.fromkeys(variant.picture for variant in chosen):
-            figure = accuracy_curve({v.name: runs[v.name] for v in chosen if v.picture == picture}, final="last")
-            figure.axes[0].set_title(", ".join(filter(None, (TASKS[task].title, picture))))
-            save_figure(figure, given.out / f"{'_'.join(filter(None, (name, task, *picture.split())))}.png")
+        shared.draw(f"{name}_{task}", TASKS[task].title, chosen, runs, given)
         return rows_of(task, runs, baseline)
 
     found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)

@@ -24,14 +24,15 @@ EPILOG = """examples:
   fedjax-async run --method fedasync:mixing=0.4 --delay lognormal:mean=60,sigma=0.5 --time 5000 --out runs/one
   fedjax-async run --method fedbuff --timing buffer:size=10 --clients 100 --model mlp --updates 2000
   fedjax-async compare fedavg fedasync fedbuff@buffer:size=5 --seeds 3 --time 10000 --out runs/three
+  fedjax-async compare fedbuff fedbuff+swa orthofl orthofl+dominance --seeds 3 --updates 500 --out runs/parts
   fedjax-async sweep mixing.toml --out runs/mixing
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async explain runs/one
   fedjax-async data fetch mnist
 
-Names take options after a colon: NAME:key=value,key=value. A method may carry a timing of its own:
-METHOD@TIMING. `fedjax-async list --options` shows everything by name.
+Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
+METHOD+PART@TIMING. `fedjax-async list --options` shows everything by name.
 """
 
 # The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.

@@ -11,6 +11,7 @@ from fedjax_async import registry
 # Kind -> module and name of its registry. Most need JAX, so they are imported when they are listed.
 REGISTRIES: dict[str, tuple[str, str]] = {
     "methods": ("config.methods", "METHODS"),
+    "parts": ("server", "PARTS"),
     "timings": ("clock", "TIMINGS"),
     "topologies": ("clock", "TOPOLOGIES"),
     "exchanges": ("clock", "EXCHANGES"),
@@ -55,10 +56,10 @@ def list_names(arguments: argparse.Namespace) -> None:
     chosen = [arguments.what] if arguments.what else list(REGISTRIES)
     for kind in chosen:
         found = entries(kind)
-        print(f"{kind}:")
+        print(f"{kind}:" if found else f"{kind}:\n  (none; a plugin may register some)")
         for name, entry in found.items():
             about = entry.about if hasattr(entry, "about") else registry.summary(entry)
-            print(f"  {name:<20} {about}")
+            print(f"  {name:<20} {about or '(its factory has no docstring)'}")
             options = _options(entry, name)
             if arguments.options and options:
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())

@@ -120,7 +120,8 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerEx
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
     print(
-        f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {100 * useful:.0f} % useful steps, "
+        f"{counters['waves']} waves of {counters['mean_width']:.1f} jobs, {counters['gradients']} gradients in "
+        f"{counters['local_steps']} local steps, {100 * useful:.0f} % useful steps, "
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
     if run.stopped is not None:
@@ -138,9 +139,10 @@ def nodes_text(run: Run) -> str:
     last = {name: column[-1] for name, column in run.evaluations.items()}
     metric = "accuracy" if has_accuracy([run]) else "loss"
     shown = (lambda value: f"{100 * value:.2f} %") if metric == "accuracy" else (lambda value: f"{value:.4f}")
-    parts = [f"mean model's {metric} {shown(last[f'average_{metric}'])}", f"consensus distance {last['consensus']:.4g}"]
-    if not np.isnan(last.get(f"global_{metric}", np.nan)):
-        parts.insert(0, f"{metric} on all tests {shown(last[f'global_{metric}'])}")
+    names = {"global": f"{metric} on all tests", "average": f"mean model's {metric}"}
+    found = {name: last.get(f"{name}_{metric}", np.nan) for name in names}
+    parts = [f"{names[name]} {shown(value)}" for name, value in found.items() if not np.isnan(value)]
+    parts.append(f"consensus distance {last['consensus']:.4g}")
     if "total_mass" in last:
         parts.append(f"mass {last['total_mass']:.4g} of {run.schedule.num_clients}")
         parts.append(f"from {last['smallest_mass']:.3g} to {last['largest_mass']:.3g} a node")

@@ -171,6 +171,9 @@ def sweep(arguments: argparse.Namespace) -> None:
         "memory_limit": None if arguments.memory_limit is None else parse_size("memory_limit", arguments.memory_limit),
         "lanes": arguments.lanes,
     }
+    alone = "left out with --collect, which trains nothing"
+    check.require(not (arguments.collect and arguments.dry_run), "dry_run", True, alone)
+    check.require(not arguments.collect or arguments.submit is None, "submit", arguments.submit, alone)
     if arguments.submit is not None:
         cluster.parse_target(arguments.submit)
     elif not arguments.dry_run:

@@ -11,9 +11,9 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
    ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
    ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched; ``peer_statistics.py``;
-   ``peer_trace.py``, in files.
+   ``peer_trace.py``, in files (``archives.py``).
 7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
-   one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it.
+   one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel

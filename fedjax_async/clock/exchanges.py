@@ -41,9 +41,11 @@ def push_sum(
 
     Event: S = s + sum_j sigma_j; w <- (s w + sum_j sigma_j w_j) / S; training; each of the d receivers and the node get
     S / (d + 1). The buffer keeps the `newest` message of each sender (false: all) and has room for `capacity` messages
-    (none: any number); `policy` is `discard`, `carry` or `merge`, see ``inboxes.py``. `reference` = `released`: the
-    mass is divided by the receivers wanted and one more, even if fewer are online, and the first event of a node
-    replaces its model by the plain mean of its messages, as the code released with PushCen-ADFL does.
+    (none: any number). `policy`: `discard` loses the mass of superseded messages and of the oldest of a full buffer;
+    `carry` moves the former to the next message of the same sender that stays, and mixes the latter with the others all
+    the same; `merge` mixes every message with its own mass, see ``inboxes.py``. `reference` = `released`: the mass is
+    divided by the receivers wanted and one more, even if fewer are online, and the first event of a node replaces its
+    model by the plain mean of its messages, as the code released with PushCen-ADFL does.
 
     Source: PushCen-ADFL, Algorithms 1 and 5.
     """
@@ -104,7 +106,7 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     return plan
 
 
-def none(*, aggregate_at: str = "start") -> Exchange:
+def alone(*, aggregate_at: str = "start") -> Exchange:
     """Nodes train alone: no messages."""
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
 
@@ -122,5 +124,5 @@ EXCHANGES: dict[str, Callable[..., Exchange]] = {
     "divshare": divshare,
     "dpsgd": dpsgd,
     "sgp": sgp,
-    "none": none,
+    "alone": alone,
 }

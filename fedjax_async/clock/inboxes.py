@@ -4,8 +4,10 @@ A node's buffer collects messages until the node mixes them, all at once. It kee
 sender (of each fragment), or all. It has room for ``capacity`` messages. What happens to the others is the policy:
 
 * ``discard``: a superseded message is gone; if the buffer is full, the oldest message is. Their mass is lost.
-* ``carry``: the mass of a superseded message moves to the newer message of the same sender. The oldest message of a
-  full buffer is set aside, and is mixed at the next aggregation with the others.
+* ``carry``: the oldest message of a full buffer is set aside with its mass, and is mixed at the next aggregation with
+  the others. The mass of a superseded message moves to the next message of the same sender that stays, the first newer
+  one that is not superseded in its turn: it is in the buffer, or was set aside. A message that comes after its sender's
+  last one was set aside supersedes nothing.
 * ``merge``: nothing is superseded or dropped: every message is mixed with its own mass.
 
 A message is in time for an event if it arrives at or before the moment at which the event mixes, and was sent by an

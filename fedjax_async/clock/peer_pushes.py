@@ -47,7 +47,8 @@ def make_pushes(
 ) -> Pushes:
     """What each event pushes: every fragment to receivers of its own. The run ends at ``end``.
 
-    ``drop_unsent``: messages that a shared uplink has not begun to send when their node's next event ends are lost.
+    ``drop_unsent``: messages that a shared uplink has not begun to send when their node's next event ends are never
+    sent, and are no pushes.
     """
     order = np.argsort(events.end, kind="stable")
     sender, turn, sent = events.client[order], events.turn[order], events.end[order]
@@ -68,10 +69,14 @@ def make_pushes(
     deadline = _next_ends(events) if drop_unsent else np.full(len(order), math.inf)
     arrival = _arrivals(world, events, (event, fragment, receiver), fragments, deadline)
     lost, corrupt = _faults(world, events, order, degree)
+    begun = np.isfinite(arrival)
     if online is not None:
         lost |= ~online(receiver, arrival) & (arrival <= end)
     arrival[lost] = math.inf
-    return Pushes(event, fragment, receiver, arrival, corrupt, np.bincount(event, minlength=len(order)))
+    columns = (event, fragment, receiver, arrival, corrupt)
+    if not begun.all():
+        columns = tuple(column[begun] for column in columns)
+    return Pushes(*columns, np.bincount(columns[0], minlength=len(order)))
 
 
 def _together(chosen: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

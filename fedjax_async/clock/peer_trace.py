@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedjax_async import check, disk
+from fedjax_async import check
+from fedjax_async.clock.archives import Format, check_columns, is_archive, read_archive, write_archive
 from fedjax_async.clock.peer_schedule import PeerSchedule
 
-_FORMAT, _VERSION = "fedjax_async peer schedule", 1
+_FORMAT = Format("fedjax_async peer schedule", 1)
 
 _EVENTS = {
     "client": np.int32, "number": np.int32, "local_steps": np.int32, "start": np.float64, "end": np.float64,
@@ -28,38 +28,18 @@ _NUMBERS = {"num_clients": int, "fragments": int, "message_bytes": int, "carries
 def save_peer_schedule(path: str | Path, schedule: PeerSchedule) -> None:
     """Write a plan as ``.npz``; a reader sees the whole old or the whole new file, never a part."""
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
-    columns: dict[str, Any] = {name: np.asarray(value) for name, value in schedule._asdict().items()}
-    header: dict[str, Any] = {"format": np.array(_FORMAT), "format_version": np.array(_VERSION)}
-    with disk.replacing(path) as file:
-        disk.write_npz(file, header | columns)
+    write_archive(path, _FORMAT, schedule._asdict())
 
 
 def is_peer_schedule(path: str | Path) -> bool:
     """Whether a file holds a plan of a run without a server; false for one that cannot be read."""
-    try:
-        return str(disk.read_npz(Path(path)).get("format", "")) == _FORMAT
-    except (OSError, ValueError):
-        return False
+    return is_archive(path, _FORMAT)
 
 
 def load_peer_schedule(path: str | Path) -> PeerSchedule:
     """Read what ``save_peer_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    try:
-        found = disk.read_npz(Path(path))
-    except FileNotFoundError:
-        raise ValueError(f"path = {str(path)!r}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a schedule, or truncated ({error})") from None
-    if str(found.get("format", "")) != _FORMAT:
-        raise ValueError(f"{path}: not a file of the format {_FORMAT!r}")
-    version = found["format_version"].item() if "format_version" in found else None
-    if version != _VERSION:
-        raise ValueError(f"{path}: format version {version}, but only {_VERSION} is known")
-    missing = [name for name in PeerSchedule._fields if name not in found]
-    if missing:
-        raise ValueError(f"{path}: column {missing[0]!r} is missing")
-    columns: dict[str, Any] = {name: found[name] for name in PeerSchedule._fields}
-    columns |= {name: kind(found[name]) for name, kind in _NUMBERS.items()}
+    columns = read_archive(path, _FORMAT, PeerSchedule._fields)
+    columns |= {name: kind(columns[name]) for name, kind in _NUMBERS.items()}
     schedule = PeerSchedule(**columns)
     _check(path, schedule)
     return schedule
@@ -72,10 +52,7 @@ def _check(path: str | Path, s: PeerSchedule) -> None:
         (_EVENTS, len(s.client)), (bounds, len(s.client) + 1), (_ENTRIES, len(s.source)),
         (_PUSHES, len(s.push_event)), (_NODES, s.num_clients),
     ):  # fmt: skip
-        for name, kind in names.items():
-            column = getattr(s, name)
-            if column.shape != (length,) or column.dtype != kind:
-                raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")
+        check_columns(path, s, names, length)
     events = len(s.client)
     reader = np.repeat(np.arange(events), np.diff(s.inbox_bounds)) if events else np.zeros(0, np.int64)
     ranges = {

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
+from fedjax_async.clock.archives import Format, check_columns, read_archive, write_archive
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
 
-_FORMAT, _VERSION = "fedjax_async schedule", 2  # 2: what became of the jobs
+_FORMAT = Format("fedjax_async schedule", 2)  # 2: what became of the jobs
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:
@@ -21,31 +22,13 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
 
     A schedule made by hand is checked and completed first, as by ``check_schedule``.
     """
-    schedule = check_schedule(schedule)
-    columns: dict[str, Any] = {name: np.asarray(value) for name, value in schedule._asdict().items()}
-    header: dict[str, Any] = {"format": np.array(_FORMAT), "format_version": np.array(_VERSION)}
-    with disk.replacing(path) as file:
-        disk.write_npz(file, header | columns)
+    write_archive(path, _FORMAT, check_schedule(schedule)._asdict())
 
 
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
-    try:
-        found = disk.read_npz(Path(path))
-    except FileNotFoundError:
-        raise ValueError(f"path = {str(path)!r}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a schedule, or truncated ({error})") from None
-    if str(found.get("format", "")) != _FORMAT:
-        raise ValueError(f"{path}: not a file of the format {_FORMAT!r}")
-    version = found["format_version"].item() if "format_version" in found else None
-    if version != _VERSION:
-        raise ValueError(f"{path}: format version {version}, but only {_VERSION} is known")
-    missing = [name for name in Schedule._fields if name not in found]
-    if missing:
-        raise ValueError(f"{path}: column {missing[0]!r} is missing")
-    columns: dict[str, Any] = {name: found[name] for name in Schedule._fields}
-    schedule = Schedule(**(columns | {"num_clients": int(found["num_clients"])}))
+    columns = read_archive(path, _FORMAT, Schedule._fields)
+    schedule = Schedule(**(columns | {"num_clients": int(columns["num_clients"])}))
     return _checked(path, schedule)
 
 
@@ -105,10 +88,7 @@ def _checked(path: str | Path, schedule: Schedule) -> Schedule:
     """Check shapes, types and the references between the columns; any error means a damaged file."""
     for names in (JOBS, ARRIVALS):
         length = len(np.atleast_1d(getattr(schedule, next(iter(names)))))
-        for name, kind in names.items():
-            column = getattr(schedule, name)
-            if column.shape != (length,) or column.dtype != kind:
-                raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")
+        check_columns(path, schedule, names, length)
     try:
         return check_schedule(schedule)
     except ValueError as error:

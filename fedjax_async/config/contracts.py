@@ -212,6 +212,12 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     if client.info is not None:
         found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
         check_columns("client.info", found)
+    if client.gradients is not None:
+        one = np.ones(1, np.int64)
+        kind = "gradients(local_steps, examples) -> whole numbers like local_steps"
+        found = returned("client.gradients", kind, client.gradients, one, one)
+        whole = isinstance(found, np.ndarray) and found.shape == (1,) and np.issubdtype(found.dtype, np.integer)
+        _fits(whole, "client.gradients", found, kind)
     if client.unsent is not None:
         kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
         _alike("client.unsent", kept, state, "state", note)

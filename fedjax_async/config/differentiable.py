@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
-from fedjax_async import check
+from fedjax_async import check, registry
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.trajectory import PerClient, PerExample, PerStaleness, make_trajectory
+from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
 from fedjax_async.types import Array, Params, Schedule
 
 __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]
@@ -29,6 +30,16 @@ class Trajectory(NamedTuple):
 # Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
 _WITHOUT = ("per_client", "metrics", "train_loss", "fine_tune", "stop_at", "patience", "checkpoint", "devices")
 
+_OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
+
+
+def require_settings(settings: Any, objects: Mapping[str, Any]) -> None:
+    """``ValueError`` for anything but ``Settings``, and for objects that a trajectory does not take."""
+    allowed = "Settings, such as Settings(model='logistic', updates=20)"
+    check.require(isinstance(settings, Settings), "settings", settings, allowed)
+    for name in objects:
+        registry.find("object", dict.fromkeys(_OBJECTS), name)
+
 
 def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any) -> Trajectory:
     """The run of ``settings`` as a pure function, through which ``jax.grad`` and ``jax.jvp`` pass.
@@ -43,21 +54,23 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     algorithm of your own has to multiply its losses by ``data.weight``.
 
     Args:
-      segment: arrivals between two checkpoints of reverse mode. By default the root of their number E; memory grows
-        with ``segment + E / segment`` copies of what the run carries (server state, messages under way, tables of
-        clients). Every arrival is computed twice.
+      segment: arrivals between two checkpoints of reverse mode. By default all E, so that memory grows with E times a
+        few copies of the model; or the root of E where that may need more than 4 GiB. Then memory grows with
+        ``segment + E / segment`` copies, and every arrival is computed once more.
       objects: as in ``prepare``.
 
     For small models: one job is trained at a time. Models whose layers have gradients of their own (convolutions in
-    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (``asynccurve``) only
-    ``jax.jvp``.
+    tiles, BatchNorm) pass ``jax.grad`` only; local training in loops of unknown length (AsyncCurve's with
+    ``order=after``) only ``jax.jvp``.
 
     Raises: ``ValueError`` as ``prepare``, for data that are streamed, and for settings that only ``simulate`` has.
+    ``f`` raises it for names that are not in ``hyper``, and for values of another number than clients or rows.
 
     >>> f, hyper, params, *_ = trajectory(Settings(method="fedasync", model="logistic", clients=3, updates=4, steps=1))
     >>> sorted(hyper)
     ['lr', 'server.mixing']
     """
+    require_settings(settings, objects)
     for name in _WITHOUT:
         value = getattr(settings, name)
         check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
@@ -71,4 +84,28 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
     function = make_trajectory(components, experiment.schedule, experiment.key, experiment.points, **limits)
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
-    return Trajectory(function, hyper, experiment.params, experiment.points.time, experiment.schedule)
+    counts: dict[Any, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
+
+    def checking(given: Mapping[str, Any], params: Params) -> dict[str, Array]:
+        missing = [name for name in hyper if name not in given]
+        check.require(not missing, "hyper", list(given), f"all numbers of the run, also {', '.join(missing)}")
+        return function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params)
+
+    return Trajectory(checking, hyper, experiment.params, experiment.points.time, experiment.schedule)
+
+
+def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[Any, int]) -> Any:
+    """One of the numbers that a trajectory gets, as arrays; ``ValueError`` for an unknown name or a wrong length."""
+    registry.find("hyper", dict.fromkeys((*hyper, EXAMPLE_WEIGHT)), name)
+    if not isinstance(value, (PerClient, PerStaleness, PerExample)):
+        allowed = "one number, or PerClient(values) or PerStaleness(values)"
+        check.require(np.shape(value) == (), f"hyper[{name!r}]", value, allowed)
+        return value
+    kind, shape = type(value).__name__, np.shape(value.values)
+    only = not isinstance(value, PerExample) or name == EXAMPLE_WEIGHT
+    check.require(only, f"hyper[{name!r}]", kind, f"PerClient or PerStaleness: PerExample is for {EXAMPLE_WEIGHT}")
+    wanted = counts.get(type(value))
+    good = shape == (wanted,) if wanted is not None else len(shape) == 1 and shape[0] > 0
+    allowed = "one value a staleness" if wanted is None else f"[{wanted}], one value each"
+    check.require(good, f"shape of {kind} of hyper[{name!r}]", list(shape), allowed)
+    return type(value)(jnp.asarray(value.values))

@@ -95,7 +95,8 @@ def _axes(grid: Mapping[str, Any], fields: Fields, lists: bool = False) -> dict[
     return axes
 
 
-def _seeds(seeds: int | Iterable[int], first: int) -> list[int]:
+def seeds_of(seeds: int | Iterable[int], first: int) -> list[int]:
+    """The seeds that a number of seeds, counted from ``first``, or a list of them stands for."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
         listed = list(seeds)
         for seed in listed:
@@ -138,7 +139,7 @@ def expand(
     if seeds is not None:
         listed = any("seed" in each for each in axes)
         check.require(not listed, "seeds", seeds, "left out where the grid or a point says seed")
-        found = _axes({"seed": _seeds(seeds, fields["seed"])}, fields)
+        found = _axes({"seed": seeds_of(seeds, fields["seed"])}, fields)
         axes = [each | found for each in axes or [{}]]
     count = sum(math.prod(map(len, each.values())) for each in axes)
     check.require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")

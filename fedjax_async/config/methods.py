@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +15,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import own
+from fedjax_async.config.families import server_family
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
@@ -116,9 +116,14 @@ def preset_of(spec: str) -> Preset | PeerPreset | Method | PeerMethod:
     """The entry of ``METHODS`` that a spec names, or the method object itself."""
     if (given := own.thing_of("method", spec)) is not None:
         return given if isinstance(given, PeerMethod) else checked_method(given)
-    name, _ = registry.parse_spec("method", spec.partition("@")[0])
+    name, _ = registry.parse_spec("method", rule_of(spec))
     preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     return preset
+
+
+def rule_of(spec: str) -> str:
+    """The rule of a method's spec, with its options, without parts and timing."""
+    return own.parts_of("method", spec.partition("@")[0])[0]
 
 
 # Settings of local training -> options of a factory through which it takes them.
@@ -272,27 +277,15 @@ def local_options(spec: str) -> list[str]:
         chosen: Any = preset_of(spec)
         traced = [name.removeprefix("client.") for name in chosen.hyper if name.startswith("client.")]
         return [*(name for name, _ in chosen.client_options), *traced]
-    _, options = registry.parse_spec("method", spec.partition("@")[0])
+    _, options = registry.parse_spec("method", rule_of(spec))
     preset: Any = preset_of(spec)
     of_rule = registry.options_of(rule_factory(preset))
     return [name for name in options if name != "proximal" and name not in of_rule]
 
 
-@lru_cache(maxsize=64)
-def _family(
-    factory: Callable[..., ServerAlgorithm], static: tuple[tuple[str, Any], ...], traced: tuple[str, ...], text: str
-) -> ServerFamily:
-    """A rule as a function of its traced options. ``text``: of the static ones, since 1, 1.0 and True are equal."""
-
-    def server(hyper: Hyper) -> ServerAlgorithm:
-        return factory(**dict(static), **{option: hyper[f"server.{option}"] for option in traced})
-
-    return server
-
-
 def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     """Name, options and own timing or exchange (``what``) of a method's spec; ``ValueError`` for unknown options."""
-    rule, _, own_one = spec.partition("@")
+    rule, own_one = rule_of(spec), spec.partition("@")[2]
     name, options = registry.parse_spec("method", rule)
     preset = registry.find("method", METHODS, name)
     check.non_negative("proximal", options.get("proximal", preset.proximal))
@@ -312,9 +305,10 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     ``num_clients`` goes to rules that take it, unless the spec says otherwise.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
-    ``(mu/2) ||w - w_0||^2``. What follows an ``@`` is the timing, instead of the method's usual one.
+    ``(mu/2) ||w - w_0||^2``. After a ``+`` follow server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. What
+    follows an ``@`` is the timing, instead of the method's usual one.
 
-    >>> method("fedprox").timing, method("fedprox:proximal=0.1@every").timing
+    >>> method("fedprox").timing, method("fedprox:proximal=0.1+swa@every").timing
     ('cohort', 'every')
     """
     name, options, timing = parsed(spec, "TIMING")
@@ -329,10 +323,9 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
     allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
-    static, traced = split_options(preset.server, rule_options)
-    server = _family(preset.server, static, tuple(traced), repr(static))
+    parts = own.parts_of("method", spec.partition("@")[0])[1:]
+    server, hyper = server_family(preset.server, rule_options, parts, spec)
     local, local_traced = split_options(preset.client, options, without=LOCAL)
-    hyper = {f"server.{option}": value for option, value in traced.items()}
     hyper |= {f"client.{option}": value for option, value in local_traced.items()}
     return Method(
         server,

@@ -157,26 +157,39 @@ def object_or_spec(field: str, value: Any) -> Any:
     return value if thing is None else thing
 
 
+def known_parts() -> dict[str, Any]:
+    """The server parts by name, those of plugins too."""
+    from fedjax_async.server.parts import PARTS  # noqa: PLC0415 (needs JAX)
+
+    return registry.entries("part", PARTS)
+
+
 def parts_of(field: str, spec: str) -> list[str]:
-    """The specs in the text of a setting: several where it joins models by ``+``, or lists metrics."""
+    """The specs in the text of a setting: several where it joins models or parts by ``+``, or lists metrics.
+
+    Of a method, the text before its ``@``.
+    """
     if field == "metrics":
         return registry.listed(spec)
+    if field == "method":
+        return registry.with_parts(spec, known_parts()) if "+" in spec else [spec]
     return registry.joined(spec) if field in JOINED else [spec]
 
 
 def names_in(field: str, spec: str) -> list[str]:
-    """The names that a spec mentions; a method's own timing or exchange with its ``@``."""
+    """The names that a spec mentions; a method's parts with their ``+``, its own timing or exchange with its ``@``."""
     if field == "method":
         rule, at, timing = spec.partition("@")
-        return [rule.partition(":")[0], *([at + timing.partition(":")[0]] if at else [])]
+        name, *parts = (one.partition(":")[0] for one in parts_of(field, rule))
+        return [name, *(f"+{part}" for part in parts), *([at + timing.partition(":")[0]] if at else [])]
     parts = parts_of(field, spec)
     return [part.partition(":")[0] for part in parts]
 
 
 def _registered(field: str, name: str) -> str | None:
     """The fingerprint of a registered name, ``None`` if it is not registered."""
-    kinds = ("timing", "exchange") if name.startswith("@") else (field,)
-    additions = (registry.ADDED.get(kind, {}).get(name.removeprefix("@")) for kind in kinds)
+    kinds = {"@": ("timing", "exchange"), "+": ("part",)}.get(name[:1], (field,))
+    additions = (registry.ADDED.get(kind, {}).get(name.lstrip("@+")) for kind in kinds)
     return next((addition.fingerprint for addition in additions if addition is not None), None)
 
 

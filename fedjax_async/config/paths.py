@@ -1,6 +1,7 @@
 """One setting by its path: ``lr``, ``delay``, or an option inside a spec, ``method.mixing``, ``timing.size``.
 
-Where a spec joins several models, the path names the model too: ``faults.drop.probability``.
+Where a spec joins several models, the path names the model too: ``faults.drop.probability``. So do paths of a method's
+server parts: ``method.swa.start``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
-from fedjax_async.config.own import KINDS, Named, as_setting, parts_of
+from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
@@ -37,7 +38,7 @@ class Address(NamedTuple):
 def address(path: str) -> Address:
     """Split a path: ``lr``, ``method.mixing``, ``faults.drop.probability``."""
     field, *rest = path.split(".")
-    has_options = field in REGISTRIES
+    has_options = field in REGISTRIES and field in FIELDS
     fits = not rest or (has_options and len(rest) <= 2 and all(part.isidentifier() for part in rest))
     check.require(fits, "setting", path, "a setting or SPEC.OPTION, such as method.mixing")
     return Address(field, rest[0] if len(rest) == 2 else "", rest[-1] if rest else "")
@@ -115,7 +116,8 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     """The models of a setting, and the name of the model that a path selects."""
     models = _models(fields, where.field)
     check.require(len(models) > 0, where.field, fields[where.field], f"given, to set its option {where.option}")
-    name = where.name or (next(iter(models)) if len(models) == 1 else "")
+    first = next(iter(models)) if len(models) == 1 or where.field == "method" else ""  # of a method: its rule
+    name = where.name or first
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
     check.require(name in models, "setting", ".".join(filter(None, where)), paths)
     allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
@@ -125,6 +127,8 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
 
 def _options(field: str, name: str) -> Iterable[str]:
     """The options that a model called ``name`` takes."""
+    if field == "method" and name in known_parts():
+        return registry.options_of(known_parts()[name])
     if field == "method":
         return method_options(name)
     return registry.options_of(registry.find(field, REGISTRIES[field], name))
@@ -154,13 +158,13 @@ def _unknown(path: str, fields: Fields) -> ValueError:
     if first in FLAGS:
         return ValueError(f"{path}: is no setting of a run but a flag of the command, --{first.replace('_', '-')}")
     known = [*FIELDS]
-    for field in REGISTRIES:
+    for field in FIELDS.keys() & REGISTRIES.keys():
         models = _models(fields, field)
         for name in [name for name, spec in models.items() if not isinstance(spec, Named)]:
             start = f"{field}.{name}" if len(models) > 1 else field
             known += [f"{start}.{option}" for option in _options(field, name)]
     near = [name for name in known if name.endswith(f".{path}")]
-    near += difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    near += [SYNONYMS[path]] if path in SYNONYMS else difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(FIELDS)}"
     return ValueError(f"setting = {path!r}: unknown; {hint} (options of a spec are written as in method.mixing)")
 
@@ -255,7 +259,10 @@ def values_of(settings: Settings, paths: Iterable[str]) -> dict[str, Any]:
     named = {path for path, value in found.items() if isinstance(value, Named)}
     for field in ({where.field for where in addresses if where.option} & set(found)) - named:
         rule, at, timing = str(found[field] or "").partition("@" if field == "method" else "\0")
-        text = _joint(field).join(_without(part, field, addresses) for part in parts_of(field, rule))
+        specs = parts_of(field, rule)
+        of_parts = [where for where in addresses if where.name or field != "method"]  # the others mean the rule
+        kept = [_without(one, field, of_parts if i else addresses) for i, one in enumerate(specs)]
+        text = _joint(field).join(kept)
         found[field] = text + at + _without(timing, "timing", addresses) if text else found[field]
     return found
 

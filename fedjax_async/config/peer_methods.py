@@ -30,6 +30,8 @@ from fedjax_async.types import Model, Path
 @registry.cached_by_name(maxsize=64)
 def _peer_method(spec: str, compress: str | None) -> PeerMethod:
     name, options, exchange = parsed(spec, "EXCHANGE")
+    parts = own.parts_of("method", spec.partition("@")[0])[1:]
+    check.require(not parts, "part", "+".join(parts), f"left out: {name} runs without a server")
     preset: PeerPreset = registry.find("method", METHODS, name)
     proximal = float(options.pop("proximal", preset.proximal))
     of_peer = registry.options_of(preset.peer)

@@ -99,6 +99,9 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     delay, data = delay_of(s), data_of(s)
     chosen = peer_method_of(s.method, s.compress)
     exchange = exchange_of(chosen, s.exchange)
+    silent = str(s.exchange or chosen.exchange).partition(":")[0] == "none"
+    allowed = "at least 2: a node alone has none to push to (method = 'independent' trains without messages)"
+    check.require(silent or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
     trainer, hyper = client_of(model, s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None

@@ -26,7 +26,7 @@ from fedjax_async.data import DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
-from fedjax_async.server import Preset
+from fedjax_async.server import PARTS, Preset
 from fedjax_async.types import ServerAlgorithm
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -38,6 +38,7 @@ _without_parts: set[str] = set()  # files and modules that were imported and reg
 CLIENTS: dict[str, Callable[..., Any]] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
+    "part": PARTS,
     "timing": TIMINGS,
     "topology": TOPOLOGIES,
     "exchange": EXCHANGES,
@@ -64,7 +65,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     to let a sweep vary it within one compiled program.
 
     Args:
-      kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
+      kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``part`` (after the ``+`` of a method, a
+        ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
         ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
@@ -85,9 +87,10 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     'patient:server_lr=1'
     """
     builtin = registry.find("kind", REGISTRIES, kind)
-    pattern = r"[a-z][a-z_]*" if kind in JOINED else r"[a-z][a-z0-9_]*"
+    plain = kind in (*JOINED, "part")
+    pattern = r"[a-z][a-z_]*" if plain else r"[a-z][a-z0-9_]*"
     fits = isinstance(name, str) and re.fullmatch(pattern, name) is not None
-    allowed = "lower-case letters and _" if kind in JOINED else "lower-case letters, digits and _"
+    allowed = "lower-case letters and _" if plain else "lower-case letters, digits and _"
     check.require(fits, f"name of a {kind}", name, allowed)
     check.require(name not in builtin, f"name of a {kind}", name, "another: the package has this one")
     check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")

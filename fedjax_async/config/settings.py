@@ -130,6 +130,18 @@ EXAMPLES = {
 }
 
 
+# What other programs call a setting.
+SYNONYMS = {
+    "batch": "batch_size",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "n_clients": "clients",
+    "num_clients": "clients",
+    "num_rounds": "server_steps",
+    "rounds": "server_steps",
+}
+
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
 # Settings that only the wave engine uses.
 OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
@@ -142,7 +154,7 @@ class Settings:
     Where a name stands for a part of the run, an object of your own may stand too (``config.own``).
     """
 
-    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6", "method")
+    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5", "method")
     timing: str | None = _field(
         None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
@@ -219,8 +231,8 @@ class Settings:
     per_client: bool = _field(False, "evaluate on each client's own test part too", "budget")
     global_tests: str | None = _field(
         None,
-        "without a server: score every node's model on the global test set too, at all evaluations, at the ends or "
-        "none [ends]",
+        "without a server: score every node's model, and the mean model, on the global test set too: at all "
+        "evaluations, at the ends or never [ends]",
         "budget",
     )
 

@@ -14,15 +14,15 @@ from fedjax_async.config.own import Named
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.problem import check_count
 from fedjax_async.config.resolving import with_objects
-from fedjax_async.config.settings import OF_CLIENT, Settings, fields_of
+from fedjax_async.config.settings import OF_CLIENT, SYNONYMS, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import waits_for_close
+from fedjax_async.engine.components import gradients_of, waits_for_close
 from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.peer_record import record_peers
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import run_peer_waves
-from fedjax_async.engine.record import Progress, make_run
+from fedjax_async.engine.record import EngineOutcome, Progress, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import run_waves
 from fedjax_async.types import ClientAlgorithm, FederatedData, Run
@@ -57,8 +57,14 @@ def execute(
         return _execute_peers(e, watch, options)
     options |= {"per_client": s.per_client, "probes": e.probes, "measures": e.measures}
     outcome = ENGINES[s.engine](e.components, e.schedule, e.params, e.key, e.points, **options)
-    waits = waits_for_close(e.components)
-    return watch.finish(make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits), outcome)
+    return watch.finish(recorded(e, outcome), outcome)
+
+
+def recorded(e: Experiment, outcome: EngineOutcome) -> Run:
+    """The tables of a run from what an engine returned."""
+    options: dict[str, Any] = {"waits": waits_for_close(e.components)}
+    options["gradients"] = gradients_of(e.components, e.schedule)
+    return make_run(e.described, e.schedule, e.points, outcome, e.traffic, **options)
 
 
 def _execute_peers(e: PeerExperiment, watch: Watch, options: dict[str, Any]) -> Run:
@@ -66,7 +72,8 @@ def _execute_peers(e: PeerExperiment, watch: Watch, options: dict[str, Any]) -> 
     if e.settings.engine == "waves":
         options["probes"] = e.probes
     outcome = PEER_ENGINES[e.settings.engine](e.components, e.schedule, e.params, e.key, e.points.time, **options)
-    run = record_peers(e.described, e.schedule, e.points, outcome, e.planned, e.components.data)
+    work = gradients_of(e.components, e.schedule)
+    run = record_peers(e.described, e.schedule, e.points, outcome, e.planned, e.components.data, work)
     return watch.finish(run, outcome)
 
 
@@ -83,7 +90,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
     for name in changes:
-        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name)
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")

@@ -11,16 +11,17 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
+from fedjax_async.config import own
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings
-from fedjax_async.config.simulation import execute
+from fedjax_async.config.simulation import execute, recorded
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, facts_of, shapes_of_server, waits_for_close
+from fedjax_async.engine.components import bound, facts_of, shapes_of_server
 from fedjax_async.engine.devices import bytes_of, device_memory, naming_remedies
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.record import Progress, make_run
+from fedjax_async.engine.record import Progress
 from fedjax_async.engine.run import run_stacks
 from fedjax_async.engine.stack import Member, default_lanes, layout_of, make_member
 from fedjax_async.types import Run
@@ -116,7 +117,8 @@ def _one_by_one(members: Sequence[int], experiments: Sequence[Experiment | PeerE
 
 
 def _about(s: Settings) -> str:
-    return f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
+    method = "".join(own.names_in("method", s.method))
+    return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 
 def _bytes_of_nodes(e: PeerExperiment) -> int:
@@ -224,9 +226,7 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            waits = waits_for_close(e.components)
-            run = make_run(e.described, e.schedule, e.points, outcome, e.traffic, waits=waits)
-            on_finished(i, watches[i].finish(run, outcome))
+            on_finished(i, watches[i].finish(recorded(e, outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async.types import Array
 
@@ -30,6 +31,11 @@ def unit_images(x: Array) -> Array:
     """uint8 images scaled to [0, 1] and not standardised; grey images get a channel axis."""
     grey = x[..., None] if x.ndim == 3 else x
     return grey.astype(jnp.float32) / 255.0
+
+
+def usual(rows: np.ndarray) -> Callable[[Array], Array]:
+    """The decoder of data that bring none: ``unit_images`` of uint8 rows with two or three axes, else ``as_is``."""
+    return unit_images if rows.dtype == np.uint8 and rows.ndim in (3, 4) else as_is
 
 
 def mnist(x: Array) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_async.check import kind, require, whole
 from fedjax_async.data.checking import check_alike, check_examples
+from fedjax_async.data.decode import usual
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.registry import bind
 from fedjax_async.types import Array, FederatedData
@@ -21,8 +22,9 @@ class Dataset(NamedTuple):
     """Examples that no client owns yet: host arrays in their raw dtype (images: uint8), and their decoder.
 
     ``decode``: a pure function ``[B, ...raw] -> [B, ...inputs]`` at module level, which is the same object in every
-    call, so that compiled programs are found again. ``groups``: the natural owner of every training example (a person,
-    a device), if there is one.
+    call, so that compiled programs are found again; ``data.decode.usual`` if left out. ``num_classes``: 1 + the largest
+    label if left out; of float targets None. ``groups``: the natural owner of every training example (a person, a
+    device), if there is one.
     """
 
     name: str
@@ -30,7 +32,7 @@ class Dataset(NamedTuple):
     y: np.ndarray  # int32[M] labels or float targets
     test_x: np.ndarray  # [T, ...]
     test_y: np.ndarray  # [T]
-    decode: Callable[[Array], Array]
+    decode: Callable[[Array], Array] | None = None
     num_classes: int | None = None
     groups: np.ndarray | None = None  # int32[M]
 
@@ -50,8 +52,8 @@ def check_dataset(dataset: Dataset) -> Dataset:
     """Return the data set; ``ValueError`` naming the first wrong field or entry. A test set without rows is allowed."""
     d = dataset
     x, y, test_x, test_y = (f"{d.name}.{field}" for field in ("x", "y", "test_x", "test_y"))
-    check_examples((x, y), d.x, d.y, d.num_classes)
-    check_examples((test_x, test_y), d.test_x, d.test_y, d.num_classes, least=0)
+    check_examples((x, y), d.x, d.y, _classes(d))
+    check_examples((test_x, test_y), d.test_x, d.test_y, _classes(d), least=0)
     if len(d.test_x) > 0:
         check_alike(test_x, d.test_x, x, d.x)
         check_alike(test_y, d.test_y, y, d.y)
@@ -158,9 +160,17 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
     """``FederatedData`` with training part ``parts[i]`` of client i and a global test set."""
     order, offset, size = _joined(parts)
     d = dataset
+    decode = d.decode or usual(d.x)
     return FederatedData(
-        d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=d.decode, num_classes=d.num_classes
+        d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=decode, num_classes=_classes(d)
     )
+
+
+def _classes(d: Dataset) -> int | None:
+    """The number of classes; ``None`` if the targets are floats."""
+    if d.num_classes is not None or not np.issubdtype(np.asarray(d.y).dtype, np.integer):
+        return d.num_classes
+    return 1 + max(int(np.max(labels, initial=0)) for labels in (d.y, d.test_y))
 
 
 def client_rows(data: FederatedData, client: int) -> np.ndarray:

@@ -75,8 +75,7 @@ def from_arrays(
         check_alike(f"{title}.y", y, "clients[0].y", train[0][1])
     (x, y, offset, size), (test_x, test_y, *test_table) = (_pooled(pairs, num_classes) for pairs in (train, tests))
     require(len(test_x) > 0, "client_tests", "no rows", "at least one row in all")
-    if decode is None:
-        decode = decoders.unit_images if x.dtype == np.uint8 and x.ndim in (3, 4) else decoders.as_is
+    decode = decoders.usual(x) if decode is None else decode
     order = np.arange(len(x), dtype=np.int32)
     data = FederatedData(name, x, y, order, offset, size, test_x, test_y, decode=decode, num_classes=num_classes)
     if client_tests is not None:

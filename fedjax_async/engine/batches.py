@@ -332,3 +332,41 @@ def vmapped_lanes(
     groups = [batches[first:after] for first, after in itertools.pairwise(first_of_group)]
     dealt = Lanes(cut[begins], groups, order, lane[batch].astype(np.int32), np.zeros_like(order))
     return dealt._replace(row=_rows(dealt, capacity, devices)), widths
+
+
+class Dealt(NamedTuple):
+    """Jobs dealt to lanes, and what the programs that train them must hold."""
+
+    lanes: Lanes
+    widths: tuple[int, ...]
+    capacity: int  # rows of a lane's buffers
+    executed_steps: int  # at the widths, with those of padding
+
+
+def deal(
+    ready: np.ndarray,
+    waves: np.ndarray,
+    steps: np.ndarray,
+    *,
+    most: int,
+    max_width: int,
+    lanes: int,
+    devices: int,
+    batching: str,
+    fill: bool,
+    costs: dict[str, Any],
+) -> Dealt:
+    """Deal jobs to lanes in batches of at most ``max_width``; ``batching`` is one of ``BATCHINGS``.
+
+    ``ready``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`. ``most``: jobs under way at a time.
+    """
+    # a capacity that does not depend on the plan's details lets runs share compiled programs
+    widest = min(max_width, most)
+    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
+    if batching == "vmap":
+        dealt, widths = vmapped_lanes(waves, steps, max_width, lanes, devices, capacity, costs)
+        return Dealt(dealt, widths, capacity, dealt.executed_steps())
+    fill = fill and lanes > 1
+    capacity += min(SPARE, widest) if fill else 0
+    dealt = looped_lanes(ready, steps, widest, lanes, devices, capacity, fill)
+    return Dealt(dealt, (capacity,), capacity, int(steps.sum()))

@@ -76,6 +76,16 @@ def shapes_of_server(components: Components, params: Params, facts: Facts) -> tu
     return state, memory
 
 
+def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.ndarray:
+    """The gradients of the loss that each job (of a run without a server: each event) computes; int64[J]."""
+    steps = np.asarray(schedule.local_steps, np.int64)
+    client = bound(components.client, components.hyper)
+    if client.gradients is None:
+        return steps
+    examples = np.asarray(components.data.size, np.int64)[schedule.client]
+    return np.asarray(client.gradients(steps, examples), np.int64)
+
+
 def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:
     """Shape [1, ...] and dtype of a row as a program sees it: in 64 bits only where JAX has them switched on."""
     return jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))

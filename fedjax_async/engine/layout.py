@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import allocate, waves
-from fedjax_async.engine.batches import BATCHINGS, SPARE, Batch, Lanes, ladder, looped_lanes, vmapped_lanes
+from fedjax_async.engine.batches import BATCHINGS, Batch, Lanes, deal
 from fedjax_async.types import Schedule
 
 
@@ -177,16 +177,11 @@ def make_layout(
     check.one_of("batching", batching, BATCHINGS)
     merged = merge(schedules, by_ranks=batching == "vmap")
     steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
-    # a capacity that does not depend on the schedule's details lets runs share compiled programs
-    widest = min(max_width, sum(s.num_clients for s in schedules))
-    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
-    if batching == "loop":
-        fill = fill and lanes > 1
-        capacity += min(SPARE, widest) if fill else 0
-        widths: tuple[int, ...] = (capacity,)
-        dealt = looped_lanes(_ready(schedules, merged), steps, widest, lanes, devices, capacity, fill)
-    else:
-        dealt, widths = vmapped_lanes(merged.waves, steps, max_width, lanes, devices, capacity, costs)
+    most = sum(s.num_clients for s in schedules)
+    dealt, widths, capacity, executed = deal(
+        _ready(schedules, merged), merged.waves, steps, most=most, max_width=max_width, lanes=lanes, devices=devices,
+        batching=batching, fill=fill, costs=costs,
+    )  # fmt: skip
     stretches = dealt.stretches
     return Layout(
         schedules=list(schedules),
@@ -206,7 +201,7 @@ def make_layout(
         lane=dealt.lane,
         row=dealt.row,
         useful_steps=int(steps.sum()),
-        executed_steps=dealt.executed_steps() if batching == "vmap" else int(steps.sum()),
+        executed_steps=executed,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -31,15 +32,16 @@ class PeerScoring(NamedTuple):
     batch: int  # rows of a node's own tests that are read at a time
     width: int  # nodes that are evaluated at the same time
     validation: bool  # whether there are validation parts
+    globally: bool  # whether the global test set is read at all
 
 
-def scoring_of(data: FederatedData, width: int) -> PeerScoring:
+def scoring_of(data: FederatedData, width: int, globally: bool) -> PeerScoring:
     """How the models of a run are evaluated."""
     sizes = np.zeros(1) if data.test_size is None else np.asarray(data.test_size)
     batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
     validation = data.validation_size is not None and bool(np.any(data.validation_size))
-    return PeerScoring(labels, len(data.test_y), batch, width, validation)
+    return PeerScoring(labels, len(data.test_y), batch, width, validation, globally)
 
 
 def make_own_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
@@ -95,21 +97,28 @@ def make_global_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> 
 def make_together(
     what: Algorithms, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
 ) -> Callable[..., dict[str, Array]]:
-    """``together(tables, rows, online, parts) -> scores``: those of all nodes, and what is about all of them at once.
+    """``together(tables, rows, online, parts, now) -> scores``: of all nodes, and what is about all of them at once.
 
-    ``parts``: the scores of stretches of nodes, which are joined to [N] and must not overlap.
+    ``parts``: the scores of stretches of nodes, which are joined to [N] and must not overlap. ``now``: bool[], whether
+    the mean model is scored on the global test set too; NaN where it is not.
     """
     evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
 
-    def together(tables: PeerTables, rows: State, online: Array, parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    def together(
+        tables: PeerTables, rows: State, online: Array, parts: Sequence[dict[str, Array]], now: Array
+    ) -> dict[str, Array]:
         peer, _ = what.at(tables)
         params = jax.vmap(peer.params)(rows)
         count = jnp.sum(online)
         mean = jax.tree.map(lambda leaf: _mean(leaf, online), params)
-        average = evaluate(mean, tables.held.x, tables.held.y, None)
         leaves = (jax.tree.leaves(weights_in(models)) for models in (params, mean))
-        apart = sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))
-        found = {f"average_{name}": value for name, value in average.items()} | {"consensus": apart}
+        found = {"consensus": sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))}
+        if scoring.globally:
+            # skipped where it is not wanted: it reads the whole global test set
+            score = partial(evaluate, test_x=tables.held.x, test_y=tables.held.y, owner=None)
+            nothing = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), jax.eval_shape(score, mean))
+            average = jax.lax.cond(now, score, lambda _: nothing, mean)
+            found |= {f"average_{name}": value for name, value in average.items()}
         found = {name: jnp.where(count > 0, value, jnp.nan) for name, value in found.items()}
         each = {name: jnp.concatenate([part[name] for part in parts])[: len(online)] for name in parts[0]}
         return each | found | nodes_values(dict(probes), rows, online)

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_events, stretches
-from fedjax_async.engine.batches import BATCHINGS, SPARE, Lanes, ladder, looped_lanes, vmapped_lanes
+from fedjax_async.engine.batches import BATCHINGS, Lanes, deal
 from fedjax_async.engine.layout import digest_of
 
 # How events are ordered: as early as their inboxes allow, or as they happen.
@@ -72,17 +72,11 @@ def make_peer_layout(
     chosen = chosen[: np.count_nonzero(stretch < len(times))]
     ready = ready_at(schedule, chosen)
     steps = schedule.local_steps[chosen].astype(np.int64)
-    # a capacity that does not depend on the plan's details lets runs share compiled programs
-    widest = min(max_width, schedule.num_clients)
-    capacity = devices * next(w for w in ladder(-(-max_width // devices)) if w * devices >= widest)
     runs = contiguous_runs(ready)
-    if batching == "loop":
-        fill = fill and lanes > 1
-        capacity += min(SPARE, widest) if fill else 0
-        widths: tuple[int, ...] = (capacity,)
-        dealt = looped_lanes(ready, steps, widest, lanes, devices, capacity, fill)
-    else:
-        dealt, widths = vmapped_lanes(runs, steps, max_width, lanes, devices, capacity, costs)
+    dealt, widths, capacity, executed = deal(
+        ready, runs, steps, most=schedule.num_clients, max_width=max_width, lanes=lanes, devices=devices,
+        batching=batching, fill=fill, costs=costs,
+    )  # fmt: skip
     bounds, entries = _inboxes(schedule, chosen)
     slots, slot = _slots(schedule, chosen, dealt.bounds)
     return PeerLayout(
@@ -100,7 +94,7 @@ def make_peer_layout(
         widths=widths,
         capacity=capacity,
         useful_steps=int(steps.sum()),
-        executed_steps=dealt.executed_steps() if batching == "vmap" else int(steps.sum()),
+        executed_steps=executed,
     )
 
 

@@ -15,13 +15,14 @@ from fedjax_async.types import Params
 
 # Columns of the table of events that an algorithm or a client may not record under these names.
 RESERVED = (
-    "event", "client", "number", "start", "end", "mixed_at", "time", "local_steps", "mass", "upload_norm", "accepted",
-    "refused_messages",
+    "event", "client", "number", "start", "end", "mixed_at", "time", "local_steps", "gradients", "mass", "upload_norm",
+    "accepted", "refused_messages",
 )  # fmt: skip
 
-# When the models of all nodes are evaluated on the global test set: at every evaluation, at the first and the last, or
-# never. (Their own tests together are as many examples as one such set; this is N times as many.)
-GLOBAL_TESTS = ("all", "ends", "none")
+# When the models of all nodes, and their mean, are evaluated on the global test set: at every evaluation, at the first
+# and the last, or never. (The nodes' own tests together are as many examples as one such set; this is N + 1 times as
+# many.)
+GLOBAL_TESTS = ("all", "ends", "never")
 
 
 class PeerOutcome(NamedTuple):
@@ -29,9 +30,9 @@ class PeerOutcome(NamedTuple):
 
     ``scores``: ``loss`` and ``accuracy`` [V, N] of each node's model on its own tests, NaN without any;
     ``global_loss`` and ``global_accuracy`` [V, N] on the global test set, NaN where they are not evaluated;
-    ``average_loss`` and ``average_accuracy`` [V] of the mean model of the nodes online, on the global test set;
-    ``consensus`` [V], the mean over the nodes online of ``||w_i - mean||^2``, without running statistics. The last
-    three are NaN while nobody is online.
+    ``average_loss`` and ``average_accuracy`` [V] of the mean model of the nodes online, likewise; ``consensus`` [V],
+    the mean over the nodes online of ``||w_i - mean||^2``, without running statistics. The last three are NaN while
+    nobody is online. Under ``global_tests = "never"`` the ``global`` and ``average`` columns are left out.
     """
 
     params: Params  # all nodes' models, [N, ...]

@@ -90,8 +90,8 @@ def together(
     """Jitted :func:`peer_evaluation.make_together`."""
     made = peer_evaluation.make_together(what, model, scoring, probes)
 
-    def gathered(tables: PeerTables, rows: Any, online: Array, parts: Any) -> Any:
-        return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)))
+    def gathered(tables: PeerTables, rows: Any, online: Array, parts: Any, now: Array) -> Any:
+        return made(tables, rows, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
 
     return jax.jit(made if mesh is None else gathered, out_shardings=everywhere(mesh))
 
@@ -153,7 +153,6 @@ def compile_peer_programs(
     *,
     scoring: PeerScoring,
     stretches: Sequence[np.ndarray],
-    global_tests: bool,
     probes: tuple[tuple[str, NodesProbe], ...],
     mesh: Mesh | None = None,
 ) -> PeerPrograms:
@@ -167,7 +166,7 @@ def compile_peer_programs(
     rows, nodes = carry.nodes.row, stretches[0]
     own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
     part = jax.eval_shape(own, tables, rows, nodes)
-    part |= jax.eval_shape(whole, tables, rows, nodes) if global_tests else {}
+    part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in stretches]
     online = np.zeros(shape.nodes, np.bool_)
     return PeerPrograms(
@@ -179,7 +178,9 @@ def compile_peer_programs(
         },
         write=write(mesh).lower(tables, carry, empty, span[:2]).compile(),
         own=own.lower(tables, rows, nodes).compile(),
-        whole=whole.lower(tables, rows, nodes).compile() if global_tests else None,
-        together=together(what, model, scoring, probes, mesh).lower(tables, rows, online, parts).compile(),
+        whole=whole.lower(tables, rows, nodes).compile() if scoring.globally else None,
+        together=together(what, model, scoring, probes, mesh)
+        .lower(tables, rows, online, parts, np.array(False))
+        .compile(),
         models=models_of(what).lower(tables, rows).compile(),
     )

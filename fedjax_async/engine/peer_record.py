@@ -14,13 +14,15 @@ from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.types import FederatedData, Run
 
+ROUNDING = 1e-12  # of all mass: a loss below that is the rounding of sums
+
 
 def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndarray]:
     """What a plan tells of each evaluation before any training; a column each, [V].
 
     ``online``: nodes that have joined and not left. ``smallest_mass`` and ``largest_mass`` of a node online, all masses
     together (``total_mass``) and what was lost of them (``lost_mass``), where there are masses. ``bytes_up``: what the
-    nodes have sent; ``bytes_down``: what has reached them.
+    nodes have handed to their links, which may be busy with it later; ``bytes_down``: what has reached them.
     """
     there, size = online(schedule, points.time), schedule.message_bytes
     sent, arrived = schedule.end[schedule.push_event], np.sort(schedule.arrival)
@@ -31,7 +33,7 @@ def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndar
             "smallest_mass": np.where(there, held, np.inf).min(axis=1, initial=np.inf),
             "largest_mass": np.where(there, held, -np.inf).max(axis=1, initial=-np.inf),
             "total_mass": whole.nodes + whole.on_the_way + whole.buffered,
-            "lost_mass": whole.lost,
+            "lost_mass": np.where(np.abs(whole.lost) > ROUNDING * schedule.num_clients, whole.lost, 0.0),
         }
         nobody = found["online"] == 0
         for name in ("smallest_mass", "largest_mass"):
@@ -98,12 +100,13 @@ def record_peers(
     outcome: PeerOutcome,
     planned: Mapping[str, np.ndarray],
     data: FederatedData,
+    gradients: np.ndarray | None = None,
 ) -> Run:
     """Join the plan's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
     The updates are compute events, in order of the moments at which they mix. ``staleness`` of an event: how many
     events the senders have completed since they sent what it mixes, the mean weighted by the mixing coefficients; 0
-    where it mixes nothing.
+    where it mixes nothing. ``gradients``: as in :func:`make_run`, of each event.
     """
     rows = len(points.time) if outcome.rows is None else outcome.rows
     points = Points(*(column[:rows] for column in points))
@@ -119,12 +122,15 @@ def record_peers(
         **{name: column[:rows] for name, column in planned.items()},
     }
     events = outcome.events
-    updates = {**_events_table(schedule, events), **outcome.records}
+    work = schedule.local_steps if gradients is None else gradients
+    updates = {**_events_table(schedule, events, work), **outcome.records}
     rejected = int(np.sum(~outcome.records["accepted"])) if len(events) else 0
     counters = {
         "updates": len(events),
         "unused": 0,
         "server_steps": 0,
+        "local_steps": int(updates["local_steps"].sum(dtype=np.int64)),
+        "gradients": int(updates["gradients"].sum(dtype=np.int64)),
         "rejected": rejected,
         **message_counts(schedule, events),
         **outcome.counters,
@@ -132,7 +138,7 @@ def record_peers(
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
 
 
-def _events_table(schedule: PeerSchedule, events: np.ndarray) -> dict[str, np.ndarray]:
+def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndarray) -> dict[str, np.ndarray]:
     """What the plan tells of these events."""
     count, reader, (_, behind) = len(schedule.client), readers(schedule), ages(schedule)
     weight = np.bincount(reader, schedule.weight, count)
@@ -145,6 +151,7 @@ def _events_table(schedule: PeerSchedule, events: np.ndarray) -> dict[str, np.nd
         "mixed_at": schedule.mixed_at,
         "staleness": np.divide(total, weight, out=np.zeros(count), where=weight > 0),
         "local_steps": schedule.local_steps,
+        "gradients": gradients,
         "mixed": np.diff(schedule.inbox_bounds),
         "sent": np.bincount(schedule.push_event, minlength=count),
     }

@@ -161,24 +161,24 @@ class _Tests:
         return loss, hit
 
     def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, Any]:
-        """One evaluation; ``with_global``: of each model on the global test set, ``None``: without these columns."""
+        """One evaluation; ``with_global``: on the global test set too, ``None``: without these columns."""
         online = (self.schedule.joined <= time) & (time < self.schedule.left)
-        everything = np.arange(len(self.y))
         own = [self.mean(model, rows) for model, rows in zip(models, self.parts)]
         found: dict[str, Any] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
+        rows = np.arange(len(self.y)) if with_global else np.zeros(0, np.int64)
         if with_global is not None:
-            nothing = np.zeros(0, np.int64)
-            whole = [self.mean(model, everything if with_global else nothing) for model in models]
+            whole = [self.mean(model, rows) for model in models]
             found |= {"global_loss": [loss for loss, _ in whole], "global_accuracy": [hit for _, hit in whole]}
+        nan = self.real.type(np.nan)
         there = [model for model, yes in zip(models, online) if yes]
-        if not there:
-            nan = self.real.type(np.nan)
-            return found | {"average_loss": nan, "average_accuracy": nan, "consensus": nan}
-        average = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *there)
-        away = [jax.tree.map(np.subtract, weights_in(model), weights_in(average)) for model in there]
-        spread = [sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(d)) for d in away]
-        loss, hit = self.mean(average, everything)
-        return found | {"average_loss": loss, "average_accuracy": hit, "consensus": self.real.type(np.mean(spread))}
+        apart, scores = nan, (nan, nan)
+        if there:
+            average = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *there)
+            away = [jax.tree.map(np.subtract, weights_in(model), weights_in(average)) for model in there]
+            each = [sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(d)) for d in away]
+            apart, scores = self.real.type(np.mean(each)), self.mean(average, rows)
+        found["consensus"] = apart
+        return found if with_global is None else found | dict(zip(("average_loss", "average_accuracy"), scores))
 
 
 def run_peer_reference(
@@ -215,7 +215,7 @@ def run_peer_reference(
         for e in by_end[first : visible[row]].tolist():  # of one node, in their order
             shown[schedule.client[e]] = latest.pop(e)
         edge = row in (0, len(times) - 1)
-        with_global = {"all": True, "ends": edge, "none": None}[global_tests]
+        with_global = {"all": True, "ends": edge, "never": None}[global_tests]
         scores.append({n: np.asarray(v) for n, v in tests.all(shown, times[row], with_global).items()})
         if observer is None:
             return False

@@ -97,9 +97,8 @@ def make_peer_run(
         tables,
         params,
         shapes,
-        scoring=scoring_of(data, layout.capacity if vmapped else 1),
+        scoring=scoring_of(data, layout.capacity if vmapped else 1, member.global_tests != "never"),
         stretches=stretches,
-        global_tests=member.global_tests != "none",
         probes=tuple(member.nodes_probes.items()),
         mesh=mesh,
     )
@@ -236,12 +235,11 @@ def run_peers(
     with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, run.params), run.feed) as trainers:
 
         def evaluate(carry: PeerCarry, _: int, row: int) -> dict[str, Any]:
-            whole = programs.whole
-            if member.global_tests == "ends" and row not in (0, len(rows) - 1):
-                whole = None
+            now = member.global_tests == "all" or row in (0, len(rows) - 1)
+            whole = programs.whole if now else None
             with jax.enable_x64(x64):  # a setting of each thread
                 parts = _parts(run, trainers, carry, whole)
-                found: dict[str, Any] = programs.together(tables, carry.nodes.row, seen[row], parts)
+                found: dict[str, Any] = programs.together(tables, carry.nodes.row, seen[row], parts, np.array(now))
                 model = programs.models(tables, carry.nodes.row) if watcher.wants_model(0) else None
             watcher.add((0, row), without_probes(found), model)
             return found

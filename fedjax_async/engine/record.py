@@ -18,8 +18,8 @@ FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dr
 
 # Columns of the table of updates that a rule or a client may not record under these names.
 RESERVED = (
-    "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "closes", "weight",
-    "upload_norm", "accepted", "step_changed", "used", "upload_bytes", "upload_values_bytes",
+    "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "gradients", "closes",
+    "weight", "upload_norm", "accepted", "step_changed", "used", "upload_bytes", "upload_values_bytes",
 )  # fmt: skip
 
 Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
@@ -63,6 +63,7 @@ def make_run(
     outcome: EngineOutcome,
     traffic: Traffic,
     *,
+    gradients: np.ndarray | None = None,
     waits: bool = True,
 ) -> Run:
     """Join the schedule's columns with the engine's.
@@ -74,6 +75,7 @@ def make_run(
     ``accepted`` is false where the rule gave the upload no weight, too. ``step_changed`` says of an arrival whether its
     server step, as far as it came, changed anything: whether one of its uploads was accepted.
 
+    ``gradients``: of the loss, that each job computes, int64[J]; by default one a local step.
     ``waits``: whether uploads change the model only when their server step is completed. If the run ends within a step,
     the uploads of that step are then not ``used``: ``unused`` counts them, and they are no updates. All tables of a run
     that was stopped end at its last evaluation.
@@ -101,6 +103,8 @@ def make_run(
         **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),
     }
     job = schedule.job
+    steps = schedule.local_steps[job]
+    work = steps if gradients is None else gradients[job]
     updates = {
         "client": schedule.client[job],
         "job": schedule.number[job],
@@ -108,7 +112,8 @@ def make_run(
         "arrival_time": schedule.time,
         "step": schedule.step,
         "staleness": schedule.staleness,
-        "local_steps": schedule.local_steps[job],
+        "local_steps": steps,
+        "gradients": work,
         "closes": schedule.closes,
         **records,
         "accepted": accepted,
@@ -120,6 +125,8 @@ def make_run(
         "updates": used,
         "unused": len(job) - used,
         "server_steps": int(closed[-1]),
+        "local_steps": int(steps.sum(dtype=np.int64)),
+        "gradients": int(work.sum(dtype=np.int64)),
         "unchanged_steps": int(np.sum(~counted[schedule.step[schedule.closes]])),
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
         "trained_in_vain": _followed(schedule, outcome.in_vain),

@@ -2,10 +2,11 @@
 
 The schedule is planned, so a run is a fixed sequence of arrivals: a scan in which every arrival trains its job from the
 message in its slot, is received, and sends the messages that are due. Nothing here is batched in waves: reverse mode
-needs the order of arrivals, and the engine's loops of traced length have no reverse.
+needs the order of arrivals.
 
-Reverse mode keeps what the scan carries at the beginning of every *segment* of arrivals, and all local steps of the
-segment that it is going through. Every arrival is computed twice. Segments of ``sqrt(E)`` arrivals need the least.
+Reverse mode keeps what an arrival started from, a few copies of the params each, and goes through its local steps once
+more (``trajectory_job.py``). Where that needs too much memory, it keeps what the scan carries at the beginning of every
+*segment* of arrivals, and computes each segment twice. Segments of ``sqrt(E)`` arrivals need the least.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from fedjax_async.clock.waves import allocate
 from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.trajectory_job import put, repeated, take
 from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.local import job_key
 from fedjax_async.server import closed
-from fedjax_async.types import Array, Arrival, ClientData, Key, Message, Params, Request, Schedule, State
+from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State
 
 
 class PerClient(NamedTuple):
@@ -49,17 +51,8 @@ class PerExample(NamedTuple):
     values: Array  # float[M], in the order of the data's rows
 
 
+MOST_KEPT = 4 * 2**30  # bytes that all arrivals together may leave behind; more are computed twice
 EXAMPLE_WEIGHT = "example_weight"  # in ``hyper``: factors of the training losses
-
-
-def read(table: Any, row: Array) -> Any:
-    """Row ``row`` of every leaf, as a slice: the reverse of a gather is a scatter, which is slow on a CPU."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, row, keepdims=False), table)
-
-
-def write(table: Any, row: Array, values: Any) -> Any:
-    """``table`` with ``values`` in row ``row`` of every leaf."""
-    return jax.tree.map(lambda leaf, one: jax.lax.dynamic_update_index_in_dim(leaf, one, row, 0), table, values)
 
 
 Varying = Mapping[str, Any]  # name -> a scalar, PerClient, PerStaleness or PerExample
@@ -130,7 +123,7 @@ def make_trajectory(
     It may also have ``example_weight``, factors of the training losses: one of these or :class:`PerExample`.
     ``scores``: ``loss`` and ``accuracy`` on the test set, ``validation_loss`` and ``validation_accuracy`` where clients
     hold examples out, float[V], one entry a point; and ``params``, those at the end. ``segment``: arrivals between two
-    checkpoints of reverse mode (default: the root of their number).
+    checkpoints of reverse mode (default: all, or the root of their number where all need more than 4 GiB).
     """
     schedule = check_schedule(schedule)
     params = jax.eval_shape(components.model.init, jax.random.key(0))
@@ -142,9 +135,12 @@ def make_trajectory(
         components, schedule, training.schedule, training.applied, key, norm_limit, bool(jax.tree.leaves(memory))
     )
     count = len(training.schedule.job)
-    segment = math.ceil(math.sqrt(max(count, 1))) if segment is None else segment
+    if segment is None:
+        needed = count * kept_bytes(components, params, facts_of(schedule))
+        segment = max(count, 1) if needed <= MOST_KEPT else math.ceil(math.sqrt(count))
     check.whole("segment", segment)
     stretches, first = run.steps(position, segment)
+    once = segment >= count
     score = make_score(components)
     scored = where_evaluated(score)
 
@@ -160,13 +156,22 @@ def make_trajectory(
         before = score(run.rule(hyper, 0).params(carried.server))
         rows = {name: [value[None]] for name, value in before.items()}
         for some in stretches:
-            carried, found = jax.lax.scan(jax.checkpoint(through, prevent_cse=False), carried, some)
+            carried, found = jax.lax.scan(
+                through if once else jax.checkpoint(through, prevent_cse=False), carried, some
+            )
             for name, values in found.items():
                 rows[name].append(values.reshape(-1))
         scores = {name: jnp.concatenate(parts)[position] for name, parts in rows.items()}
         return scores | {"params": run.rule(hyper, 0).params(carried.server)}
 
     return trajectory
+
+
+def kept_bytes(components: Components, params: Params, facts: Facts) -> int:
+    """About what reverse mode keeps of an arrival: state, message and rows, before and after it."""
+    state, memory = shapes_of_server(components, params, facts)
+    kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+    return 2 * tree.num_bytes((state, memory, kept, params))
 
 
 class _Run:
@@ -187,7 +192,6 @@ class _Run:
         self.longest = int(training.local_steps[training.job].max(initial=1))
         sent = np.diff(self.slots.write_bounds)[1:count]  # what is sent after the last arrival trains nothing
         self.always_sends = bool((sent == sent.max(initial=0)).all())
-        self.even = bool((training.local_steps[training.job] == self.longest).all())
 
     def rule(self, hyper: Varying, client: Any, staleness: Any = 0) -> Any:
         """The server rule for an arrival."""
@@ -218,13 +222,14 @@ class _Run:
         def one(carried: Carried, due: Sent) -> tuple[Carried, None]:
             weight = self.size[due.client].astype(jnp.result_type(float))
             request = Request(due.client, due.time, due.version, due.steps, weight)
-            before = read(carried.memory, due.client)
+            before, memory = take(carried.memory, due.client)
             message, row = self.rule(hyper, due.client).dispatch(carried.server, before, request)
-            message = message._replace(version=jnp.int32(0))
+            message, slots = message._replace(version=jnp.int32(0)), carried.slots
             if not self.always_sends:  # a conditional would copy the tables
-                message = tree.where(due.active, message, read(carried.slots, due.slot))
+                old, slots = take(slots, due.slot)
+                message = tree.where(due.active, message, old)
                 row = tree.where(due.active, row, before)
-            memory, slots = write(carried.memory, due.client, row), write(carried.slots, due.slot, message)
+            memory, slots = put(memory, due.client, row), put(slots, due.slot, message)
             return carried._replace(memory=memory, slots=slots), None
 
         if len(sent.active) == 1:
@@ -239,19 +244,20 @@ class _Run:
         message = message._replace(version=one.version, local_steps=one.steps)
         work = client.begin(job_key(self.key, one.client, one.number), message, before, data)
 
-        def step(work: State, k: Array) -> tuple[State, None]:
-            if self.even:
-                return client.step(work, k, message, data), None
-            return jax.lax.cond(k < one.steps, lambda w: client.step(w, k, message, data), lambda w: w, work), None
+        def step(work: State, k: Array, given: Any) -> State:
+            numbers, message, owner = given
+            data = self.part(owner, numbers.get(EXAMPLE_WEIGHT))
+            stepped: State = bound(self.components.client, numbers).step(work, k, message, data)
+            return stepped
 
-        work, _ = jax.lax.scan(step, work, jnp.arange(self.longest, dtype=jnp.int32))
+        work = repeated(step, work, (numbers, message, one.client), one.steps, self.longest)
         limit = jnp.asarray(self.norm_limit, jnp.result_type(float))
         return finished(client, work, message, before, limit, one.corrupt, one.applied)
 
     def arrive(self, hyper: Varying, carried: Carried, one: Steps) -> Carried:
         """Train the job of an arrival, let the server receive it, and send what is due."""
-        message = read(carried.slots, one.slot)
-        before, row = read((carried.clients, carried.memory), one.client)
+        message, slots = take(carried.slots, one.slot)
+        (before, row), (clients, memory) = take((carried.clients, carried.memory), one.client)
         upload, after, _, accepted, _ = self.train(hyper, message, before, one)
         real = jnp.result_type(float)
         arrival = Arrival(
@@ -277,8 +283,9 @@ class _Run:
         both = received(both) if self.applied.all() else jax.lax.cond(one.applied, received, lambda b: b, both)
         carried = carried._replace(
             server=both[0],
-            memory=write(carried.memory, one.client, both[1]),
-            clients=write(carried.clients, one.client, after),
+            memory=put(memory, one.client, both[1]),
+            clients=put(clients, one.client, after),
+            slots=slots,
         )
         return self.send(hyper, carried, one.sent)
 

@@ -128,7 +128,7 @@ def anchored_training(
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
         return inner.finish(work.inner, message, client_state)
 
-    return ClientAlgorithm(inner.init, begin, step, finish)
+    return ClientAlgorithm(inner.init, begin, step, finish, gradients=inner.gradients)
 
 
 def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:

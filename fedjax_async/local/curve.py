@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.geometry import line, project_out
 from fedjax_async.geometry.vectors import joined, parted
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.metrics import metric_of
 from fedjax_async.local.private import keeping
+from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
 from fedjax_async.local.warm import READINGS, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
@@ -30,6 +31,13 @@ class Curve(NamedTuple):
     offset: Params  # of the control point from the midpoint of start and end, phi - M; of the weights alone
 
 
+class Chord(NamedTuple):
+    """Start to end of a curve."""
+
+    vector: Array  # c, float[D]
+    inverse: Array  # 1 / <c, c>, or 0 where c is so short that its square is 0; float[]
+
+
 class Work(NamedTuple):
     """Local variables of one job."""
 
@@ -37,6 +45,7 @@ class Work(NamedTuple):
     optimizer: State
     displacement: Array  # dphi, of the trained weights; float[D]
     control: State  # of the control point's optimiser
+    chord: Chord  # of the curve that the control point is trained on
     keys: tuple[Key, Key]  # of the end's steps and of the control point's
     seeds: tuple[Array, Array]  # of their minibatches
 
@@ -72,7 +81,8 @@ def curve_training(
       control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
       gamma: share of dphi along the chord that is removed, in [0, 1].
       order: ``alternate``, or ``after``: all steps of the end first, then ``control_epochs`` epochs of the control
-        point (5 by default) without new moments, as in the paper's study.
+        point (5 by default) without new moments, as in the paper's study. The loop over them has no fixed length, so
+        only ``jax.jvp`` passes it.
       warm: how Adam's moments start: ``corrected`` or ``printed``, from the server's last step in the message (see
         :func:`warmed`; ``optimizer`` must contain Adam), or ``off``, from zero.
 
@@ -82,82 +92,124 @@ def curve_training(
     check.whole("batch_size", batch_size)
     check.positive("control_lr", control_lr)
     check.in_range("gamma", gamma, 0.0, 1.0)
-    check.one_of("order", order, ORDERS)
     check.one_of("warm", warm, READINGS)
-    check.require(order == "after" or control_epochs is None, "control_epochs", control_epochs, "left out: order=after")
-    epochs = 5 if control_epochs is None else control_epochs
-    check.whole("control_epochs", epochs)
+    epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
-    optimizer = optax.with_extra_args_support(optimizer)
-    control = optax.adam(control_lr)
-    phase_of = _alternate if order == "alternate" else _after
+    optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
+    parts = _Parts(model, optimizer, optax.adam(control_lr), pulled, batch_size, gamma, scale)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del client_state
         start, other = trained(model, message.params), jax.random.fold_in(key, _CONTROL)
         state = warmed(warm, optimizer.init(start), message.extra, _per_epoch(data, batch_size), model)
         zero = jnp.zeros_like(joined(start))
-        return Work(message.params, state, zero, control.init(zero), (key, other), (seed_of(key), seed_of(other)))
-
-    def bent(vector: Array, chord: Array) -> Array:
-        """``v - gamma P_c(v)``."""
-        return project_out(vector, chord, per="whole", gamma=gamma)
-
-    def half_step(work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
-        """One gradient: a step of the end or of the control point. Vectors [D], one pass each, whatever the leaves."""
-        weights = trained(model, work.params)
-        old = joined(weights)
-        s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
-        sway = 2.0 * s * (1.0 - s)
-        factor = None if scale is None else scale(jnp.asarray(message.version))
-
-        def on_curve() -> Array:
-            away = bent(work.displacement, _chord(model, old, start, weights))
-            return line(start, old, s) + sway * away
-
-        # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
-        which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
-        gradient_at = batch_gradient(model, work.params, data, which, batch_size)
-        gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
-
-        def end_moves() -> tuple[Params, State]:
-            def total(weights: Params, _: Any = None) -> Params:
-                return pulled(gradient_at(weights)[0], weights, parted(start, weights))
-
-            descent = parted(pulled(joined(gradient), old, start), weights)
-            after, state = tree.optimize(optimizer, descent, work.optimizer, weights, factor, grad_fn=total)
-            return replaced(model, after, moved), state
-
-        def control_moves() -> tuple[Array, State]:
-            chord = _chord(model, old, start, weights)
-            slope = sway * bent(joined(shared_part(model, gradient)), chord)
-            fresh = tree.where(phase.fresh, control.init(slope), work.control)
-            return tree.optimize(control, slope, fresh, work.displacement, factor)
-
-        return jax.lax.cond(
-            phase.end,
-            lambda: work._replace(**dict(zip(("params", "optimizer"), end_moves(), strict=True))),
-            lambda: work._replace(**dict(zip(("displacement", "control"), control_moves(), strict=True))),
-        )
+        curve = (zero, parts.control.init(zero), _chord(zero))
+        return Work(message.params, state, *curve, (key, other), (seed_of(key), seed_of(other)))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         steps, per_epoch = jnp.asarray(message.local_steps), _per_epoch(data, batch_size)
         start = joined(trained(model, message.params))
 
-        def one(j: Array, work: Work) -> Work:
-            return half_step(work, phase_of(j, steps, per_epoch), start, message, data)
+        def one(phase: Phase, work: Work) -> Work:
+            return _half_step(parts, work, phase, start, message, data)
 
-        span = (2 * k, 2 * k + 2) if order == "alternate" else _share(k, steps, epochs * per_epoch)
-        return jax.lax.fori_loop(*span, one, work)
+        if order == "alternate":
+            return jax.lax.fori_loop(0, 2, lambda i, work: one(_alternate(2 * k + i, steps, per_epoch), work), work)
+        span = _share(k, steps, epochs * per_epoch)
+        return jax.lax.fori_loop(*span, lambda j, work: one(_after(j, steps, per_epoch), work), work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
         chord = shared_part(model, trained(model, delta))
-        offset = parted(bent(work.displacement, joined(chord)), chord)
+        offset = parted(_bent(work.displacement, _chord(joined(chord)), gamma), chord)
         return Curve(delta, offset if model.train is None else {"params": offset}), client_state
 
-    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
+        of_control = steps if order == "alternate" else epochs * _batches(examples, batch_size)
+        return each * steps + of_control
+
+    plain = ClientAlgorithm(lambda params: (), begin, step, finish, gradients=gradients)
     return plain if model.private is None else keeping(plain, model.private, part="params")
+
+
+def _control_epochs(order: str, given: int | None) -> int:
+    """Epochs of the control point with the order ``after``."""
+    check.one_of("order", order, ORDERS)
+    check.require(order == "after" or given is None, "control_epochs", given, "left out: order=after")
+    epochs = 5 if given is None else given
+    check.whole("control_epochs", epochs)
+    return epochs
+
+
+# --- one gradient -----------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """What the steps of a client are made of."""
+
+    model: Model
+    optimizer: Any  # of the end
+    control: optax.GradientTransformation
+    pulled: Callable[[Any, Any, Any], Any]  # adds the gradient of the proximal term
+    batch_size: int
+    gamma: Traced
+    scale: Callable[[Array], Array] | None
+
+
+def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
+    """A step of the end or of the control point. Vectors [D] take one pass each, whatever the leaves."""
+    model, weights = parts.model, trained(parts.model, work.params)
+    old = joined(weights)
+    s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
+    sway = 2.0 * s * (1.0 - s)
+    factor = None if parts.scale is None else parts.scale(jnp.asarray(message.version))
+
+    def of_now(_: Chord) -> Chord:
+        change = old - start
+        return _chord(change if model.private is None else joined(shared_part(model, parted(change, weights))))
+
+    def on_curve() -> Array:
+        return start + s * (old - start) + sway * _bent(work.displacement, chord, parts.gamma)
+
+    chord = _when(phase.anew, of_now, work.chord)
+    # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
+    which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
+    gradient_at = batch_gradient(model, work.params, data, which, parts.batch_size)
+    gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
+
+    def end_moves(end: tuple[Params, State]) -> tuple[Params, State]:
+        def total(weights: Params, _: Any = None) -> Params:
+            return parts.pulled(gradient_at(weights)[0], weights, parted(start, weights))
+
+        pull = parted(parts.pulled(jnp.zeros_like(old), old, start), weights)
+        descent = jax.tree.map(jnp.add, gradient, pull)
+        after, state = tree.optimize(parts.optimizer, descent, end[1], trained(model, end[0]), factor, grad_fn=total)
+        return replaced(model, after, moved), state
+
+    def control_moves(control: tuple[Array, State]) -> tuple[Array, State]:
+        slope = sway * _bent(joined(shared_part(model, gradient)), chord, parts.gamma)
+        fresh = tree.where(phase.fresh, parts.control.init(slope), control[1])
+        return tree.optimize(parts.control, slope, fresh, control[0], factor)
+
+    # two conditionals, each with the change as its true branch: then XLA:CPU updates in place and copies nothing
+    params, optimizer = _when(phase.end, end_moves, (work.params, work.optimizer))
+    displacement, control = _when(jnp.logical_not(phase.end), control_moves, (work.displacement, work.control))
+    return Work(params, optimizer, displacement, control, chord, work.keys, work.seeds)
+
+
+def _when(condition: Array, change: Callable[[Any], Any], values: Any) -> Any:
+    return jax.lax.cond(condition, change, lambda values: values, values)
+
+
+def _chord(vector: Array) -> Chord:
+    square = jnp.sum(jnp.square(vector))
+    return Chord(vector, 1.0 / jnp.where(square > 0, square, jnp.inf))
+
+
+def _bent(vector: Array, chord: Chord, gamma: Traced) -> Array:
+    """``v - gamma P_c(v)``."""
+    share = gamma * jnp.sum(vector * chord.vector) * chord.inverse
+    return vector - share * chord.vector
 
 
 # --- which step comes when --------------------------------------------------------------------
@@ -169,10 +221,16 @@ class Phase(NamedTuple):
     end: Array  # bool[], whether it is the end's; else the control point's
     number: Array  # int32[], earlier gradients of the same
     fresh: Array  # bool[], whether the control point's moments start anew
+    anew: Array  # bool[], whether it is the control point's first since the end has moved
+
+
+def _batches(examples: Any, batch_size: int) -> Any:
+    return (examples + batch_size - 1) // batch_size
 
 
 def _per_epoch(data: ClientData, batch_size: int) -> Array:
-    return (data.size + batch_size - 1) // batch_size
+    per_epoch: Array = _batches(data.size, batch_size)
+    return per_epoch
 
 
 def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
@@ -183,13 +241,14 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
     complete, first = over < 0, over < rest
     end = jnp.where(complete, epoch % 2 == 0, first)
     number = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
-    return Phase(end, number, number % per_epoch == 0)
+    fresh = number % per_epoch == 0
+    return Phase(end, number, fresh, ~end & fresh)
 
 
 def _after(j: Array, steps: Array, per_epoch: Array) -> Phase:
     """Gradient ``j``: K of the end first, all others of the control point."""
     end = j < steps
-    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end))
+    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end), j == steps)
 
 
 def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
@@ -201,12 +260,3 @@ def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
         return k * (1 + each) + jnp.floor(k.astype(real) / steps.astype(real) * rest).astype(jnp.int32)
 
     return first(k), first(k + 1)
-
-
-# --- weights ----------------------------------------------------------------------------------
-
-
-def _chord(model: Model, end: Array, start: Array, like: Params) -> Array:
-    """``end - start``, float[D], of the weights that are shared; zero for those that stay with their client."""
-    chord = end - start
-    return chord if model.private is None else joined(shared_part(model, parted(chord, like)))

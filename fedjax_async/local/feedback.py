@@ -141,7 +141,8 @@ def sending(
     def own(message: Message, client_state: Sending) -> Params:
         return message.params if client.own is None else client.own(message, client_state.inner)
 
-    return ClientAlgorithm(init, begin, step, finish, info, unsent, None if client.own is None else own)
+    own_or_none = None if client.own is None else own
+    return ClientAlgorithm(init, begin, step, finish, info, unsent, own_or_none, client.gradients)
 
 
 def sent(client_state: Sending) -> dict[str, Array]:

@@ -51,4 +51,12 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str 
         message = with_private(message, client_state[1])
         return message.params if client.own is None else client.own(message, client_state[0])
 
-    return ClientAlgorithm(init, begin, step, finish, None if client.info is None else info, unsent, own_model)
+    return client._replace(
+        init=init,
+        begin=begin,
+        step=step,
+        finish=finish,
+        info=None if client.info is None else info,
+        unsent=unsent,
+        own=own_model,
+    )

@@ -13,6 +13,17 @@ from fedjax_async.geometry.vectors import leaves, rebuild, unit
 from fedjax_async.types import Params
 
 
+class SharpnessAware(optax.GradientTransformationExtraArgs):
+    """An optimiser that calls ``grad_fn`` once a step."""
+
+    gradients = 2
+
+
+def gradients_a_step(optimizer: optax.GradientTransformation) -> int:
+    """Gradients of the loss in a step: the optimiser's attribute ``gradients``, by default 1."""
+    return int(getattr(optimizer, "gradients", 1))
+
+
 def sharpness_aware(
     descent: optax.GradientTransformation, climb: Callable[[Params, Params], Params]
 ) -> optax.GradientTransformationExtraArgs:
@@ -25,8 +36,7 @@ def sharpness_aware(
     def up(gradient: Params, weights: Params) -> Params:
         return jax.tree.map(jnp.negative, climb(gradient, weights))  # optax takes a step down and reverses it
 
-    made: optax.GradientTransformationExtraArgs = optax.contrib.sam(descent, optax.stateless(up), opaque_mode=True)
-    return made
+    return SharpnessAware(*optax.contrib.sam(descent, optax.stateless(up), opaque_mode=True))
 
 
 def nearby(radius: float) -> Callable[[Params, Params], Params]:

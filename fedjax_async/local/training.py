@@ -13,6 +13,7 @@ from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.metrics import Metric
 from fedjax_async.local.private import keeping
+from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
 
 
@@ -47,6 +48,7 @@ def local_training(
         entries (running statistics) by those that ``train`` returns, and their change is uploaded.
       optimizer: any optax transformation; its state starts anew in every job. If its update takes ``grad_fn``
         (sharpness-aware optimisers do), it gets the gradient of the step's objective as a function of the weights.
+        Its attribute ``gradients`` [1] says how many gradients a step costs.
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
@@ -62,15 +64,11 @@ def local_training(
     Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
     """
-    check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
-    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
-    check.whole("batch_size", batch_size)
-    check.one_of("keep_optimizer", keep_optimizer, (False, True))
-    check.one_of("shuffle", shuffle, (False, True))
+    _require(model, optimizer, batch_size, keep_optimizer=keep_optimizer, shuffle=shuffle)
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
     check.require(scale is None or callable(scale), "scale", scale, "a function of the message's version")
     pulled = proximal_term(proximal, metric)
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
     def begin(key: Key, message: Message, client_state: State, data: ClientData) -> Work:
         del data
@@ -104,8 +102,16 @@ def local_training(
     def init(params: Params) -> State:
         return optimizer.init(trained(model, params)) if keep_optimizer else ()
 
-    plain = ClientAlgorithm(init=init, begin=begin, step=step, finish=finish)
+    plain = ClientAlgorithm(init, begin, step, finish, gradients=lambda steps, examples: each * steps)
     return plain if model.private is None else keeping(plain, model.private)
+
+
+def _require(model: Model, optimizer: Any, batch_size: Any, **switches: Any) -> None:
+    check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
+    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
+    check.whole("batch_size", batch_size)
+    for name, value in switches.items():
+        check.one_of(name, value, (False, True))
 
 
 # --- the parts of a step ----------------------------------------------------------------------

@@ -70,7 +70,7 @@ METHODS: dict[str, PeerPreset] = {
     "divshare": PeerPreset(
         divshare, "divshare", "gossip", "Fragments of models, each to its own receivers (Biswas et al. 2025)."
     ),
-    "independent": PeerPreset(full_models, "none", "gossip", "Every node trains alone, without messages."),
+    "independent": PeerPreset(full_models, "alone", "gossip", "Every node trains alone, without messages."),
     "dpsgd": PeerPreset(
         full_models, "dpsgd", "ring", "Synchronous gossip (Lian et al. 2017).", optimizer="sgd", lr=0.01
     ),

@@ -12,7 +12,8 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
    ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
-6. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``: a page to explore all of these.
+6. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``, ``html_gantt.py``: a page to
+   explore all of these.
 """
 
 from fedjax_async.results.comparisons import comparison

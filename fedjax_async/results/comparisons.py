@@ -74,6 +74,7 @@ def comparison(
     run, in both directions. The scores on the validation part, the training loss and the metrics that all runs have
     follow the times. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs in
     which every upload was rejected.
+    Where gradients of the loss and local steps are not as many, both have a column (of the arrivals).
     ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
@@ -99,6 +100,8 @@ def comparison(
 
     every = [run.counters for run in every_run]
     counted = [name for name in ("unused", "rejected") if any(counters.get(name) for counters in every)]
+    if any(counters.get("gradients") != counters.get("local_steps") for counters in every):
+        counted = ["local_steps", "gradients", *counted]
     lost = any(map(all_rejected, every))
     return [
         {

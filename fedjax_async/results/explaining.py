@@ -94,7 +94,7 @@ def explain(
     >>> from fedjax_async import simulate
     >>> run = simulate(model="logistic", clients=3, updates=5, validation_fraction=0.1)
     >>> found = explain(run, say=lambda line: None).arrivals
-    >>> abs(sum(found["change"]) - (found["loss"][-1] - explain(run, say=lambda line: None).start[0])) < 1e-6
+    >>> bool(abs(sum(found["change"]) - (found["loss"][-1] - explain(run, say=lambda line: None).start[0])) < 1e-6)
     True
     """
     check.whole("examples", examples)

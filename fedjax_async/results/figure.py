@@ -7,6 +7,7 @@ matplotlib comes with the extra ``plot`` and is imported only when a picture is 
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 UNMARKED = 8  # lines without markers; the following ones have some, and so are told apart by shape too
 PAPER_TEXT = 8  # points
+LABEL = 36  # characters of a line beside an axis
 # Metadata left out of each kind of file, because it differs between two savings of the same figure.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -124,9 +126,9 @@ def marker(index: int) -> str:
 
 
 def label(axes: Axes, x: str, y: str) -> None:
-    """Name both axes."""
+    """Name both axes; a long name beside them takes several lines."""
     axes.set_xlabel(x, fontsize=10, color=INK)
-    axes.set_ylabel(y, fontsize=10, color=INK)
+    axes.set_ylabel("\n".join(textwrap.fill(line, LABEL) for line in y.split("\n")), fontsize=10, color=INK)
 
 
 def _scale(largest: float, scales: Sequence[tuple[float, float, str]]) -> tuple[float, str]:

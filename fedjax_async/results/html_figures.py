@@ -1,4 +1,4 @@
-"""Interactive figures of the HTML report: curves over seeds, Gantt chart, clients, staleness.
+"""Interactive figures of the HTML report: curves over seeds, clients, staleness; ``html_gantt.py`` has the schedules.
 
 Each figure is a dict, ``data`` and ``layout`` in plotly's JSON; plotly checks it here and draws it in the browser. Long
 arrays are base64 (``bdata``) in their full precision. plotly comes with the extra ``report`` and is imported only when
@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import Outcome, PeerSchedule, with_derived_columns
+from fedjax_async.clock import PeerSchedule
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
-from fedjax_async.types import Run, Schedule
+from fedjax_async.types import Run
 
 DASHES = ("solid", "dash", "dot", "dashdot")  # once the colours are used up
 MOST_LINES = len(PALETTE) * len(DASHES)  # more cannot be told apart
-MOST_ROWS = 40  # clients of a Gantt chart
 MOST_BARS = 400  # clients with a bar each; more become a histogram
 BINS = 60
 UNITS = {
@@ -35,17 +34,6 @@ UNITS = {
 }
 # column of the evaluations -> factor, title
 METRICS = {"accuracy": (100.0, "test accuracy (%)"), "loss": (1.0, "test loss")}
-REJECTED = "rejected"  # came in time, but the server rule gave it no weight
-UNUSED = "unused"  # came for a server step that was not complete at the end
-APPLIED = ("applied", "late")  # states with a staleness: their colour
-STATE_COLOURS = dict(
-    zip(
-        ("under way", "called off", "lost", "crashed", "interrupted", "dropped late", "dropped stale", "given up"),
-        ("#D9D9D9", "#BDBDBD", "#D55E00", "#8B1A1A", "#CC79A7", "#E69F00", "#B8860B", "#9C8AA5"),
-        strict=True,
-    )
-) | {REJECTED: "#000000", UNUSED: "#A6CEE3"}
-
 Figure = dict[str, Any]
 
 
@@ -67,12 +55,13 @@ def require_plotly() -> ModuleType:
     return plotly
 
 
-def _axis(title: str, **more: Any) -> dict[str, Any]:
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis as plotly takes it."""
     line = {"showline": True, "linecolor": FAINT, "ticks": "outside", "tickcolor": FAINT, "zeroline": False}
     return {"title": {"text": title}, "gridcolor": GRID, **line, **more}
 
 
-def _figure(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any) -> Figure:
+def plot(data: Sequence[Mapping[str, Any]], x: Mapping[str, Any], y: Mapping[str, Any], **layout: Any) -> Figure:
     """``data`` and ``layout`` as JSON, checked by plotly."""
     make = require_plotly().graph_objects.Figure
     plain = {"template": "none", "font": {"color": INK, "size": 12}, "margin": {"l": 60, "r": 20, "t": 20, "b": 50}}
@@ -128,118 +117,14 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             data.append(group | line | about | hover)
     tick = {"tickformat": "~s"} if x == "bytes" else {"tickformat": ",~g"}
     legend = {"groupclick": "togglegroup", "orientation": "v"}
-    return _figure(
-        data, _axis(UNITS[x], rangemode="tozero", **tick), _axis(title), legend=legend, showlegend=True, height=480
+    return plot(
+        data, axis(UNITS[x], rangemode="tozero", **tick), axis(title), legend=legend, showlegend=True, height=480
     )
 
 
 def _faint(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"
-
-
-# --- schedule ---------------------------------------------------------------------------------------
-
-
-def job_states(run: Run, schedule: Schedule) -> np.ndarray:
-    """Each job's end, as text: its :class:`~fedjax_async.clock.Outcome`, ``rejected`` or ``unused``; str[J]."""
-    names = np.array([outcome.name.lower().replace("_", " ") for outcome in Outcome], dtype=object)
-    states = names[schedule.outcome]
-    states[schedule.job[~np.asarray(run.updates["accepted"], bool)]] = REJECTED
-    if "used" in run.updates:
-        states[schedule.job[~np.asarray(run.updates["used"], bool)]] = UNUSED
-    return states
-
-
-def _part(schedule: Schedule, end: float, most_jobs: int) -> tuple[np.ndarray, np.ndarray, float, str]:
-    """The clients and jobs of a Gantt chart, the end of its time, and what it leaves out."""
-    with_jobs = np.unique(schedule.client)
-    clients = with_jobs[:MOST_ROWS]
-    jobs = np.flatnonzero(np.isin(schedule.client, clients))
-    jobs = jobs[np.argsort(schedule.dispatch_time[jobs], kind="stable")]
-    until = max(end, float(schedule.dispatch_time[jobs].max(initial=0.0)))
-    parts = []
-    if len(clients) < len(with_jobs):
-        parts.append(f"the first {len(clients)} of {len(with_jobs):,} clients with jobs")
-    if len(jobs) > most_jobs:
-        until = float(schedule.dispatch_time[jobs[most_jobs]])
-        jobs = jobs[:most_jobs]
-        parts.append(f"jobs sent in the first {until:,.6g} of {end:,.6g} s")
-    note = f"Shows {len(jobs):,} of {len(schedule.client):,} jobs: {', '.join(parts)}." if parts else ""
-    return clients, jobs, until, note
-
-
-def gantt(run: Run, most_jobs: int) -> Shown:
-    """A row per client, a bar per job from dispatch to upload: coloured by staleness, or by what became of it.
-
-    A tick marks the moment at which the server applies an upload. The moments of server steps can be switched on in
-    the legend. At most ``MOST_ROWS`` clients and ``most_jobs`` jobs; the note says what is left out.
-    """
-    schedule = with_derived_columns(run.schedule)
-    end = max(float(np.max(schedule.time, initial=0.0)), float(run.evaluations["time"][-1]))
-    clients, jobs, until, note = _part(schedule, end, most_jobs)
-    staleness = np.full(schedule.client.size, -1)
-    applied = np.full(schedule.client.size, np.nan)
-    # A job may arrive twice (a late duplicate): its first application counts.
-    staleness[schedule.job[::-1]], applied[schedule.job[::-1]] = schedule.staleness[::-1], schedule.time[::-1]
-    finish = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
-    finish = np.where(np.isfinite(finish), finish, end)
-    rows = np.searchsorted(clients, schedule.client)
-    states = job_states(run, schedule)
-    applied[states == UNUSED] = np.nan
-    data: list[dict[str, Any]] = []
-    for state in dict.fromkeys((*APPLIED, REJECTED, *STATE_COLOURS)):
-        mine = jobs[states[jobs] == state]
-        if not mine.size:
-            continue
-        columns = (schedule.client, schedule.number, schedule.version, schedule.local_steps, finish, applied, staleness)
-        came = state in (*APPLIED, REJECTED)
-        text = (
-            f"client %{{customdata[0]}}, job %{{customdata[1]}}: {state}<br>"
-            "%{customdata[3]} local steps from version %{customdata[2]}<br>"
-            "sent at %{base:,.6~g} s, ends at %{customdata[4]:,.6~g} s"
-        )
-        text += "<br>applied at %{customdata[5]:,.6~g} s, staleness %{customdata[6]}" if came else ""
-        colour = {"color": staleness[mine].tolist(), "coloraxis": "coloraxis"} if state in APPLIED else {}
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": state,
-                "base": schedule.dispatch_time[mine],
-                "x": np.maximum(finish[mine] - schedule.dispatch_time[mine], 0.0),
-                "y": rows[mine],
-                "width": 0.7,
-                "textposition": "none",
-                "marker": colour or {"color": STATE_COLOURS[state]},
-                "customdata": np.column_stack([column[mine] for column in columns]).astype(np.float32),
-                "hovertemplate": text + "<extra></extra>",
-            }
-        )
-    came = jobs[np.isfinite(applied[jobs])]
-    tick = {"symbol": "line-ns-open", "size": 12, "color": INK}
-    points = {"type": "scatter", "mode": "markers", "marker": tick, "hoverinfo": "skip"}
-    data.append(points | {"name": "upload applied", "x": applied[came], "y": rows[came]})
-    steps = schedule.time[schedule.closes & (schedule.time <= until)][:most_jobs]
-    middle = (len(clients) - 1) / 2
-    height = {"type": "constant", "value": middle + 0.5, "width": 0, "thickness": 0.6, "color": PALETTE[1]}
-    line = points | {"marker": {"opacity": 0, "color": PALETTE[1]}, "error_y": height, "y0": middle, "dy": 0}
-    data.append(line | {"name": "server steps", "x": steps, "visible": "legendonly"})
-    bar = {"title": {"text": "staleness<br>(server steps)"}, "thickness": 12, "outlinewidth": 0}
-    top = max(1, int(staleness[jobs].max(initial=0)))
-    y = _axis("client", range=[len(clients) - 0.4, -0.6], showgrid=False)
-    y |= {"tickvals": list(range(len(clients))), "ticktext": [str(client) for client in clients]}
-    legend = {"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0}
-    figure = _figure(
-        data,
-        _axis("virtual time (s)", range=[0.0, until or 1.0], tickformat=",~g"),
-        y,
-        barmode="overlay",
-        coloraxis={"colorscale": "Viridis", "reversescale": True, "cmin": 0, "cmax": top, "colorbar": bar},
-        legend=legend,
-        height=150 + 20 * max(len(clients), 6),
-    )
-    return Shown("Schedule", figure, note)
 
 
 # --- clients ----------------------------------------------------------------------------------------
@@ -255,7 +140,7 @@ def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Show
     count = len(next(iter(columns.values())))
     if count <= MOST_BARS:
         data = [_bars(np.arange(count), v, c, name) for c, (name, v) in zip(colours, columns.items())]
-        return Shown(title, _figure(data, _axis("client"), _axis(title.partition(",")[0]), barmode=mode, **_SMALL))
+        return Shown(title, plot(data, axis("client"), axis(title.partition(",")[0]), barmode=mode, **_SMALL))
     found = [column[np.isfinite(column)] for column in columns.values()]
     low, high = min(v.min(initial=math.inf) for v in found), max(v.max(initial=-math.inf) for v in found)
     if not low <= high:
@@ -265,7 +150,7 @@ def _by_client(title: str, columns: Mapping[str, np.ndarray], mode: str) -> Show
         _bars((edges[:-1] + edges[1:]) / 2, np.histogram(v, edges)[0], c, name, width=np.diff(edges), opacity=0.6)
         for c, name, v in zip(colours, columns, found)
     ]
-    figure = _figure(data, _axis(title), _axis("clients"), barmode="overlay", **_SMALL)
+    figure = plot(data, axis(title), axis("clients"), barmode="overlay", **_SMALL)
     return Shown(title, figure, f"{count:,} clients: how many lie in each of {BINS} intervals, not a bar for each.")
 
 
@@ -324,6 +209,6 @@ def staleness(run: Run) -> Shown:
     share = 100 * np.bincount(values // width) / values.size
     title = f"staleness: mean {values.mean():.2f}, largest {int(values.max())}"
     x = np.arange(len(share)) * width + (width - 1) / 2
-    y = _axis("share of updates (%)")
-    figure = _figure([_bars(x, share, PALETTE[0], width=0.86 * width)], _axis("staleness (server steps)"), y, **_SMALL)
+    y = axis("share of updates (%)")
+    figure = plot([_bars(x, share, PALETTE[0], width=0.86 * width)], axis("staleness (server steps)"), y, **_SMALL)
     return Shown(title, figure, f"A bar covers {width} values." if width > 1 else "")

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_async import check, disk
 from fedjax_async.clock import PeerSchedule
-from fedjax_async.results import files, html_figures, store, tables
+from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
 from fedjax_async.results.html_folders import AS_SAVED, Content, Group, Options, Source, read, table_of
@@ -59,10 +59,10 @@ def _details(name: str, folder: Path, most_jobs: int) -> Content:
     """Gantt chart, clients and counters of one run."""
     run = store.load(folder)
     peers = isinstance(run.schedule, PeerSchedule)
-    figures = [html_figures.gantt(run, most_jobs)] if run.schedule.client.size and not peers else []
+    chart = html_gantt.peer_gantt if peers else html_gantt.gantt
+    figures = [chart(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
     notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]
-    notes += ["No server: events and messages are drawn in the run's folder, not here."] if peers else []
     counters = {key: json.dumps(files.plain(value)) for key, value in run.counters.items()}
     if run.stopped is not None:
         counters[f"stopped by {run.stopped.by}"] = run.stopped.why
@@ -102,6 +102,8 @@ def content(folders: Sequence[str | Path], options: Options = AS_SAVED) -> Conte
     check.require(len(folders) > 0, "folders", list(folders), "at least one folder")
     check.require(len({Path(f).resolve() for f in folders}) == len(folders), "folders", list(folders), "different")
     sources = [read(folder, options) for folder in folders]
+    tabled = options.target is None or any(source.kind != "run" for source in sources)
+    check.require(tabled, "target", options.target, "left out: only comparisons and sweeps have tables with a target")
     labels = _labels([source.path for source in sources])
     drawn, details, notes = _chosen(sources, labels)
     total = sum(len(group.members) for source in sources for group in source.groups)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from fedjax_async.types import Run
 
 # What the package evaluates or counts in every run.
@@ -71,14 +73,24 @@ def curve_columns(runs: Mapping[str, Sequence[Run]], metric: str) -> dict[str, l
     """Column -> the groups of runs that have it, for each column that is drawn beside ``metric``.
 
     These are ``metric`` on the validation part, the training loss, the metrics, and the worst tenth of the clients by
-    ``metric``, of every model.
+    ``metric``, of every model. Columns without a curve, of the same value throughout or known at the ends only, are
+    left out.
     """
     found: dict[str, list[str]] = {}
     for name, seeds in runs.items():
         worst = [f"{CLIENT}{score}_worst" for score in of_metric(client_scores(seeds), metric)]
         for column in [*validation(seeds, metric), *measured(seeds), *worst]:
             found.setdefault(column, []).append(name)
-    return found
+    return {column: names for column, names in found.items() if any(_has_curve(runs[name], column) for name in names)}
+
+
+def _has_curve(seeds: Iterable[Run], column: str) -> bool:
+    for run in seeds:
+        values = np.asarray(run.evaluations[column], np.float64)
+        known = values[np.isfinite(values)]
+        if len(known) > min(2, len(values) - 1) and np.ptp(known) > 0:
+            return True
+    return False
 
 
 def of_metric(scores: Sequence[str], metric: str) -> list[str]:

@@ -119,7 +119,7 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
     server, the evaluations count that have them.
     """
     values = _scores(run, column)
-    if column.startswith("global_") and not np.isnan(values).all():
+    if column.startswith(("global_", "average_")) and not np.isnan(values).all():
         values = values[~np.isnan(values)]
     if final == "best":
         known = values[~np.isnan(values)]

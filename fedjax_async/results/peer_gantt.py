@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 # What became of a message -> its look in the picture, and what the note below says of it.
 LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
     "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
-    "dropped": ((Delivery.SUPERSEDED, Delivery.OVERFLOWED), canvas.PALETTE[4], "-"),
+    "superseded by a newer one": ((Delivery.SUPERSEDED,), canvas.PALETTE[4], "-"),
+    "dropped from a full buffer": ((Delivery.OVERFLOWED,), canvas.PALETTE[3], "-"),
     "lost": ((Delivery.LOST,), canvas.PALETTE[1], ":"),
     "not mixed by the end": ((Delivery.WAITING, Delivery.IN_FLIGHT), canvas.FAINT, ":"),
 }
@@ -70,7 +71,12 @@ def peer_gantt(
         parts.append(f"the first {until / size:,.3g} of {end / size:,.3g} {unit}")
     axes.set_title(", ".join(parts), loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     if kinds:
-        where: dict[str, Any] = {"loc": "outside lower center", "ncols": len(kinds), "frameon": False, "fontsize": 8}
+        where: dict[str, Any] = {
+            "loc": "outside lower center",
+            "ncols": min(len(kinds), 4),
+            "frameon": False,
+            "fontsize": 8,
+        }
         figure.legend(list(kinds.values()), [f"message {name}" for name in kinds], **where)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [str(row) for row in rows])

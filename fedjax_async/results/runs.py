@@ -236,6 +236,8 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
         state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
+        if saved.parent.is_dir() and not finished:
+            state = "the run in it was cut off before it began: give the command that began it once more"
         raise ValueError(f"folder = {str(folder)!r}: must hold a run that was begun with --checkpoint, but {state}")
     try:
         return from_dict(json.loads(saved.read_bytes()), objects)
@@ -332,6 +334,9 @@ def compare(
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
+    check.require(
+        "out" not in changes, "out", changes.get("out"), "given as folder=DIR: it holds a folder for each run"
+    )
     common = settings_from(settings, changes)
     check.optional(check.path, "folder", folder)
     looking_on = looking.chosen(callbacks, stream, keep_best, folder)

@@ -202,6 +202,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
         found = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+    except NotADirectoryError:
+        found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
         found = f"its {MANIFEST} is not ours"
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")

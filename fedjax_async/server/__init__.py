@@ -7,7 +7,8 @@ staleness weights), an aggregate over the arrivals of a server step (``aggregate
 sends each client weights of its own, ``delay_correction.py`` corrects stale deltas for what has changed since their
 start, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm. So do ``fedmrur.py``, ``floco.py`` (a
 simplex of models) and ``asynccurve.py`` (curves), whose parts go with other rules too: ``steps.py``, ``step_size.py``
-(with the dominance penalty) and ``swa.py`` (stochastic weight averaging).
+(with the dominance penalty) and ``swa.py`` (stochastic weight averaging). ``parts.py`` gives such pieces names that
+plug into any rule.
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
@@ -15,6 +16,7 @@ from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, m
 from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
+from fedjax_async.server.parts import PARTS, Part, with_parts
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
@@ -34,10 +36,12 @@ from fedjax_async.server.transforms import (
 
 __all__ = [
     "METHODS",
+    "PARTS",
     "SERVERS",
     "STALENESS",
     "STEPS",
     "Aggregate",
+    "Part",
     "Preset",
     "Transform",
     "averaged",
@@ -63,5 +67,6 @@ __all__ = [
     "step_size",
     "stepping",
     "towards_client",
+    "with_parts",
 ]
 __all__ += list(SERVERS)

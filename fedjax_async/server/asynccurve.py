@@ -127,7 +127,7 @@ def asynccurve(
     gives no values for these options; all defaults are ours.
 
     Args:
-      server_lr, lowest: eta at the beginning of a cycle, and the share of it that is left at its end, > 0.
+      server_lr, lowest: eta at the beginning of a cycle, and the share of it that is left at its end, in (0, 1].
       cycle: c, accepted arrivals a cycle of eta, and server steps from one averaged model to the next.
       dominance: whether a is divided by ``N p_i``, with N and the shares p of all arrivals so far.
       control: what becomes of the control point when the chord changes: ``rotation`` with it, or ``none``: it keeps
@@ -142,7 +142,6 @@ def asynccurve(
         server step, twice the bytes.
     """
     check.positive("server_lr", server_lr)
-    check.positive("lowest", lowest)
     check.whole("cycle", cycle)
     check.one_of("dominance", dominance, (True, False))
     check.below_one("momentum", momentum)

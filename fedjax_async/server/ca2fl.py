@@ -12,8 +12,8 @@ from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, scaled, transformed
-from fedjax_async.types import Array, Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.server.transforms import Transform, informed, require_no_steps, scaled, transformed
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class Cached(NamedTuple):
@@ -51,7 +51,8 @@ def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) 
     """
     check.positive("server_lr", server_lr)
     check.whole("num_clients", num_clients)
-    average = mean()
+    require_no_steps(guards, "ca2fl")
+    average, guards = mean(), informed(guards, Facts(num_clients))
 
     def init(params: Params) -> tuple[Ca2flState, Cached]:
         zero = jax.tree.map(jnp.zeros_like, params)

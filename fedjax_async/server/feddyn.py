@@ -19,7 +19,15 @@ from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, chain, scaled, towards_client, transformed
+from fedjax_async.server.transforms import (
+    Transform,
+    chain,
+    informed,
+    require_no_steps,
+    scaled,
+    towards_client,
+    transformed,
+)
 from fedjax_async.types import (
     Array,
     Arrival,
@@ -61,12 +69,13 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
       alpha: weight of the dynamic regulariser, > 0.
     """
     check.positive("alpha", alpha)
+    require_no_steps(guards, "feddyn")
     return _dynamic(alpha, guards, Facts())
 
 
 def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
     """The rule for a run of ``facts``, which hold N."""
-    transform, average = chain(towards_client(), guards), mean()
+    transform, average = informed(chain(towards_client(), guards), facts), mean()
 
     def init(params: Params) -> tuple[FedDynState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
@@ -155,4 +164,5 @@ def feddyn_client(
     def own(message: Message, client_state: State) -> Params:
         return message.params if base.own is None else base.own(message, client_state[0])
 
-    return ClientAlgorithm(init, begin, step, finish, own=None if base.own is None else own)
+    own_or_none = None if base.own is None else own
+    return ClientAlgorithm(init, begin, step, finish, own=own_or_none, gradients=base.gradients)

@@ -20,6 +20,7 @@ from fedjax_async import check, tree
 from fedjax_async.geometry import sample_weights, simplex_point
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.private import keeping
+from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule
@@ -159,7 +160,7 @@ def floco_client(
     """
     check.whole("batch_size", batch_size)
     pulled = proximal_term(proximal, None)
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
     def corners(message: Message) -> Params:
         offsets = jax.vmap(lambda row: shared_part(model, row))(trained(model, message.extra))
@@ -206,7 +207,7 @@ def floco_client(
         change = Simplex(*jax.tree.map(jnp.subtract, (params, whole), (message.params, message.extra)))
         return change, client_state
 
-    plain = ClientAlgorithm(init=lambda params: (), begin=begin, step=step, finish=finish)
+    plain = ClientAlgorithm(lambda params: (), begin, step, finish, gradients=lambda steps, examples: each * steps)
     return plain if model.private is None else keeping(plain, model.private, part="params")
 
 

@@ -19,7 +19,15 @@ from fedjax_async.models import STATISTICS
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
 from fedjax_async.server.running_statistics import has_statistics, on_weights
-from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, towards_client, transformed
+from fedjax_async.server.transforms import (
+    Transform,
+    Weight,
+    informed,
+    require_no_steps,
+    scale_by_staleness,
+    towards_client,
+    transformed,
+)
 from fedjax_async.types import (
     Array,
     Arrival,
@@ -67,7 +75,7 @@ def after_the_first(transform: Transform) -> Transform:
         return kept, (jnp.ones_like(begun), after), jnp.where(begun, weight, jnp.ones_like(weight))
 
     def given(facts: Facts) -> Transform:
-        return after_the_first(transform if transform.given is None else transform.given(facts))
+        return after_the_first(informed(transform, facts))
 
     return Transform(init, update, None if transform.given is None else given)
 
@@ -248,8 +256,11 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
 
     ``W <- w_m + (W - start_m)_perp`` at every arrival, whenever steps close; ``per`` as in ``orthofl``.
     """
-    combine = orthogonal(per)
+    require_no_steps(guards, "orthofl_no_average")
+    return _by_latest(guards, orthogonal(per))
 
+
+def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
     def init(params: Params) -> tuple[Latest, Array]:
         # The memory has no content. It declares that messages change with every arrival, not only when a step closes.
         return Latest(params, guards.init(params)), jnp.zeros((), jnp.int32)
@@ -264,7 +275,10 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     def dispatch(state: Latest, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.params), memory
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params)
+    def given(facts: Facts) -> ServerAlgorithm:
+        return _by_latest(informed(guards, facts), combine)
+
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, given=given)
 
 
 @takes(discounted=discount, guards=guard_rails)

@@ -21,6 +21,7 @@ from fedjax_async.server.transforms import (
     Weight,
     chain,
     clip_by_norm,
+    informed,
     scale_overstale,
     scaled,
     staleness_weight,
@@ -94,6 +95,7 @@ def rule(
 
     Args:
       weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).
+      optimizer: followed by the ``steps`` of the transforms, if they bring any.
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
       facts: of the run, if they are known; the engine passes them through ``given``. If every arrival closes its
@@ -108,14 +110,15 @@ def rule(
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(1.0)")
     check.kind("aggregate", aggregate, (Aggregate, type(None)), "an Aggregate, such as server.mean() makes")
     check.require(rate is None or callable(rate), "rate", rate, "a function of the staleness")
-    transform = chain(*transforms)
-    transform = transform if facts is None or transform.given is None else transform.given(facts)
+    chained = chain(*transforms)
+    stepper = optax.chain(optimizer, *chained.steps) if chained.steps else optimizer
+    transform = (chained if facts is None else informed(chained, facts))._replace(steps=())
     aggregate = mean() if aggregate is None else aggregate
     carries = facts is None or not facts.every_closes
 
     def init(params: Params) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
-        inner = optimizer.init(weights_of(params))
+        inner = stepper.init(weights_of(params))
         accumulated = aggregate.init(params) if carries else ()
         return RuleState(params, transform.init(params), accumulated, inner, oldest), ()
 
@@ -134,7 +137,7 @@ def rule(
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)
         factor = None if rate is None else rate(state.oldest)
-        params, optimizer_state = _moved(optimizer, state, direction, factor)
+        params, optimizer_state = _moved(stepper, state, direction, factor)
         new = RuleState(
             params=tree.where(weight > 0, params, state.params),
             transforms=state.transforms,

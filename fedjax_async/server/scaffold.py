@@ -153,4 +153,5 @@ def scaffold_client(
     def own(message: Message, client_state: State) -> Params:
         return message.params if base.own is None else base.own(message, client_state[0])
 
-    return ClientAlgorithm(init, begin, step, finish, own=None if base.own is None else own)
+    own_or_none = None if base.own is None else own
+    return ClientAlgorithm(init, begin, step, finish, own=own_or_none, gradients=base.gradients)

@@ -30,6 +30,7 @@ def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array],
     """
     check.positive("highest", highest)
     check.positive("lowest", lowest)
+    check.in_range("lowest", lowest, 0, 1)
     check.whole("length", length)
 
     def rate(tau: Array) -> Array:

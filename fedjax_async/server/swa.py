@@ -58,6 +58,8 @@ def averaged(
 
     def init(params: Params) -> tuple[AveragedState, State]:
         state, memory = rule.init(params)
+        if overwrite is not None:
+            with_params(rule, state, params)  # refuses a rule that computes its params before anything compiles
         return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False)), memory
 
     def receive(state: AveragedState, memory: State, arrival: Arrival) -> tuple[AveragedState, State, Info]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
@@ -25,12 +26,16 @@ Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 class Transform(NamedTuple):
     """``init(params) -> state`` and ``update(direction, state, params, arrival) -> (direction, state, weight)``.
 
-    ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run.
+    ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
+    upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
+    :func:`server.rule` applies after its optimizer.
     """
 
     init: Callable[[Params], State]
     update: Callable[[Params, State, Params, Arrival], tuple[Params, State, Array]]
     given: Callable[[Facts], Transform] | None = None
+    first: bool = False
+    steps: tuple[optax.GradientTransformation, ...] = ()
 
 
 class Transformed(NamedTuple):
@@ -53,6 +58,7 @@ def transformed(transform: Transform, state: State, params: Params, arrival: Arr
       state: of the transform, before this arrival.
       params: of the server, shaped like the upload.
     """
+    require_no_steps(transform, "a rule that is not made by server.rule")
     weight = jnp.asarray(arrival.weight, jnp.result_type(float))
     arrival = rebased(arrival._replace(weight=weight), params)
     direction, after, factor = transform.update(arrival.upload, state, params, arrival)
@@ -90,6 +96,9 @@ def chain(*transforms: Transform) -> Transform:
 
     for i, transform in enumerate(transforms):
         check.kind(f"transforms[{i}]", transform, Transform, "a Transform, such as server.clip_by_norm(1.0)")
+        if i > 0 and transform.first:
+            why = "the rule changes the delta before, and a delay correction needs it as the client sent it"
+            raise ValueError(f"correction: must be left out: {why}")
 
     def init(params: Params) -> State:
         return tuple(t.init(params) for t in transforms)
@@ -103,9 +112,23 @@ def chain(*transforms: Transform) -> Transform:
         return direction, tuple(states), product
 
     def given(facts: Facts) -> Transform:
-        return chain(*(t if t.given is None else t.given(facts) for t in transforms))
+        return chain(*(informed(t, facts) for t in transforms))
 
-    return Transform(init, update, given if any(t.given is not None for t in transforms) else None)
+    knows = any(t.given is not None for t in transforms)
+    first = bool(transforms) and transforms[0].first
+    steps = tuple(step for t in transforms for step in t.steps)
+    return Transform(init, update, given if knows else None, first, steps)
+
+
+def informed(transform: Transform, facts: Facts) -> Transform:
+    """The transform, adapted to the facts of a run; unchanged if it needs none."""
+    return transform if transform.given is None else transform.given(facts)
+
+
+def require_no_steps(transform: Transform, rule: str) -> None:
+    """``ValueError`` if a transform brings changes of the server's steps, for a rule that steps by itself."""
+    given = f"{len(transform.steps)} of them (momentum of steps, cyclic, geodesic)"
+    check.require(not transform.steps, "parts of the step", given, f"left out: {rule} takes its step by itself")
 
 
 def scaled(params: Params, factor: Any) -> Params:

@@ -5,7 +5,9 @@ make further ones. :func:`closed_orbit` has the two clients on which FedAvg goes
 appendix C).
 
 Beyond the paper: a cubic form of two variables is 2-conservative exactly if it is ``l <x, u>^3 + m <x, v>^3`` with
-orthogonal u and v, so that by Theorem 3 it is k-conservative for all k (the paper has k = 3 only).
+orthogonal u and v, so that by Theorem 3 it is k-conservative for all k (the paper has k = 3 only). The gradient of
+``x^2 y`` is k-conservative exactly for odd k: with ``V^k = (X, Y)`` the quotient ``x X / (y Y)`` alternates between 2
+and ``x^2 / y^2``, and for odd k the exponents p, q of X have ``p + 1 = 2 q``, as a potential needs.
 
 Corrected here: eq. 17 lists the negative of eq. 2's V_s, and its four rows for a single region lack the factor 1/2 of
 the mean over two clients. "I and (not III or not IV)" there must be read as "I, neither III nor IV", and likewise for
@@ -121,7 +123,8 @@ EXAMPLES: dict[str, Example] = {
         rotation(2),
         rotation(3),
         rotation(4),
-        cubic("cubic_monomial", 0, 1, 0, 0),  # Section 3: (grad x^2 y)^2 = (4 x^3 y, 4 x^2 y^2)
+        # Section 3: (grad x^2 y)^2 = (4 x^3 y, 4 x^2 y^2)
+        cubic("cubic_monomial", 0, 1, 0, 0)._replace(conservative=lambda k: k % 2 == 1),
         cubic("cubic_orthogonal", 9, 6, 18, -7),  # (2 x + y)^3 + (x - 2 y)^3
     )
 }

@@ -4,7 +4,7 @@ The bound is on ``(1/T) sum_s E ||grad L(Theta^s)||^2`` over T server steps of t
 as printed has the constant 1 here; derived again, the bound has the constants of the proof, and holds for a Euclidean
 ambient space (C = 0) and equal participation.
 
-What the paper does not say; all but the last are shown by a test:
+What the paper does not say, each shown by a test:
 
 - With ``eta_l ~ 1 / sqrt(T)`` the first term of eq. 69 falls as ``T^(-1/2)``. Theorem 1 prints ``T^(-3/2)``.
 - ``sum_s (L(s) - Q L(s+1))`` is at most ``L(0) - L* + T Psi``, as in eq. 69, and at most ``L(0) - Q L* + (T - 1) Psi``.
@@ -13,7 +13,7 @@ What the paper does not say; all but the last are shown by a test:
 - Eq. 66 loses ``sigma_l^2`` in its mu^2 term: it puts ``4 G^2`` in place of ``4 G^2 + sigma_l^2``.
 - Eq. 61 drops a term of the growth factor, ``K eta_l^2 mu^2 L_N^2 <= 1 / K``; eq. 63 holds all the same.
 - Assumption 6 for all positions on a curve requires Q <= 1 if the loss is positive, since the curve and the line meet
-  at their ends. The proof uses it at the position of the step only.
+  at their ends. The proof uses it at the position of the step only, where Q > 1 is possible.
 
 Source: AsyncManifold (2025), Theorem 1 and appendix A.
 """

@@ -36,6 +36,13 @@ class CurlEstimate(NamedTuple):
     standard_error: Array  # 0 where the value is exact
 
 
+class MeanCurl(NamedTuple):
+    """Relative antisymmetries of C fields and of their mean."""
+
+    parts: CurlEstimate  # float[C] both
+    mean: CurlEstimate
+
+
 class Conservatism(NamedTuple):
     """What :func:`is_k_conservative` found at P points."""
 
@@ -114,22 +121,43 @@ def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> Curl
     """
     check.whole("pairs", pairs, 2)
     flat, unravel = ravel_pytree(x)
-    count = min(pairs, flat.size)
-    _, push = jax.linearize(lambda v: ravel_pytree(field(unravel(v)))[0], flat)
-    pull = jax.linear_transpose(push, flat)
-    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, count), flat.dtype))
+    push, pull = _derivatives(field, flat, unravel)
 
     def squares(direction: Array) -> tuple[Array, Array]:
-        forward, (backward,) = push(direction), pull(direction)
-        return jnp.sum(jnp.square(forward - backward)), jnp.sum(jnp.square(forward + backward))
+        return _squares(push(direction), pull(direction))
 
-    anti, sym = jax.lax.map(squares, flat.size**0.5 * basis.T)
-    value = _ratio(anti.mean(), sym.mean())
-    if count == flat.size:
-        return CurlEstimate(value, jnp.zeros_like(value))
-    spread = jnp.std(anti - jnp.square(value) * sym, ddof=1) * ((1 - count / flat.size) / count) ** 0.5
-    slope = 2 * value * sym.mean()
-    return CurlEstimate(value, jnp.where(slope > 0, spread / jnp.where(slope > 0, slope, 1.0), 0.0))
+    anti, sym = jax.lax.map(squares, _directions(key, flat, pairs))
+    return _from_squares(anti, sym, flat.size)
+
+
+def estimate_mean_curl(
+    key: Key, field: Callable[[Array, Params], Params], weights: Array, x: Params, *, pairs: int = 16
+) -> MeanCurl:
+    """:func:`estimate_curl` of C fields and of their weighted mean, all from the same directions.
+
+    One field is linearised at a time. Memory besides: ``3 pairs * D`` floats.
+
+    Args:
+      field: ``field(c, x)``, differentiable as in :func:`estimate_curl`; ``c`` int32[].
+      weights: float[C], of the fields in the mean; their sum cancels.
+      key, x, pairs: as in :func:`estimate_curl`.
+    """
+    check.whole("pairs", pairs, 2)
+    flat, unravel = ravel_pytree(x)
+    directions = _directions(key, flat, pairs)
+
+    def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[Any, Any]:
+        c, weight = one
+        push, pull = _derivatives(lambda v: field(c, v), flat, unravel)
+        both = jax.lax.map(lambda direction: (push(direction), pull(direction)), directions)
+        total = jax.tree.map(lambda t, derivative: t + weight * derivative, total, both)
+        return total, jax.vmap(_squares)(*both)
+
+    numbers = jnp.arange(len(weights), dtype=jnp.int32)
+    nothing = (jnp.zeros_like(directions), jnp.zeros_like(directions))
+    total, squares = jax.lax.scan(part, nothing, (numbers, jnp.asarray(weights, flat.dtype)))
+    each = jax.vmap(lambda anti, sym: _from_squares(anti, sym, flat.size))(*squares)
+    return MeanCurl(each, _from_squares(*jax.vmap(_squares)(*total), flat.size))
 
 
 def antisymmetry(field: Field, k: int, x: Params) -> Array:
@@ -167,6 +195,35 @@ def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -
 def _jacobian(field: Field, x: Params) -> Array:
     flat, unravel = ravel_pytree(x)
     return jax.jacfwd(lambda v: ravel_pytree(field(unravel(v)))[0])(flat)
+
+
+def _directions(key: Key, flat: Array, pairs: int) -> Array:
+    """Orthogonal random directions of length sqrt(D); float[P, D], P = pairs or D if that is less."""
+    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), flat.dtype))
+    return flat.size**0.5 * basis.T
+
+
+def _derivatives(field: Field, flat: Array, unravel: Callable[[Array], Params]) -> tuple[Field, Field]:
+    """``v -> J v`` and ``v -> J' v`` of a field at a point, which is evaluated once."""
+    _, push = jax.linearize(lambda v: ravel_pytree(field(unravel(v)))[0], flat)
+    transposed = jax.linear_transpose(push, flat)
+    return push, lambda direction: transposed(direction)[0]
+
+
+def _squares(forward: Array, backward: Array) -> tuple[Array, Array]:
+    """``||(J - J') v||^2`` and ``||(J + J') v||^2``; float[] both."""
+    return jnp.sum(jnp.square(forward - backward)), jnp.sum(jnp.square(forward + backward))
+
+
+def _from_squares(anti: Array, sym: Array, dim: int) -> CurlEstimate:
+    """The estimate from the squares of P directions, float[P] both."""
+    count = len(anti)
+    value = _ratio(anti.mean(), sym.mean())
+    if count == dim:
+        return CurlEstimate(value, jnp.zeros_like(value))
+    spread = jnp.std(anti - jnp.square(value) * sym, ddof=1) * ((1 - count / dim) / count) ** 0.5
+    slope = 2 * value * sym.mean()
+    return CurlEstimate(value, jnp.where(slope > 0, spread / jnp.where(slope > 0, slope, 1.0), 0.0))
 
 
 def _ratio(anti: Array, sym: Array) -> Array:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import cli
+from fedjax_async import cli, registry
 from fedjax_async.cli import flags, listing
 from fedjax_async.results import final_value, load
 
@@ -183,6 +183,13 @@ def test_list_describes_every_name(capsys):
     assert ok(capsys, "list", "timings").splitlines()[0] == "timings:"
 
 
+def test_list_has_no_line_without_a_description(capsys, monkeypatch):
+    monkeypatch.setitem(registry.ADDED, "delay", {"mine": registry.Addition(lambda *, mean: None, "")})
+    assert ok(capsys, "list", "delays").splitlines()[-2] == f"  {'mine':<20} (its factory has no docstring)"
+    assert ok(capsys, "list", "clients").splitlines()[:2] == ["clients:", "  (none; a plugin may register some)"]
+    assert all(len(line.split()) > 1 for line in ok(capsys, "list").splitlines() if line.startswith("  "))
+
+
 def test_data_list(capsys, tmp_path):
     out = ok(capsys, "data", "list", "--data-dir", str(tmp_path))
     state = {line.split()[0]: line for line in out.splitlines()}
@@ -269,7 +276,7 @@ def test_a_missing_data_set_is_named(capsys, tmp_path, monkeypatch):
 # What a program that ends in a blink must not import: seconds on a busy machine.
 SLOW = ("numpy", "jax", "flax", "optax", "fedjax_async.config.experiment")
 PROGRAM = f"""import sys
-from fedjax_async import cli
+from fedjax_async import cli, registry
 try:
     code = cli.main(sys.argv[1:])
 except SystemExit as end:

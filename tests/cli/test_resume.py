@@ -149,6 +149,12 @@ def test_nothing_to_resume(capsys, tmp_path):
     assert "is finished" in capsys.readouterr().err
 
 
+def test_a_run_that_was_cut_off_before_its_settings_were_written_says_so(capsys, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert "cut off before it began: give the command that began it once more" in capsys.readouterr().err
+
+
 def test_checkpoints_of_other_settings_are_refused(capsys, tmp_path):
     kept = tmp_path / "checkpoints"
     kept.mkdir()

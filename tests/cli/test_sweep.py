@@ -117,6 +117,9 @@ def test_collect_makes_the_tables_of_what_is_there(capsys, file, tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         cli.main(["sweep", *arguments])
     assert ended.value.code == 130 and "the same command goes on" in capsys.readouterr().err
+    for flag, says in (("--dry-run", "dry_run = True"), ("--submit=local", "submit = 'local'")):
+        assert cli.main(["sweep", *arguments, "--collect", flag]) == 2
+        assert f"{says}: must be left out with --collect" in capsys.readouterr().err
     out = ok(capsys, *arguments, "--collect")
     assert "3 of 8 runs are finished; missing: mixing=0.4,lr=0.1,seed=1, mixing=0.8," in out
     assert len((tmp_path / "out" / "runs.csv").read_text().splitlines()) == 4

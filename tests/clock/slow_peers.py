@@ -85,14 +85,14 @@ class Pushing:
                 occupied, travelling = (float(one[0]) for one in times)
                 if world.network.shared:
                     begins = max(self.uplink.get(node, 0.0), event.end)
-                    if begins < deadline:
-                        self.uplink[node] = begins + occupied
-                    arrival = begins + occupied + travelling if begins < deadline else math.inf
+                    if begins >= deadline:
+                        continue  # never sent
+                    self.uplink[node] = begins + occupied
+                    arrival = begins + occupied + travelling
                 else:
                     arrival = event.end + occupied + travelling
-                if arrival < math.inf:
-                    arrival = max(arrival, self.link.get((node, receiver), 0.0))
-                    self.link[node, receiver] = arrival
+                arrival = max(arrival, self.link.get((node, receiver), 0.0))
+                self.link[node, receiver] = arrival
             if world.message_faults is not None:
                 faults = world.message_faults(position, np.array([node]), np.array([event.number]))
                 corrupt = bool(np.all(faults.corrupt))
@@ -104,7 +104,7 @@ class Pushing:
 
 
 def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, as it is told)
-    """``kind``: push_sum, mean, divshare, swift, none. The columns of a ``PeerSchedule``, as lists."""
+    """``kind``: push_sum, mean, divshare, swift, alone. The columns of a ``PeerSchedule``, as lists."""
     scenario = world.scenario
     events = [
         SimpleNamespace(client=c, number=n, turn=n, start=a, end=b, mixed_at=a if aggregate_at == "start" else b)
@@ -126,7 +126,7 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
         event = events[index]
         later = [other.end for other in events if (other.client, other.number) == (event.client, event.number + 1)]
         deadline = later[0] if later and kind == "divshare" else math.inf
-        sent = [] if kind == "none" else pushing.messages(event, online, end, deadline)
+        sent = [] if kind == "alone" else pushing.messages(event, online, end, deadline)
         event.degree = len(sent)
         parts = len(sent) + 1
         if options.get("reference") == "released":

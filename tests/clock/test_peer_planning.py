@@ -104,10 +104,10 @@ def test_push_sum_is_its_definition(settings, policy, capacity, newest, aggregat
 
 @profile(max_examples=25)
 @given(worlds(), st.booleans(), st.sampled_from([1, 3, None]), st.sampled_from(["start", "end"]))
-def test_mean_and_none_are_their_definition(settings, newest, capacity, aggregate_at):
+def test_mean_and_alone_are_their_definition(settings, newest, capacity, aggregate_at):
     options = {"newest": newest, "capacity": capacity, "aggregate_at": aggregate_at}
     check_equal(settings, spec_of("mean", options), "mean", **options)
-    check_equal(settings, f"none:aggregate_at={aggregate_at}", "none", aggregate_at=aggregate_at)
+    check_equal(settings, f"alone:aggregate_at={aggregate_at}", "alone", aggregate_at=aggregate_at)
 
 
 @profile(max_examples=25)

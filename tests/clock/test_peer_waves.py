@@ -13,7 +13,7 @@ from fedjax_async.clock import Until, masses, peer_runs, peer_slots, peer_waves,
 from fedjax_async.clock.swift import communication_coefficients
 from tests.clock.swift_by_hand import coefficients_by_hand
 
-EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "sgp", "none"]
+EXCHANGES = ["push_sum", "mean:aggregate_at=end", "swift", "divshare", "dpsgd", "sgp", "alone"]
 
 
 def needs(plan):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings, simulate
-from fedjax_async.config import PerStaleness, trajectory, tune
+from fedjax_async.config import PerStaleness, tune
 
 SETTINGS = Settings(
     method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=3, updates=8, steps=2, validation_fraction=0.1,
@@ -29,13 +29,14 @@ def test_a_value_a_staleness_over_two_seeds():
     tuned = tune(SETTINGS, {"method.mixing": "staleness"}, steps=1, rate=0.5, seeds=(0, 1))
     assert tuned.settings is None and isinstance(tuned.hyper["server.mixing"], PerStaleness)
     weights = tuned.values["method.mixing"]
-    runs = [trajectory(SETTINGS), trajectory(Settings(**vars(SETTINGS) | {"seed": 1}))]
-    used = {int(s) for run in runs for s in np.unique(run.schedule.staleness)}
+    runs = [simulate(SETTINGS, seed=seed) for seed in (0, 1)]
+    used = {int(s) for run in runs for s in np.unique(run.updates["staleness"])}
     assert weights.shape == (2, max(used) + 1)
     np.testing.assert_allclose(weights[0], 0.2, rtol=1e-6)
     assert set(np.flatnonzero(weights[1] != weights[0])) == used
-    ends = [float(run.function(tuned.hyper, run.params)["validation_loss"][-1]) for run in runs]
-    assert np.mean(ends) == pytest.approx(tuned.losses[tuned.best], rel=1e-5)
+    np.testing.assert_array_equal(tuned.hyper["server.mixing"].values, weights[tuned.best])
+    ends = [run.evaluations["validation_loss"][-1] for run in runs]
+    assert np.mean(ends) == pytest.approx(tuned.losses[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,8 @@ def test_a_value_a_staleness_over_two_seeds():
         ({}, (["mixing"],), "names = 'mixing': must be one of method.mixing, lr"),
         ({}, ([],), "names = .*: must be at least one path"),
         ({}, ({"lr": "example"},), r"names\['lr'\] = 'example'"),
+        ({}, (3,), "names = 3: must be at least one path"),
+        ({}, (["lr", "lr"],), r"names = \['lr', 'lr'\]: must be paths that are different"),
         ({"validation_fraction": None}, (["lr"],), "validation_fraction = None: must be given"),
     ],
 )
@@ -53,7 +56,15 @@ def test_what_it_cannot_tune_is_refused(changes, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"memory_limit": "1KB"}, "memory_limit"), ({"last": 100}, "last = 100")]
+    ("options", "message"),
+    [
+        ({"memory_limit": "40KB"}, "memory_limit = '4e-05GB': must be at least"),
+        ({"memory_limit": "1KB"}, "memory_limit = '1KB': must be more than the 31400 bytes of the model"),
+        ({"last": 100}, "last = 100"),
+        ({"seeds": 0}, "seeds = 0: must be a whole number from 1"),
+        ({"seeds": [1, 1]}, "seeds = .*: must be different seeds"),
+        ({"optimizer": "adam"}, "optimizer = 'adam': must be an optax transformation"),
+    ],
 )
 def test_limits_are_refused_before_the_descent(options, message):
     with pytest.raises(ValueError, match=message):

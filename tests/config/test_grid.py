@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import registry
+from fedjax_async.clock import EXCHANGES, TOPOLOGIES
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
 from fedjax_async.config.paths import FIELDS, changed, checked, flat, option_text, value_of, values_of, with_option
 from fedjax_async.config.settings import as_dict
+from fedjax_async.engine.peer_outcome import GLOBAL_TESTS
 
 BASE = Settings(updates=9)
 
@@ -220,6 +222,14 @@ def test_none_can_be_written():
     points = expand({"updates": 5, "epochs": 2}, {"test_fraction": ["none", 0.2]})
     assert [point.settings.test_fraction for point in points] == [None, 0.2]
     assert [point.name for point in points] == ["test_fraction=none", "test_fraction=0.2"]
+
+
+@pytest.mark.parametrize(
+    ("field", "names"), {"exchange": EXCHANGES, "global_tests": GLOBAL_TESTS, "topology": TOPOLOGIES}.items()
+)
+def test_no_name_is_taken_for_none(field, names):
+    points = expand({"updates": 5}, {field: list(names)})
+    assert [getattr(point.settings, field) for point in points] == list(names)
 
 
 def test_numpy_axes():

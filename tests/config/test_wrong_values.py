@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import Settings, clock, compare, named, results, resume, server, simulate, sweep
+from fedjax_async.config import trajectory, tune
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
 
@@ -72,6 +73,15 @@ CALLS = [
     (lambda: sweep(SMALL, {"lr": [0.1]}, folder=5), "folder = 5: must be a path"),
     (lambda: sweep(SMALL, {"seeds": [1, 2]}), "seeds: must stand above the first [table] of a sweep"),
     (lambda: sweep(SMALL, {"eval_at": [10, 20]}), f"eval_at = 10: {MOMENTS}"),
+    (lambda: simulate(**SMALL, learning_rate=0.1), "setting = 'learning_rate': unknown; did you mean 'lr'?"),
+    (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
+    (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
+    (lambda: compare(["fedavg"], Settings(**SMALL), out="x"), "out = 'x': must be given as folder=DIR"),
+    (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
+    (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run ('fedjax_async run 1'), but it is"),
+    (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
+    (lambda: trajectory("fedasync"), "settings = 'fedasync': must be Settings, such as"),
+    (lambda: trajectory(Settings(**SMALL), modl="mlp"), "object = 'modl': unknown; did you mean 'model'?"),
     (lambda: planned(updates=LARGE), "until.updates = 1"),
     (lambda: planned(time=LARGE), "until.time = 1"),
     (lambda: planned(updates=10**13), "updates = 1e+13: must end within"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import Dataset, client_rows, fashion_mnist_6k, federate, synthetic
-from fedjax_async.data.decode import as_is
+from fedjax_async.data.decode import as_is, unit_images
 
 
 def numbered(examples=60, classes=3, **fields):
@@ -96,6 +96,16 @@ def test_bad_input(change, message):
 def test_inconsistent_data_sets(fields, message):
     with pytest.raises(ValueError, match=message):
         federate(numbered(**fields), "iid", num_clients=4)
+
+
+def test_decoder_and_classes_may_be_left_out():
+    x, y = np.arange(24, dtype=np.uint8).reshape(6, 2, 2), np.array([0, 2, 1, 0, 1, 1])
+    data = federate(Dataset("pictures", x, y, x[:2], y[:2]), "iid", 2, 0)
+    assert data.num_classes == 3 and data.decode is unit_images
+    data = federate(Dataset("curve", x / 10, y / 2, x[:2] / 10, y[:2] / 2), "iid", 2, 0)
+    assert data.num_classes is None and data.decode is as_is  # targets that are numbers
+    with pytest.raises(ValueError, match=r"bad.y\[0\] = -1: must be a label from 0 to 2"):
+        federate(Dataset("bad", x, y - 1, x[:2], y[:2]), "iid", 2, 0)
 
 
 def test_the_quickstarts_world():

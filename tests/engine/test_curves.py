@@ -21,6 +21,7 @@ from tests.engine.problem import MODEL, case, client_of, close
 from tests.engine.test_checkpoint import Killed, killer
 
 FAULTS = "drop:probability=0.1+duplicate:probability=0.05+corrupt:probability=0.1"
+OTHERS = ["buffer:size=2,concurrency=4", "window:length=0.7", "cohort:size=4", "participation:length=1"]
 slow = pytest.mark.slow
 
 
@@ -49,7 +50,7 @@ def compressed(given, rule):
 
 
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=slow)])
-@pytest.mark.parametrize("timing", ["every", pytest.param("buffer:size=2,concurrency=4", marks=slow)])
+@pytest.mark.parametrize("timing", ["every", *(pytest.param(timing, marks=slow) for timing in OTHERS)])
 @pytest.mark.parametrize("rule", ["asynccurve", pytest.param("floco", marks=slow)])
 def test_engine_equals_oracle_with_faults_and_compressed_uploads(rule, timing, batching):
     with jax.enable_x64(True):

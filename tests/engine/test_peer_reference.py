@@ -136,4 +136,5 @@ def test_an_observer_ends_the_run():
     assert seen == [(3,), (3,)] and found.rows == 2
     assert found.events.tolist() == [0, 2], "event 1 ends after the evaluation at which the run was stopped"
     assert found.kept[0] == 1 and len(found.records["accepted"]) == 2
-    assert np.isfinite(found.scores["global_loss"][0]).all() and np.isnan(found.scores["global_loss"][1]).all()
+    for name in ("global_loss", "average_loss"):
+        assert np.isfinite(found.scores[name][0]).all() and np.isnan(found.scores[name][1]).all()

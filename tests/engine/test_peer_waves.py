@@ -158,9 +158,10 @@ def test_uploads_above_the_limit_are_refused():
     with jax.enable_x64(True):
         given, plain = wanted("gossip")
         limit = float(np.quantile(plain.records["upload_norm"], 0.9))
-        want = run_peer_reference(*given, norm_limit=limit)
-        have = run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2)
+        want = run_peer_reference(*given, norm_limit=limit, global_tests="ends")
+        have = run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, global_tests="ends")
         same(have, want)
+        assert np.isfinite(have.scores["average_loss"]).nonzero()[0].tolist() == [0, len(given.points) - 1]
         assert 0 < have.records["accepted"].sum() < len(have.events)
         with pytest.raises(ValueError, match="rejected so far"):
             run_peer_waves(*given, batching="loop", norm_limit=limit, max_width=4, lanes=2, on_bad="raise")
@@ -169,8 +170,8 @@ def test_uploads_above_the_limit_are_refused():
 def test_little_memory_is_enough_with_shorter_batches():
     with jax.enable_x64(True):
         given, want = wanted("everything")
-        usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="none")
-        assert "global_loss" not in usual.scores
+        usual = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, global_tests="never")
+        assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
         enough = usual.counters["num_bytes"] - 1
         have = run_peer_waves(*given, batching="loop", max_width=16, lanes=2, memory_limit=enough)
         same(have, want)

@@ -11,7 +11,7 @@ import pytest
 from fedjax_async.config import PerClient, PerExample, PerStaleness, Settings, trajectory
 from fedjax_async.engine import Components, run_waves
 from fedjax_async.engine.trajectory import make_trajectory
-from fedjax_async.local import local_training
+from fedjax_async.local import curve_training, local_training
 from fedjax_async.server import SERVERS
 from tests.engine import problem
 
@@ -68,6 +68,36 @@ def test_equal_to_the_engine_and_derivatives_to_finite_differences(name, option,
         np.testing.assert_allclose([along, back], [differences] * 2, rtol=1e-5)
 
 
+def test_a_run_of_asynccurve_has_the_gradient_that_finite_differences_give():
+    """Of the last loss by the end's and the control point's rate, the proximal weight, the server's rate and gamma."""
+    with jax.enable_x64(True):
+        case = problem.case("asynccurve", updates=8, epochs=1.0)
+
+        def client(hyper):
+            options = {"proximal": hyper["proximal"], "control_lr": hyper["control_lr"], "gamma": hyper["gamma"]}
+            return curve_training(problem.MODEL, optimizer=optax.adam(hyper["lr"]), batch_size=4, **options)
+
+        def server(hyper):
+            return SERVERS["asynccurve"](server_lr=hyper["server_lr"], swa=1.0)
+
+        hyper = {"lr": 0.05, "control_lr": 0.1, "proximal": 0.2, "gamma": 0.8, "server_lr": 0.5}
+        parts = Components(server, client, problem.MODEL, case.components.data, hyper)
+        case = case._replace(components=parts)
+        f = function_of(case)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss(hyper):
+            return f(hyper, case.params)["loss"][-1]
+
+        _, slope = loss({name: jnp.asarray(number) for name, number in hyper.items()})
+        for name, number in hyper.items():
+            h = 1e-5 * number
+            low, high = (loss({**hyper, name: jnp.asarray(number + way * h)})[0] for way in (-1, 1))
+            assert abs(slope[name]) > 1e-6, name
+            np.testing.assert_allclose(slope[name], (high - low) / (2 * h), rtol=1e-5, err_msg=name)
+
+
 def test_a_value_a_client_or_a_staleness_is_that_of_its_arrivals():
     """Equal values are one number; the derivatives of the values sum to that of the number, and belong to arrivals."""
     with jax.enable_x64(True):
@@ -103,6 +133,21 @@ def test_from_settings_it_is_simulate():
     np.testing.assert_array_equal(times, run.evaluations["time"])
     for name in ("loss", "validation_loss"):
         np.testing.assert_allclose(found[name], run.evaluations[name], rtol=1e-4)
+
+
+def test_numbers_that_the_run_does_not_have_are_refused():
+    f, hyper, params, *_ = trajectory(Settings(model="logistic", clients=3, updates=6))
+    wrong = {
+        r"hyper = 'typo': unknown \(known: server.mixing, lr, example_weight\)": hyper | {"typo": 1.0},
+        r"hyper = \['lr'\]: must be all numbers of the run, also server.mixing": {"lr": 0.1},
+        r"hyper\['lr'\] = \[0.1, 0.2\]: must be one number, or PerClient": hyper | {"lr": [0.1, 0.2]},
+        r"shape of PerClient of hyper\['lr'\] = \[2\]: must be \[3\]": hyper | {"lr": PerClient([0.1, 0.2])},
+        r"shape of PerStaleness of hyper\['lr'\] = \[\]": hyper | {"lr": PerStaleness(0.1)},
+        r"hyper\['lr'\] = 'PerExample': must be PerClient": hyper | {"lr": PerExample([0.1])},
+    }
+    for message, given in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            f(given, params)
 
 
 @pytest.mark.parametrize(

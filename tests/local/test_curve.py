@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.compress import topk
 from fedjax_async.geometry import bezier, control_point
-from fedjax_async.local import curve_training, local_training, run_job
+from fedjax_async.local import FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
+from fedjax_async.server.floco import floco_client
+from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
 from tests.local import textbook
 from tests.local.made_up import SIZES, client_data, pool, rows_of, softmax_regression, start_arrays, start_params
@@ -166,7 +169,7 @@ def test_the_slope_of_the_displacement_is_the_derivative_of_the_loss_on_the_curv
 @settings(max_examples=30)
 @given(steps=st.integers(1, 40), per_epoch=st.integers(1, 12))
 def test_every_step_of_both_is_taken_once_and_the_control_point_follows_the_end(steps, per_epoch):
-    end, number, fresh = map(np.asarray, _alternate(np.arange(2 * steps), np.int32(steps), np.int32(per_epoch)))
+    end, number, fresh, _ = map(np.asarray, _alternate(np.arange(2 * steps), np.int32(steps), np.int32(per_epoch)))
     for which in (end, ~end):
         np.testing.assert_array_equal(number[which], np.arange(steps))
     done = np.cumsum(end)[~end]  # the end has finished the epoch, and not begun the next
@@ -181,10 +184,31 @@ def test_local_steps_share_the_gradients_of_a_job(steps, extra):
     assert low[0] == 0 and high[-1] == steps + extra
     np.testing.assert_array_equal(low[1:], high[:-1])
     assert np.ptp(high - low) <= 1
-    end, number, fresh = map(np.asarray, _after(np.arange(steps + extra), np.int32(steps), np.int32(1)))
+    end, number, fresh, _ = map(np.asarray, _after(np.arange(steps + extra), np.int32(steps), np.int32(1)))
     np.testing.assert_array_equal(end, np.arange(steps + extra) < steps)
     np.testing.assert_array_equal(number, [*range(steps), *range(extra)])
     assert not fresh.any()
+
+
+def test_work_is_counted_in_gradients():
+    """One a step; one more for the control point, or its own epochs; one more for a sharpness-aware end."""
+    steps, examples = np.array([6, 4]), np.array([23, 8])  # 3 batches an epoch and 1
+    sam = OPTIMIZERS["sam"](LR)
+    curve = {"warm": "off", "batch_size": BATCH}
+    cases = [
+        (local_training(MODEL, optimizer=optax.adam(LR)), [6, 4]),
+        (local_training(MODEL, optimizer=sam), [12, 8]),
+        (made(), [12, 8]),
+        (made(order="after"), [6 + 5 * 3, 4 + 5 * 1]),
+        (made(order="after", control_epochs=2), [6 + 2 * 3, 4 + 2 * 1]),
+        (curve_training(MODEL, optimizer=sam, **curve), [18, 12]),
+        (floco_client(MODEL, optimizer=sam), [12, 8]),
+        (keeping(made(), lambda path: path == ("b",), part="params"), [12, 8]),
+        (FEEDBACKS["ef"](made(), topk(ratio=0.5)), [12, 8]),
+        (scaffold_client(MODEL, lr=LR), [6, 4]),
+    ]
+    for number, (client, want) in enumerate(cases):
+        assert client.gradients(steps, examples).tolist() == want, number
 
 
 @pytest.mark.parametrize("reading", ["corrected", "printed"])

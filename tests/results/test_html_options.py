@@ -34,6 +34,9 @@ def test_tables_are_made_anew_with_other_options(tmp_path):
     ):
         with pytest.raises(ValueError, match=says):
             write_report([sweep_of], tmp_path / "other.html", **wrong)
+    alone = next(three.glob("runs/asgd/*"))
+    with pytest.raises(ValueError, match=r"target = 0\.5: must be left out: only comparisons and sweeps"):
+        write_report([alone], tmp_path / "other.html", target=0.5)
     assert not (tmp_path / "other.html").exists()
 
 

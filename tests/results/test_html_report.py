@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
-from fedjax_async.results import accuracy_curve, html_figures, html_report, metrics, store, write_report
+from fedjax_async.results import accuracy_curve, html_figures, html_gantt, html_report, metrics, store, write_report
 from fedjax_async.results.html_folders import table
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
@@ -227,7 +227,7 @@ def faulty_run() -> Run:
 def test_a_gantt_chart_has_every_job_with_its_outcome_and_staleness():
     run = faulty_run()
     schedule = run.schedule
-    shown = html_figures.gantt(run, 100)
+    shown = html_gantt.gantt(run, 100)
     assert shown.note == ""
     bars = {each["name"]: each for each in shown.figure["data"] if each["type"] == "bar"}
     rejected = schedule.job[~run.updates["accepted"]]
@@ -250,7 +250,7 @@ def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
     upload, freed = run.schedule.upload_time.copy(), run.schedule.freed_time.copy()
     upload[:2], freed[0], freed[1] = np.inf, 0.5, np.inf
     run = run._replace(schedule=run.schedule._replace(upload_time=upload, freed_time=freed))
-    bars = [each for each in html_figures.gantt(run, 100).figure["data"] if each["type"] == "bar"]
+    bars = [each for each in html_gantt.gantt(run, 100).figure["data"] if each["type"] == "bar"]
     ends = np.concatenate([array(each["base"]) + array(each["x"]) for each in bars])
     assert np.isfinite(ends).all() and 0.5 in ends and 12.0 in ends
 
@@ -258,11 +258,11 @@ def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
 def test_a_long_schedule_is_cut_and_the_note_says_so():
     schedule = make_schedule(num_clients=60, jobs=10)
     run = make_run()._replace(schedule=schedule, updates={"accepted": np.ones(len(schedule.job), bool)})
-    shown = html_figures.gantt(run, 50)
+    shown = html_gantt.gantt(run, 50)
     bars = [each for each in shown.figure["data"] if each["type"] == "bar"]
     assert sum(len(array(each["base"])) for each in bars) == 50
     assert re.fullmatch(
-        r"Shows 50 of 600 jobs: the first 40 of 60 clients with jobs, jobs sent in the first [\d.]+ of 600 s\.",
+        r"Shows 50 of 600 jobs: the first 40 of 60 clients with jobs, jobs begun in the first [\d.]+ of 600 s\.",
         shown.note,
     )
 

@@ -11,6 +11,7 @@ from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.results import clients, html_folders, html_report, store, write_comparison, write_run
 from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.html_figures import clients as client_figures
+from fedjax_async.results.measured import curve_columns, measured
 from fedjax_async.results.metrics import final_title, final_value, mean_curve, percent
 from tests.results.made_up import make_run
 
@@ -133,3 +134,12 @@ def test_the_report_has_the_numbers_of_the_files(tmp_path):
     assert [trace["name"] for trace in shown.figure["data"]] == ["global model", "own model", "fine-tuned model"]
     worst = 100 * run.evaluations["client_own_accuracy_worst"][-1]
     assert f"worst tenth {worst:.2f}." in shown.note
+
+
+def test_a_column_without_a_curve_is_not_drawn():
+    """Known at the ends only, or of one value throughout."""
+    run = make_run()
+    more = {"ends_only": np.array([0.1, np.nan, 0.2]), "flat": np.zeros(3), "moving": np.array([0.0, 1.0, 3.0])}
+    runs = {"a": [run._replace(evaluations=run.evaluations | more)]}
+    assert set(measured(runs["a"])) == set(more)
+    assert curve_columns(runs, "accuracy") == {"moving": ["a"]}

@@ -84,6 +84,16 @@ def test_comparison_by_hand():
     assert "relative to one" in comparison({"one": runs["fedavg"]})[0]
 
 
+def test_work_has_columns_where_a_method_takes_more_gradients_than_local_steps():
+    def counted(gradients):
+        run = make_run()
+        return [run._replace(counters={**run.counters, "local_steps": 60, "gradients": gradients})]
+
+    rows = comparison({"fedavg": counted(60), "asynccurve": counted(120)})
+    assert [(row["local_steps"].mean, row["gradients"].mean) for row in rows] == [(60, 60), (60, 120)]
+    assert "gradients" not in comparison({"fedavg": counted(60)})[0]
+
+
 TWENTY = [0.1, *np.linspace(0.2, 0.7, 17), 0.9, 0.5, 0.6]  # 21 evaluations: the last tenth is two of them
 
 

@@ -237,7 +237,7 @@ BAD = [
     *[("orthodyn", "second_fraction", value) for value in (-0.1, 0.25, "half")],
     *[("orthodyn", "phases", value) for value in ("orthograd", "asgd+asgd+asgd+asgd")],
     *[("fedadagrad", "initial", value) for value in AT_LEAST_0],
-    *[("asynccurve", "lowest", value) for value in ANY],
+    *[("asynccurve", "lowest", value) for value in [*ANY, 1.5]],
     *[("asynccurve", field, value) for field in ("momentum", "decay") for value in BELOW_1],
     *[
         ("asynccurve", field, value)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.theory import ManifoldConstants, fedasync_bound, manifold_bound, manifold_rate, quality_term
+from fedjax_async.theory import ManifoldConstants, fedasync_bound, manifold_bound, manifold_rate, quality, quality_term
 
 SOME = ManifoldConstants(
     first=3.0, least=0.5, lowest=0.6, highest=3.5, steps=100.0, local_steps=4, lr=0.02, server_lr=0.5, smoothness=2.0,
@@ -83,12 +85,48 @@ def test_the_noise_of_clients_enters_the_proximal_term():
     assert manifold_bound(quiet).drift == pytest.approx(want)
 
 
+@settings(max_examples=15)
+@given(steps=st.integers(1, 40), lr=st.floats(1e-3, 1.0), variance=st.floats(0.1, 10.0), seed=st.integers(0, 99))
+def test_eq_66_as_printed_is_below_the_drift_of_noise_alone(steps, lr, variance, seed):
+    """Clients without gradient walk at random: by ``k eta^2 sigma^2`` in k steps, where eq. 66 prints 4 G^2 = 0."""
+    walk = np.cumsum(np.random.default_rng(seed).choice([-1.0, 1.0], size=(4000, steps)), axis=1)
+    drift = lr**2 * variance * np.concatenate([[0.0], np.mean(walk**2, axis=0)])[:steps]  # of Theta_k, k = 0 .. K - 1
+    np.testing.assert_allclose(drift, lr**2 * variance * np.arange(steps), rtol=0.25)
+    c = SOME._replace(smoothness=1e-9, gradient=0.0, lr=lr, variance=variance, local_steps=steps)
+    of_prox = (c.mu * c.proximal_smoothness) ** 2 / 2 * drift.sum()  # the term of mu in eq. 65
+    assert manifold_bound(c, printed=True).drift <= 1e-12 < of_prox + (steps == 1)
+    assert of_prox <= steps / 2 * manifold_bound(c).drift
+
+
 @pytest.mark.parametrize("steps", [2, 3, 5, 10, 100, 1000])
 def test_the_drift_is_within_eq_63_in_spite_of_the_term_that_eq_61_drops(steps):
     growth, drift = 1 + 1 / (steps - 1) + 1 / steps, 0.0
     for _ in range(steps):
         drift = growth * drift + steps  # eq. 60 at the largest eta_l mu L_N = 1 / K; unit of eta_l^2 (4 G^2 + sigma^2)
     assert drift <= 5 * steps**2
+
+
+points = st.lists(st.floats(-3.0, 3.0), min_size=2, max_size=2)
+
+
+@settings(max_examples=5)
+@given(end=points, control=points, centre=points, floor=st.floats(0.01, 2.0))
+def test_assumption_6_on_the_whole_curve_allows_no_q_above_one(end, control, centre, floor):
+    """Erratum A9: curve and line meet at both ends, where a positive loss is equal on both."""
+    with jax.enable_x64(True):
+        a, phi, e, c = (jnp.asarray(point, float) for point in ([0.0, 0.0], control, end, centre))
+        along = np.asarray(quality(lambda x: floor + jnp.sum(jnp.square(x - c)), (a, phi, e), np.linspace(0, 1, 9)))
+    np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-9)
+    assert along.min() <= 1 + 1e-9  # the largest Q that holds for every position
+
+
+def test_at_the_position_of_the_step_q_may_be_above_one():
+    """A curve round a hill: Q > 1 wherever a step can end, yet 1 at the ends of the curve."""
+    with jax.enable_x64(True):
+        points = tuple(jnp.asarray(point) for point in ([-1.0, 0.0], [0.0, 3.0], [1.0, 0.0]))
+        along = np.asarray(quality(lambda x: 0.1 + jnp.exp(-2 * jnp.sum(jnp.square(x))), points, np.linspace(0, 1, 9)))
+    assert (along[1:-1] > 1.05).all() and along.max() > 3
+    np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("local_steps", "lr", "late"), [(1, 0.1, 0), (3, 0.05, 1), (5, 0.02, 3)])

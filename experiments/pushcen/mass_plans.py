@@ -1,0 +1,109 @@
+"""The push-sum mass that is left at the end of the paper's runs, by what the buffer does; nothing is trained.
+
+    python experiments/pushcen/mass_plans.py                    # the paper's setting, seconds
+
+All three data sets at the paper's setting: masses depend on the sizes of the nodes' parts alone, so balanced labels
+stand for CIFAR-10, CIFAR-100 and Tiny-ImageNet. ``--scale laptop`` has fewer seeds, ``smoke`` one short plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from study import LATE, TASKS, parse_costs, report
+
+from fedjax_async import clock
+from fedjax_async.clock import Delivery
+from fedjax_async.data import Dataset, federate
+from fedjax_async.data.decode import unit_images
+from fedjax_async.local import local_steps
+from fedjax_async.results import tables
+
+SEEDS = {"smoke": 1, "laptop": 1, "paper": 3}
+CLASSES = {"cifar10": 10, "cifar100": 100, "tiny_imagenet": 200}  # of 5,000, 500 and 500 training images each
+EACH = {"cifar10": 5000, "cifar100": 500, "tiny_imagenet": 500}
+
+
+class Buffer(NamedTuple):
+    """What is compared: how it is called, its exchange, and whether partial batches are dropped, as in the release."""
+
+    name: str
+    exchange: str
+    whole_batches: bool = False
+
+
+RELEASED = "aggregate_at=end,reference=released"
+BUFFERS = (
+    Buffer("carry", "push_sum:policy=carry"),
+    Buffer("merge", "push_sum:policy=merge"),
+    Buffer("discard", "push_sum:policy=discard"),
+    Buffer("discard, repeated senders", "push_sum:policy=discard,newest=false"),
+    Buffer("released", f"push_sum:policy=discard,newest=false,{RELEASED}", True),
+    Buffer("released, newest of each sender", f"push_sum:policy=discard,{RELEASED}", True),
+    Buffer("released, merge", f"push_sum:policy=merge,{RELEASED}", True),
+)
+
+
+def sizes(task: str, alpha: float, seed: int) -> np.ndarray:
+    """How many training images each node has, of balanced classes dealt as in the tables; int64[N]."""
+    labels = np.repeat(np.arange(CLASSES[task], dtype=np.int32), EACH[task])
+    images = np.zeros((len(labels), 1), np.uint8)
+    whole = Dataset(task, images, labels, images[:1], labels[:1], unit_images, CLASSES[task])
+    partition = f"dirichlet:alpha={alpha:g},min_size=10"
+    return np.asarray(federate(whole, partition, TASKS[task].setting["clients"], seed, test_fraction=0.2).size)
+
+
+def planned(buffer: Buffer, size: np.ndarray, seed: int, horizon: float) -> dict[str, float]:
+    """The columns of one plan."""
+    steps = local_steps(size, batch_size=32, epochs=1.0, whole_batches=buffer.whole_batches)
+    plan = clock.plan_peers(
+        buffer.exchange,
+        "constant:mean=0.1,reference_steps=1",
+        num_clients=len(size),
+        local_steps=steps,
+        until=clock.Until(time=horizon),
+        topology="gossip:receivers=10",
+        availability=LATE.format(0.54 * horizon),
+        seed=seed,
+    )
+    counts = np.bincount(plan.outcome, minlength=len(Delivery))
+    late = np.flatnonzero((plan.joined > 0) & np.isfinite(plan.joined))
+    theirs = np.isin(plan.client[plan.source], late)
+    lost = float(clock.masses(plan, np.array([horizon])).lost[0])
+    return {
+        "updates": len(plan.client),
+        "local steps": int(plan.local_steps.sum()),
+        "messages": len(plan.receiver),
+        "superseded": int(counts[Delivery.SUPERSEDED]),
+        "overflowed": int(counts[Delivery.OVERFLOWED]),
+        "mass left": len(size) - lost,
+        "of": len(size),
+        "smallest": float(plan.mass.min()),
+        "largest weight of a late node": float(plan.weight[theirs].max(initial=0.0)),
+    }
+
+
+def rows(scale: str) -> Iterator[dict[str, Any]]:
+    """One row a data set, degree of heterogeneity and buffer."""
+    smoke = scale == "smoke"
+    for task in ["cifar10"] if smoke else CLASSES:
+        for alpha in (0.4,) if smoke else (0.1, 0.4, 1.0):
+            parts = [sizes(task, alpha, seed) for seed in range(SEEDS[scale])]
+            for buffer in BUFFERS[:2] if smoke else BUFFERS:
+                found = [planned(buffer, part, seed, 6.0 if smoke else 60.0) for seed, part in enumerate(parts)]
+                spread = {name: tables.spread([one[name] for one in found]) for name in found[0]}
+                yield {"data set": task, "alpha": alpha, "buffer": buffer.name} | spread | {"seeds": len(parts)}
+
+
+def main() -> None:
+    """Plan, print, write."""
+    given = parse_costs(__doc__, "mass_plans")
+    decimals = {"smallest": 4, "largest weight of a late node": 3, "mass left": 3, "of": 0}
+    decimals |= dict.fromkeys(("updates", "local steps", "messages", "superseded", "overflowed"), 0)
+    report(list(rows(given.scale)), given, decimals=decimals)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Plans in files: exact ``.npz`` archives of a header, the format and its version, and a column a field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import disk
+
+
+class Format(NamedTuple):
+    """What an archive says that it is."""
+
+    name: str
+    version: int
+
+
+def write_archive(path: str | Path, kind: Format, columns: Mapping[str, Any]) -> None:
+    """Write columns; a reader sees the whole old or the whole new file, never a part."""
+    header: dict[str, Any] = {"format": np.array(kind.name), "format_version": np.array(kind.version)}
+    with disk.replacing(path) as file:
+        disk.write_npz(file, header | {name: np.asarray(value) for name, value in columns.items()})
+
+
+def is_archive(path: str | Path, kind: Format) -> bool:
+    """Whether a file is of this format, of any version; false for one that cannot be read."""
+    try:
+        return str(disk.read_npz(Path(path)).get("format", "")) == kind.name
+    except (OSError, ValueError):
+        return False
+
+
+def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[str, Any]:
+    """The columns ``names`` of what ``write_archive`` wrote; ``ValueError`` if the file is truncated or foreign."""
+    try:
+        found = disk.read_npz(Path(path))
+    except FileNotFoundError:
+        raise ValueError(f"path = {str(path)!r}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not a schedule, or truncated ({error})") from None
+    if str(found.get("format", "")) != kind.name:
+        raise ValueError(f"{path}: not a file of the format {kind.name!r}")
+    version = found["format_version"].item() if "format_version" in found else None
+    if version != kind.version:
+        raise ValueError(f"{path}: format version {version}, but only {kind.version} is known")
+    wanted = list(names)
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ValueError(f"{path}: column {missing[0]!r} is missing")
+    return {name: found[name] for name in wanted}
+
+
+def check_columns(path: str | Path, plan: Any, kinds: Mapping[str, Any], length: int) -> None:
+    """``ValueError`` naming the first column of a plan that has not this length and dtype."""
+    for name, kind in kinds.items():
+        column = getattr(plan, name)
+        if column.shape != (length,) or column.dtype != kind:
+            raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")

@@ -1,0 +1,103 @@
+"""Bounds of FedBuff and of FedAsync as functions of a problem's constants.
+
+:func:`fedbuff_bound` is Theorem 1 of Nguyen et al. for a constant local learning rate. :func:`fedasync_gap_bound` has
+the factor a server step of Xie et al.'s analysis of strongly convex losses. The paper hides the constants of noise
+and delay in an O; here they are derived, for clients that share one loss. Fields of ``BufferedConstants`` may be arrays
+that broadcast.
+
+Sources: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, "Federated Learning with Buffered Asynchronous
+Aggregation" (2022), Theorem 1; Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.theory.rates import Bound
+
+
+class BufferedConstants(NamedTuple):
+    """The arguments of FedBuff's bound. Losses [l], parameters [w], gradients [l/w]."""
+
+    gap: Any  # f(w_0) - f* [l]
+    steps: Any  # T, server steps
+    local_steps: Any  # Q
+    lr: Any  # eta_l [w^2/l]
+    server_lr: Any  # eta_g
+    smoothness: Any  # L, the largest over clients [l/w^2]
+    variance: Any  # sigma_l^2 of one minibatch gradient [l^2/w^2]
+    heterogeneity: Any  # sigma_g^2 = mean of ||grad F_i - grad f||^2 [l^2/w^2]
+    gradient: Any  # G >= ||grad F_i||^2 [l^2/w^2]
+    staleness: Any  # tau_max, in server steps, with the run's size of the buffer
+
+
+def fedbuff_bound(constants: BufferedConstants) -> Bound:
+    """FedBuff, Theorem 1: bounds ``(1/T) sum_t E ||grad f(w_t)||^2`` for ``eta_g eta_l Q <= 1/L``.
+
+    ``2 gap / (eta_g eta_l Q T) + L eta_g eta_l sigma_l^2 / 2
+    + 3 L^2 Q^2 eta_l^2 (eta_g^2 tau_max^2 + 1) (sigma_l^2 + sigma_g^2 + G)``
+
+    It assumes uploads without staleness weights, whose clients are equally likely at each arrival. In :class:`Bound`, G
+    is counted with the heterogeneity.
+
+    Raises: ``ValueError`` naming the first constant that is out of range.
+    """
+    c = constants
+    for name in ("steps", "local_steps", "lr", "server_lr", "smoothness"):
+        check.positive(name, getattr(c, name))
+    for name in ("gap", "variance", "heterogeneity", "gradient", "staleness"):
+        check.non_negative(name, getattr(c, name))
+    move = c.server_lr * c.lr * c.local_steps
+    late = 3 * (c.smoothness * c.local_steps * c.lr) ** 2 * ((c.server_lr * c.staleness) ** 2 + 1)
+    noise = c.smoothness * c.server_lr * c.lr / 2 + late
+    return Bound(2 * c.gap / (move * c.steps), noise * c.variance, late * (c.heterogeneity + c.gradient))
+
+
+def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
+    """Largest eta_l of Theorem 1: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
+    c = constants
+    for name in ("server_lr", "smoothness", "local_steps"):
+        check.positive(name, getattr(c, name))
+    return 1 / (c.smoothness * c.server_lr * c.local_steps)
+
+
+def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any) -> Any:
+    """``beta = 1 - a + a (1 - eta mu)^H``: by how much one fresh arrival reduces ``F - F*``.
+
+    Args:
+      mixing: a in (0, 1], after the staleness weight; the smallest where it varies.
+      lr: eta > 0, at most 1 / L.
+      convexity: mu > 0, of the loss.
+      local_steps: H, the fewest of a job.
+    """
+    check.positive("mixing", mixing)
+    check.in_range("mixing", mixing, 0, 1)
+    for name, value in (("lr", lr), ("convexity", convexity), ("local_steps", local_steps)):
+        check.positive(name, value)
+    check.in_range("lr * convexity", lr * convexity, 0, 1)
+    return 1 - mixing + mixing * (1 - lr * convexity) ** local_steps
+
+
+def fedasync_gap_bound(gap: Any, steps: Any, factor: Any, *, staleness: Any = 0, noise: Any = 0.0) -> Any:
+    """FedAsync on strongly convex losses: ``E F(x_T) - F* <= beta^ceil(T / (S + 1)) gap + noise``.
+
+    For clients that share the loss F, with ``eta <= 1 / L``. With ``e = F - F*``, by convexity
+    ``e_(t+1) <= (1 - a) e_t + a e_client``, ``e_client <= (1 - eta mu)^H e_(t - tau) + (1 - (1 - eta mu)^H) noise``.
+    So the largest ``max(e - noise, 0)`` of the last S + 1 steps falls by beta in S + 1 steps.
+
+    Args:
+      gap: F(x_0) - F*.
+      steps: T, server steps.
+      factor: beta of :func:`fedasync_factor`.
+      staleness: S, the largest.
+      noise: ``eta L sigma^2 / (2 mu)``, sigma^2 the variance of a minibatch gradient.
+    """
+    check.non_negative("gap", gap)
+    check.non_negative("factor", factor)
+    check.in_range("factor", factor, 0, 1)
+    for name, value in (("steps", steps), ("staleness", staleness), ("noise", noise)):
+        check.non_negative(name, value)
+    return factor ** np.ceil(np.asarray(steps) / (np.asarray(staleness) + 1)) * gap + noise

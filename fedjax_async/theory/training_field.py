@@ -1,0 +1,196 @@
+"""How conservative the clients' real local training is.
+
+A client's job maps the weights of the message to the weights after K local steps. Its minibatches are fixed by the
+job's key, so the map V is a function, and ``I - V`` is its part of FedAvg's server field (eq. 2). :func:`training_curl`
+measures the relative antisymmetry of these Jacobians for the client algorithm of a run, and :func:`curl_probe` does so
+along a run. Nothing is stored but a few directions; one job is linearised at a time.
+
+What to expect of SGD at learning rate gamma, with Hessian H_i of the i-th minibatch: up to the order gamma^3,
+``J - J' = gamma^2 sum_{i<j} (H_i H_j - H_j H_i)`` and ``J + J' = 2 gamma sum_i H_i``. So the relative antisymmetry
+grows linearly in gamma, and it is 0 for one step. If all minibatches are the same (the whole shard) the first order
+vanishes: it then grows with gamma^2, and is 0 for a quadratic loss.
+
+Source: Charles and Rush (2022), section 2; the measurement and the orders in gamma are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.config import Experiment
+from fedjax_async.config.resolving import epochs_of
+from fedjax_async.engine.components import bound, facts_of, rule_of
+from fedjax_async.local import job_key, local_steps
+from fedjax_async.server.running_statistics import weights_of, with_statistics
+from fedjax_async.theory.vector_fields import Field, MeanCurl, estimate_mean_curl
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientAlgorithm,
+    ClientData,
+    Key,
+    Message,
+    Params,
+    Parts,
+    Request,
+    State,
+)
+
+Curl = Callable[[State, State, Arrival, Parts], dict[str, Array]]
+
+
+def local_displacement(
+    client: ClientAlgorithm, key: Key, message: Message, data: ClientData, steps: Any, *, longest: int | None = None
+) -> Field:
+    """``x -> x - V(x)`` of one job: how far local training moves the weights x of a message, with the sign of eq. 2.
+
+    The function is differentiable forward and backward, unlike ``local.run_job``, whose loop has no fixed length.
+
+    Args:
+      client: its upload must have the structure of the message's params (a change of the weights).
+      key: of the job, ``local.job_key``; it fixes minibatches and dropout.
+      message: its params are replaced by x, except for running statistics; the client starts with a fresh state.
+      data: the client's examples.
+      steps: K, local steps of the job; int32[] with ``longest``, else a whole number.
+      longest: the most steps of any job.
+
+    Raises: ``ValueError`` for other uploads, such as curves and compressed ones.
+    """
+    even = longest is None
+    most = int(steps) if longest is None else longest
+    check.whole("steps", most)
+
+    def field(x: Params) -> Params:
+        sent = message._replace(params=with_statistics(x, message.params), local_steps=jnp.asarray(steps, jnp.int32))
+        kept = client.init(sent.params)
+
+        def step(work: State, k: Array) -> tuple[State, None]:
+            if even:
+                return client.step(work, k, sent, data), None
+            return jax.lax.cond(k < steps, lambda w: client.step(w, k, sent, data), lambda w: w, work), None
+
+        numbers = jnp.arange(most, dtype=jnp.int32)
+        work, _ = jax.lax.scan(step, client.begin(key, sent, kept, data), numbers)
+        upload, _ = client.finish(work, sent, kept)
+        found, wanted = (str(jax.tree.structure(each)) for each in (upload, sent.params))
+        check.require(found == wanted, "upload", found, "a change of the message's params")
+        return jax.tree.map(jnp.negative, weights_of(upload))
+
+    return field
+
+
+def training_curl(
+    key: Key,
+    experiment: Experiment,
+    params: Params | None = None,
+    *,
+    clients: Sequence[int] | None = None,
+    pairs: int = 8,
+    number: int = 0,
+    weighting: str = "examples",
+) -> MeanCurl:
+    """Relative antisymmetry of each client's local training and of the server field, their mean, at ``params``.
+
+    Local training is that of ``config.prepare(settings)``: its client algorithm, model, data, minibatches and numbers
+    of local steps. Per client it costs one linearisation of a job and ``pairs`` forward and backward derivatives.
+
+    Args:
+      key: of the random directions.
+      params: by default the first params of the experiment.
+      clients: C clients, by default all.
+      pairs: random pairs, at least 2.
+      number: whose minibatches: those of each client's job of this number.
+      weighting: of the clients in the mean: by ``examples``, or ``uniform`` as in eq. 2.
+
+    Returns: NumPy arrays; ``parts`` has one entry a client.
+
+    Raises: ``ValueError`` for data that are streamed and for uploads that are no change of the weights.
+    """
+    data = experiment.components.data
+    check.require(not data.streamed, "dataset", data.name, "one that fits into memory")
+    jobs = _Jobs(experiment, clients, number, weighting)
+    params = experiment.params if params is None else params
+    pool = jax.device_put((data.x, data.y, data.order))
+
+    def measured(key: Key, params: Params, pool: Any) -> MeanCurl:
+        rule = rule_of(experiment.components.server, experiment.components.hyper, facts_of(experiment.schedule))
+        message, _ = rule.dispatch(*rule.init(params), Request())
+        return jobs.curl(key, message._replace(params=params, version=jnp.int32(0)), pool, pairs)
+
+    found: MeanCurl = jax.tree.map(np.asarray, jax.jit(measured)(key, params, pool))
+    return found
+
+
+def curl_probe(
+    experiment: Experiment,
+    *,
+    clients: Sequence[int] | None = None,
+    pairs: int = 4,
+    number: int = 0,
+    weighting: str = "examples",
+) -> Curl:
+    """A probe of :func:`training_curl` at the server's model; give it in ``probes`` of ``simulate``.
+
+    Columns: ``server`` and ``server_error``, the relative antisymmetry of the server field and its standard error;
+    ``clients``, the mean over the clients of their own. The field is the same all along a run: its minibatches are
+    those of the jobs of this ``number``, so the values change with the model only. Directions are new at each arrival.
+    What the server sends beside the weights is taken from the arrival.
+
+    Args: ``experiment`` is ``config.prepare`` of the settings of the run; the others as in :func:`training_curl`.
+    """
+    check.whole("pairs", pairs, 2)
+    jobs = _Jobs(experiment, clients, number, weighting)
+    rule = rule_of(experiment.components.server, experiment.components.hyper, facts_of(experiment.schedule))
+
+    def probe(state: State, memory: State, arrival: Arrival, parts: Parts) -> dict[str, Array]:
+        message = Message(rule.params(state), arrival.extra, jnp.int32(0))
+        key = jax.random.fold_in(experiment.key, jax.lax.bitcast_convert_type(jnp.float32(arrival.time), jnp.uint32))
+        found = jobs.curl(key, message, (parts.train.x, parts.train.y, parts.train.order), pairs)
+        return {
+            "server": found.mean.value,
+            "server_error": found.mean.standard_error,
+            "clients": found.parts.value.mean(),
+        }
+
+    return probe
+
+
+class _Jobs:
+    """One job of each of some clients of an experiment."""
+
+    def __init__(
+        self, experiment: Experiment, clients: Sequence[int] | None, number: int, weighting: str
+    ) -> None:  # fmt: skip
+        s, data = experiment.settings, experiment.components.data
+        check.whole("number", number, 0)
+        check.one_of("weighting", weighting, ("examples", "uniform"))
+        chosen = list(range(len(data.size)) if clients is None else clients)
+        check.require(len(chosen) > 0, "clients", chosen, "at least one client, or None for all")
+        for one in chosen:
+            check.whole("clients", one, 0, len(data.size) - 1)
+        self.key, self.number = experiment.key, number
+        self.client = bound(experiment.components.client, experiment.components.hyper)
+        self.chosen = np.asarray(chosen, np.int32)
+        steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
+        self.offset, self.size, self.steps = (a[self.chosen] for a in (data.offset, data.size, steps))
+        self.weights = self.size.astype(float) if weighting == "examples" else np.ones(len(chosen))
+
+    def curl(self, key: Key, message: Message, pool: tuple[Any, Any, Any], pairs: int) -> MeanCurl:
+        """Of each client's map and of their mean, at the weights of the message."""
+        chosen, offset, size, steps = (jnp.asarray(a) for a in (self.chosen, self.offset, self.size, self.steps))
+        even = bool((self.steps == self.steps[0]).all())
+
+        def field(i: Array, x: Params) -> Params:
+            data = ClientData(*pool, offset[i], size[i])
+            own = job_key(self.key, chosen[i], jnp.int32(self.number))
+            length = (int(self.steps[0]), None) if even else (steps[i], int(self.steps.max()))
+            return local_displacement(self.client, own, message, data, length[0], longest=length[1])(x)
+
+        weights = jnp.asarray(self.weights / self.weights.sum(), jnp.result_type(float))
+        return estimate_mean_curl(key, field, weights, weights_of(message.params), pairs=pairs)

@@ -1,0 +1,309 @@
+"""Server parts by name: against NumPy over 50 arrivals, against the options of AsyncCurve, in runs; what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_async import Settings, register, registry, server, simulate
+from fedjax_async.config import execute, method, prepare
+from fedjax_async.config.paths import changed, value_of, values_of
+from fedjax_async.config.settings import fields_of
+from fedjax_async.engine import run_waves
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.server import PARTS, SERVERS, known, with_parts
+from fedjax_async.types import Facts
+from tests.config.test_sweeping import equal, swept
+from tests.engine.problem import case
+from tests.engine.test_checkpoint import Killed, killer
+from tests.engine.test_curves import agree
+from tests.server.made_up import (
+    CLIENTS,
+    flat,
+    random_uploads,
+    receive_all,
+    received,
+    stacked,
+    start_params,
+    uploading,
+)
+
+
+def rule_of(spec):
+    """The server rule of a method's spec."""
+    chosen = method(spec, CLIENTS)
+    return chosen.server(chosen.hyper)
+
+
+def path_of(spec, uploads):
+    arrivals = uploading(spec.partition(":")[0].partition("+")[0], stacked(uploads))
+    path, weights = jax.jit(lambda: receive_all(rule_of(spec), start_params(), arrivals)[1:])()
+    return flat(path), np.asarray(weights)
+
+
+# --- NumPy ------------------------------------------------------------------------------------------
+
+
+def orthograd(delta, drift):
+    product = delta @ drift
+    return delta - min(product, 0.0) / (drift @ drift) * drift
+
+
+class Book:
+    """A rule of mean directions with every part, one arrival at a time; an option that is None: the part is not there.
+
+    ``towards``: the direction is the way to the client's model, else the client's delta.
+    """
+
+    def __init__(
+        self, *, lr, towards=False, corrected=False, limit=None, of_changes=0.0, lowest=1.0, length=1, of_steps=0.0,
+        sigma=None, c=1,
+    ):  # fmt: skip
+        self.lr, self.towards, self.corrected, self.limit, self.of_changes = lr, towards, corrected, limit, of_changes
+        self.lowest, self.length, self.of_steps, self.sigma, self.c = lowest, length, of_steps, sigma, c
+
+    def path(self, uploads, start):
+        x, tau, total = start.copy(), 0, sum(u.closes for u in uploads)
+        counts, pending, models, out = np.zeros(CLIENTS), [], [], []
+        moved, stepped = np.zeros_like(x), np.zeros_like(x)
+        for i, u in enumerate(uploads):
+            if u.examples > 0:
+                d = u.start + u.delta - x if self.towards else u.delta
+                d = orthograd(u.delta, x - u.start) if self.corrected else d
+                counts[i % CLIENTS] += 1
+                f = 1.0 if self.limit is None else min(self.limit, counts.sum() / (CLIENTS * counts[i % CLIENTS]))
+                moved = self.of_changes * moved + f * d
+                pending.append(moved / np.sqrt(1.0 + u.staleness))
+            if u.closes and pending:
+                eta = self.lr * (1 + (self.lowest - 1) * (tau % self.length) / max(self.length - 1, 1))
+                stepped = self.of_steps * stepped + eta * np.mean(pending, axis=0)
+                x, pending = x + stepped, []
+                if self.sigma is not None and tau >= self.sigma * total and tau % self.c == 0:
+                    models.append(x)
+                tau += 1
+            out.append(np.mean(models, axis=0) if models else x)
+        return np.array(out)
+
+
+BOOKS = {
+    "fedbuff:server_lr=0.7+swa:start=0.3": {"lr": 0.7, "sigma": 0.3},
+    "fedbuff:server_lr=0.2+correction+dominance:limit=1.5+cyclic:length=4+momentum:beta=0.5+swa:start=0.2,every=3": {
+        "lr": 0.2, "corrected": True, "limit": 1.5, "lowest": 0.2, "length": 4, "of_steps": 0.5, "sigma": 0.2, "c": 3,
+    },
+    "fedasync+cyclic:lowest=0.3,length=5+momentum:beta=0.4": {
+        "lr": 0.6, "towards": True, "lowest": 0.3, "length": 5, "of_steps": 0.4,
+    },
+    "fedasync:mixing=0.2+dominance+momentum:beta=0.4,of=changes": {
+        "lr": 0.2, "towards": True, "limit": 1.0, "of_changes": 0.4,
+    },
+    "orthofl+dominance+swa:start=0.5": {"lr": 0.6, "towards": True, "limit": 1.0, "sigma": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", BOOKS)
+def test_fifty_arrivals_are_those_of_numpy(spec):
+    uploads = random_uploads(11)
+    with jax.enable_x64(True):
+        have, _ = path_of(spec, uploads)
+        want = Book(**BOOKS[spec]).path(uploads, flat(start_params()))
+    np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
+    assert len(uploads) == 50 and sum(u.closes for u in uploads) > 15
+
+
+# --- identities -------------------------------------------------------------------------------------
+
+PLAIN = "warm=off,server_lr=0.4,correction=fedasync"
+SAME = {
+    "momentum": ("fedavg:server_lr=0.3+momentum:beta=0.7", "fedavgm:server_lr=0.3,momentum=0.7"),
+    "correction": ("fedbuff:staleness=constant+correction:by=orthopos", "orthopos"),
+    "swa": (
+        f"asynccurve:{PLAIN},swa=1,dominance=false,lowest=1+swa:start=0.3,every=4",
+        f"asynccurve:{PLAIN},swa=0.3,dominance=false,lowest=1,cycle=4",
+    ),
+    "cyclic, momentum of steps": (
+        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=1+cyclic:lowest=0.2,length=4+momentum:beta=0.5",
+        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=0.2,cycle=4,momentum=0.5,momentum_on=space",
+    ),
+    "momentum of changes": (
+        f"asynccurve:{PLAIN},swa=1,dominance=false+momentum:beta=0.5,of=changes",
+        f"asynccurve:{PLAIN},swa=1,dominance=false,momentum=0.5,momentum_on=curve",
+    ),
+    "dominance": (
+        f"asynccurve:{PLAIN},swa=1,dominance=false,step=line,lowest=1+dominance:limit=2.5",
+        f"asynccurve:{PLAIN},swa=1,dominance=true,step=line,lowest=1",
+    ),
+    "geodesic": (
+        "asynccurve:warm=off,correction=fedasync,swa=1,dominance=false,lowest=1,step=line,server_lr=1+geodesic:size=0.4",
+        f"asynccurve:{PLAIN},swa=1,dominance=false,lowest=1,step=geodesic",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "option"), SAME.values(), ids=SAME)
+def test_a_part_is_the_option_of_rules_that_have_one(spec, option):
+    uploads = [u._replace(closes=True) for u in random_uploads(12, 20)]
+    with jax.enable_x64(True):
+        have, _ = path_of(spec, uploads)
+        want, _ = path_of(option, uploads)
+        np.testing.assert_allclose(have, want, rtol=1e-9, atol=1e-11)
+
+
+def test_parts_that_do_nothing_leave_the_rule_as_it_is():
+    uploads = random_uploads(13)
+    with jax.enable_x64(True):
+        still = "+correction:by=asgd+cyclic:lowest=1+momentum:beta=0+swa:start=1"
+        have, weights = path_of(f"fedbuff{still}", uploads)
+        want, same = path_of("fedbuff", uploads)
+    np.testing.assert_allclose(have, want, rtol=1e-12)
+    np.testing.assert_allclose(weights, same, rtol=1e-12)
+
+
+# --- in runs ----------------------------------------------------------------------------------------
+
+RUNS = {
+    "fedbuff+swa:start=0.3": "buffer:size=2,concurrency=4",
+    "orthofl+dominance": "every",
+    "fedasync+cyclic:length=4+momentum:beta=0.3": "every",
+}
+
+
+@pytest.mark.parametrize("spec", RUNS)
+def test_engine_equals_oracle(spec):
+    faults = "drop:probability=0.1+corrupt:probability=0.1"
+    with jax.enable_x64(True):
+        agree(case(rule_of(spec), RUNS[spec], "exponential:mean=1", faults=faults, updates=16), "loop")
+
+
+def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):
+    spec = "fedasync+dominance+cyclic:length=4+momentum:beta=0.3+swa:start=0.4,every=2,overwrite=3"
+    given = case(rule_of(spec), "every", "exponential:mean=1", updates=16)
+    want = run_waves(*given, batching="loop")
+    with pytest.raises(Killed):
+        run_waves(*given, batching="loop", keeper=Keeper(tmp_path, 4, {}), progress=killer(10))
+    have = run_waves(*given, batching="loop", keeper=Keeper(tmp_path, 4, {}))
+    for a, b in zip(jax.tree.leaves((want.params, want.scores)), jax.tree.leaves((have.params, have.scores))):
+        np.testing.assert_array_equal(a, b)
+
+
+BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "exponential"}
+
+
+def test_a_sweep_over_options_of_parts_shares_a_program_and_changes_no_result():
+    base = Settings(method="fedbuff+swa:start=0.3+dominance", **BASE)
+    grid = {"method.swa.start": 0.6, "method.dominance.limit": 2.0, "method.server_lr": 0.5}
+    settings = [base, *(Settings(**changed(fields_of(base), {path: value})) for path, value in grid.items())]
+    assert [str(one.method) for one in settings[1:]] == [
+        "fedbuff+swa:start=0.6+dominance",
+        "fedbuff+swa:start=0.3+dominance:limit=2.0",
+        "fedbuff:server_lr=0.5+swa:start=0.3+dominance",
+    ]
+    groups, runs = swept(settings)
+    assert len(groups) == 1
+    equal(runs[1], execute(prepare(settings[1])))
+    equal(runs[2], execute(prepare(settings[2])))
+    assert value_of(base, "method.swa.start") == 0.3 and value_of(base, "method.server_lr") is None
+    left = values_of(settings[3], ["method", "method.server_lr", "method.swa.start"])
+    assert left == {"method": "fedbuff+swa+dominance", "method.server_lr": 0.5, "method.swa.start": 0.3}
+
+
+def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    registry.forget()
+
+    @register("part", "shorter")
+    def shorter(*, by: float = 0.5):
+        """Every step times a number."""
+        return server.Part(step=optax.scale(by))
+
+    run = simulate(method="asgd+shorter:by=0.25", **BASE)
+    same = simulate(method="asgd:server_lr=0.25", **BASE)
+    for x, y in zip(jax.tree.leaves(run.params), jax.tree.leaves(same.params), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+    assert run.settings["own"] == {"method": {"+shorter": registry.ADDED["part"]["shorter"].fingerprint}}
+    registry.forget()
+
+
+# --- what is refused --------------------------------------------------------------------------------
+
+
+def test_every_part_says_what_it_does_and_may_be_made_without_options():
+    for name, factory in PARTS.items():
+        part = factory()
+        assert registry.summary(factory).endswith(".") and sum(place is not None for place in part) == 1, name
+
+
+REFUSED = [
+    ("fedbuff+swaa", "part = 'swaa': unknown; did you mean 'swa'?"),
+    ("fedbuff+swa:begin=1", "part = 'swa:begin=1': swa has no option 'begin'"),
+    ("fedbuff+swa+swa", "part = 'swa': must be given once"),
+    ("fedbuff+dominance:limit=0", "dominance = 0: must be"),
+    ("fedbuff+momentum:beta=1", "beta = 1: must be"),
+    ("fedbuff+momentum:of=time", "of = 'time': must be"),
+    ("fedbuff+geodesic:size=2", "size = 2: must be"),
+    ("fedbuff+swa:start=2", "start = 2"),
+    ("fedasync+correction", "method = 'fedasync+correction': correction: must be left out: the rule changes"),
+    ("orthofl+correction", "correction: must be left out: the rule changes"),
+    ("orthograd+correction", "correction: must be left out: the rule changes"),
+    ("feddyn+correction", "correction: must be left out: the rule changes"),
+    ("ca2fl+momentum", "left out: ca2fl takes its step by itself"),
+    ("feddyn+cyclic", "left out: feddyn takes its step by itself"),
+    ("orthofl_no_average+geodesic", "left out: orthofl_no_average takes its step by itself"),
+    ("asynccurve+dominance", "has it by its option dominance (dominance=false switches"),
+    ("asynccurve+swa", "has it by its option swa (swa=1 switches"),
+    ("fedavgm+momentum", "has it by its option momentum (momentum=0 switches"),
+    ("swift+swa", "part = 'swa': must be left out: swift runs without a server"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), REFUSED, ids=[spec for spec, _ in REFUSED])
+def test_what_makes_no_sense_is_refused_with_its_reason(spec, message):
+    with pytest.raises(ValueError) as error:
+        prepare(Settings(**BASE | {"method": spec}))
+    assert message in str(error.value)
+
+
+def shapes(tree):
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_rule_takes_a_part_or_says_why_not_and_its_state_keeps_its_types(name):
+    taken = []
+    for part in PARTS:
+        try:
+            with_parts(SERVERS[name], {part: PARTS[part]()})()
+            taken.append(part)
+        except ValueError as error:
+            assert "left out: " in str(error)
+    assert {"geodesic", "dominance", "swa"} & {*taken}
+    rule = known(with_parts(SERVERS[name], {part: PARTS[part]() for part in taken})(), Facts(CLIENTS, False, 9, 5))
+    arrival = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], uploading(name, stacked(random_uploads(0, 1)))))
+    before = jax.eval_shape(rule.init, start_params())
+    after = jax.eval_shape(received(rule), *before, arrival)[:2]
+    assert shapes(after) == shapes(before)
+
+
+def test_a_rule_that_cannot_take_a_part_is_refused_before_it_is_built():
+    def bare(*, server_lr: float = 1.0):
+        return server.rule(optimizer=optax.sgd(server_lr))
+
+    with pytest.raises(ValueError, match=r"parts = 'dominance': must be swa alone: bare has no guard rails"):
+        with_parts(bare, {"dominance": PARTS["dominance"]()})
+    assert with_parts(bare, {"swa": PARTS["swa"]()})(server_lr=0.5).close is not None
+    direct = server.transforms.transformed
+    steps = server.Transform(lambda params: (), None, steps=(optax.trace(0.5),))
+    with pytest.raises(ValueError, match=r"left out: a rule that is not made by server\.rule"):
+        direct(steps, (), jnp.zeros(2), None)
+
+
+def test_rules_that_know_the_number_of_clients_count_them_in_every_room():
+    """The dominance penalty in the rules that are not made by ``server.rule``: N must reach it."""
+    uploads = [u._replace(closes=True) for u in random_uploads(14, 20)]
+    with jax.enable_x64(True):
+        _, want = path_of("asgd+dominance", uploads)
+        for name in ("ca2fl", "feddyn", "orthofl_no_average"):
+            np.testing.assert_allclose(path_of(f"{name}+dominance", uploads)[1], want, err_msg=name)
+    assert np.sum((want > 0) & (want < 1)) > 0

@@ -1,0 +1,188 @@
+"""The antisymmetry of real local training against dense Jacobians of ``local.run_job`` and NumPy, and its probe."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from fedjax_async import Settings, simulate
+from fedjax_async.config import prepare
+from fedjax_async.local import batch, curve_training, job_key, local_training, run_job
+from fedjax_async.local.batches import seed_of
+from fedjax_async.models import MODELS, NEED_WEIGHTS, decoded, make
+from fedjax_async.theory import curl_probe, local_displacement, training_curl
+from fedjax_async.theory.vector_fields import estimate_mean_curl
+from fedjax_async.types import ClientData, Message, Model
+from tests.engine.problem import MODEL, SIZES, data
+
+SETTING = {"method": "fedavg", "clients": len(SIZES), "batch_size": 4, "server_steps": 3, "lr": 0.2}
+DIM = 66  # of MODEL: from so many pairs on, estimates are exact
+BIG = {"lenet5_orthofl", "lenet5_cifar", "cnn", "alexnet", "vgg11", "resnet18", "resnet18_1d", "mobilenetv2"}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def relative(matrix):
+    return np.linalg.norm(matrix - matrix.T) / np.linalg.norm(matrix + matrix.T)
+
+
+def part(who, client):
+    return ClientData(*map(jnp.asarray, (who.x, who.y, who.order, who.offset[client], who.size[client])))
+
+
+def dense(experiment, params, number, steps):
+    """The Jacobian of each client's displacement, through the engine's own loop of any length; [N, D, D]."""
+    client = experiment.components.client(experiment.components.hyper)
+    flat, unravel = ravel_pytree(params)
+
+    def moved(v, own, key, steps):
+        upload, _ = run_job(client, key, Message(unravel(v)), (), own, steps)
+        return -ravel_pytree(upload)[0]
+
+    jacobian = jax.jit(jax.jacfwd(moved))
+    who = experiment.components.data
+    keys = [job_key(experiment.key, client, number) for client in range(len(who.size))]
+    return np.stack([jacobian(flat, part(who, c), key, jnp.int32(k)) for c, (key, k) in enumerate(zip(keys, steps))])
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "number", "weighting"),
+    [
+        ({"epochs": 2.0}, [6, 2, 8, 4, 2], 0, "examples"),
+        ({"steps": 3, "optimizer": "sgd:momentum=0.5", "method": "fedprox:proximal=0.3"}, [3] * 5, 2, "uniform"),
+    ],
+)
+def test_it_equals_the_dense_jacobians_of_the_engines_jobs(changes, steps, number, weighting):
+    experiment = prepare(Settings(**SETTING | changes), data=data(), model=MODEL)
+    found = training_curl(jax.random.key(0), experiment, pairs=DIM, number=number, weighting=weighting)
+    jacobians = dense(experiment, experiment.params, number, steps)
+    np.testing.assert_allclose(found.parts.value, [relative(each) for each in jacobians], rtol=1e-7)
+    weights = np.array(SIZES, float) if weighting == "examples" else np.ones(5)
+    mean = np.tensordot(weights / weights.sum(), jacobians, 1)
+    np.testing.assert_allclose(found.mean.value, relative(mean), rtol=1e-7)
+    assert found.mean.value > 1e-3 and not np.any(found.parts.standard_error)
+
+
+def regression(seed, rows=12, dim=4):
+    """A linear model with squared loss, and one client."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((rows, dim)), rng.standard_normal(rows)
+    model = Model(lambda key: jnp.zeros(dim), lambda w, x, key=None: x @ w, lambda out, y: (out - y) ** 2 / 2)
+    return model, ClientData(*map(jnp.asarray, (x, y, np.arange(rows, dtype=np.int32), np.int32(0), np.int32(rows))))
+
+
+def curl_of(client, own, steps, point, key=None):
+    field = local_displacement(client, jax.random.key(3) if key is None else key, Message(point), own, steps)
+    dim = ravel_pytree(point)[0].size
+    return jax.jit(lambda x: estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), x, pairs=dim))(
+        point
+    ).mean.value
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_minibatches_of_a_quadratic_loss_as_numpy_multiplies_them(steps):
+    """``I - V`` has the Jacobian ``I - prod_k (I - gamma H_k)``, H_k the Hessian of the k-th minibatch."""
+    model, own = regression(0)
+    gamma, key, dim = 0.1, jax.random.key(3), 4
+    product = np.eye(dim)
+    for k in range(steps):
+        position, mask = batch(seed_of(key), jnp.int32(k), own.size, 5)
+        rows = np.asarray(own.x)[np.asarray(position)[np.asarray(mask)]]
+        product = (np.eye(dim) - gamma * rows.T @ rows / len(rows)) @ product
+    client = local_training(model, optimizer=optax.sgd(gamma), batch_size=5)
+    found = curl_of(client, own, steps, jnp.ones(dim), key)
+    np.testing.assert_allclose(found, relative(np.eye(dim) - product), atol=1e-12)
+    assert found < 1e-12 if steps == 1 else found > 1e-3
+
+
+def test_whole_shards_of_a_quadratic_loss_are_conservative():
+    model, own = regression(1)
+    client = local_training(model, optimizer=optax.sgd(0.1), batch_size=12)
+    assert curl_of(client, own, 5, jnp.ones(4)) < 1e-12
+
+
+@pytest.mark.parametrize(("batch_size", "order"), [(4, 1), (13, 2)])
+def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards(batch_size, order):
+    params, own = MODEL.init(jax.random.key(1)), part(data(), 2)  # 13 examples
+
+    def at(gamma):
+        client = local_training(MODEL, optimizer=optax.sgd(gamma), batch_size=batch_size)
+        field = local_displacement(client, jax.random.key(3), Message(params), own, 4)
+        return estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), params, pairs=DIM).mean.value
+
+    values = jax.jit(jax.vmap(at))(jnp.array([0.002, 0.001, 0.0005]))
+    np.testing.assert_allclose(values[:-1] / values[1:], 2**order, rtol=0.03)
+
+
+def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
+    """At the first arrival that is the first model; at the last, not applied yet, that of a shorter run."""
+    given = {"data": data(), "model": MODEL, **SETTING, "epochs": 1.0}
+    objects = {"data": data(), "model": MODEL}
+    experiment = prepare(Settings(**SETTING, epochs=1.0), **objects)
+    probe = curl_probe(experiment, pairs=DIM)
+    run = simulate(**given, probes={"curl": probe})
+    before = simulate(**given | {"server_steps": 2})
+    seen = run.probes["curl"]
+    for row, params in ((0, experiment.params), (-1, before.params)):
+        expected = training_curl(jax.random.key(1), experiment, params, pairs=DIM)
+        np.testing.assert_allclose(seen["server"][row], expected.mean.value, rtol=1e-6)
+        np.testing.assert_allclose(seen["clients"][row], expected.parts.value.mean(), rtol=1e-6)
+    assert seen["server"][0] != seen["server"][-1] and not seen["server_error"].any()
+
+
+def shapes(name):
+    """Traces the estimate for a model of the registry: derivatives in both directions, nothing computed."""
+    small = name in ("logistic", "linear", "mlp", "lenet5")
+    shape = (128, 9) if name == "resnet18_1d" else ((28, 28, 1) if small else (32, 32, 3))
+    model = make(name, num_classes=None if name == "linear" else 4, input_shape=shape)
+    labels = jax.ShapeDtypeStruct((8,), jnp.float32 if name == "linear" else jnp.int32)
+    client = local_training(decoded(model, lambda x: x), optimizer=optax.sgd(0.1), batch_size=4)
+
+    def measured(key, params, x, y):
+        own = ClientData(x, y, jnp.arange(8, dtype=jnp.int32), jnp.int32(0), jnp.int32(8))
+        field = local_displacement(client, key, Message(params), own, 2)
+        point = params if model.train is None else {"params": params["params"]}
+        return estimate_mean_curl(key, lambda _, x: field(x), jnp.ones(1, jnp.float32), point, pairs=2).mean
+
+    with jax.enable_x64(False):
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        x = jax.ShapeDtypeStruct((8, *shape), jnp.float32)
+        return jax.eval_shape(measured, jax.random.key(0), params, x, labels)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in BIG else []) for n in MODELS if n not in NEED_WEIGHTS],
+)
+def test_every_model_can_be_differentiated_in_both_directions(name):
+    assert shapes(name).value.shape == ()
+
+
+def test_uploads_that_are_no_change_of_the_weights_are_refused():
+    params, own = MODEL.init(jax.random.key(1)), part(data(), 0)
+    client = curve_training(MODEL, optimizer=optax.adam(0.1), batch_size=4, warm="off")
+    with pytest.raises(ValueError, match=r"upload = .* a change of the message's params"):
+        local_displacement(client, jax.random.key(0), Message(params), own, 2)(params)
+
+
+def test_bad_input():
+    experiment = prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL)
+    for options, field in [
+        ({"clients": [5]}, "clients = 5"),
+        ({"clients": []}, "clients = "),
+        ({"number": -1}, "number = -1"),
+        ({"weighting": "size"}, "weighting = 'size'"),
+        ({"pairs": 1}, "pairs = 1"),
+    ]:
+        with pytest.raises(ValueError, match=field):
+            training_curl(jax.random.key(0), experiment, **options)
+        with pytest.raises(ValueError, match=field):
+            curl_probe(experiment, **options)
