@@ -24,6 +24,8 @@ LONG |= {
     "figure_1_3",
     "table_methods",
     "tuned_staleness",
+    "fixed_point",
+    "rates",
 }
 PARTS = {"tables": ("--tables", "1")}  # of long ones, what CI runs; the rest is slow
 
