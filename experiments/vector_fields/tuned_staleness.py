@@ -63,13 +63,13 @@ class Family(NamedTuple):
 _CONSTANT = "fedasync:mixing=0.6,staleness=constant"
 FAMILIES = {
     "learned": Family(_CONSTANT, {"method.mixing": "staleness"}),
-    "learned, 12 values": Family(_CONSTANT, {"method.mixing": "staleness"}, 12),
     "polynomial": Family("fedasync:mixing=0.6,exponent=0.5", {"method.mixing": "run", "method.exponent": "run"}),
     "hinge": Family(
         "fedasync:mixing=0.6,staleness=hinge,slope=10,threshold=4",
         {"method.mixing": "run", "method.slope": "run", "method.threshold": "run"},
     ),
 }
+FEW = {"smoke": 3, "laptop": 12, "paper": 12}  # weights by staleness of a family with fewer of them
 PAPER = "polynomial, not tuned"  # Xie et al. (2019), section 5.2
 
 
@@ -95,9 +95,18 @@ def weights_at(name: str, values: Mapping[str, Any], tau: np.ndarray) -> np.ndar
     return mixing[np.minimum(tau, len(mixing) - 1)]
 
 
+def families(scale: str) -> dict[str, Family]:
+    """All of them, in the order of the table."""
+    few = {f"learned, {FEW[scale]} values": FAMILIES["learned"]._replace(values=FEW[scale])}
+    return {"learned": FAMILIES["learned"], **few, **FAMILIES}
+
+
 def tuned(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """What the descent of a family found: best values by path, losses before each step. Kept in a file."""
-    family, kept = FAMILIES[name], given.out / "tuned" / f"{name.replace(', ', '_').replace(' ', '_')}.json"
+    family, kept = (
+        families(given.scale)[name],
+        given.out / "tuned" / f"{name.replace(', ', '_').replace(' ', '_')}.json",
+    )
     plan: dict[str, Any] = {
         "settings": SETTINGS[given.scale] | {"delay": TRAINING, "eval_examples": 100, "method": family.method},
         "names": family.names,
@@ -160,7 +169,7 @@ def main() -> None:
     why = shared.missing(setting | {"method": "fedasync"})
     if why is not None:
         sys.exit(why)
-    found = {name: tuned(name, given) for name in FAMILIES}
+    found = {name: tuned(name, given) for name in families(given.scale)}
     methods = {name: method_of(name, each["values"]) for name, each in found.items()}
     methods[PAPER] = "fedasync:mixing=0.6,exponent=0.5"
     rows = []
