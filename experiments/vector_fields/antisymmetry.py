@@ -6,9 +6,10 @@ FedAvg with all ten clients in every round, over local steps x learning rate x D
 antisymmetry of the clients' jobs and of their mean, the server field, is measured at the model after some rounds; the
 swing is the mean change of the test accuracy from one round to the next, over the second half of the run.
 
-``antisymmetry.csv``: a row a cell, mean and deviation over the seeds. ``exponents.csv``: the powers with which the
-antisymmetry grows. ``prediction.csv``: rank correlations of predictors with the swing, with 95 % intervals (bootstrap
-over cells). ``cost.csv``: CPU time of a random pair of derivatives beside that of a local job.
+``antisymmetry.csv``: a row a cell, mean and deviation over the seeds. ``same_model.csv``: the antisymmetry of all cells
+at one model, first seed. ``exponents.csv``: the powers with which it grows, in both tables. ``prediction.csv``: rank
+correlations of predictors with the swing, with 95 % intervals (bootstrap over cells). ``cost.csv``: CPU time of a
+random pair of derivatives beside that of a local job.
 """
 
 from __future__ import annotations
@@ -123,16 +124,20 @@ class Measure:
 
 
 def measured(
-    given: argparse.Namespace, early: Mapping[tuple[Any, ...], Sequence[Run]]
+    given: argparse.Namespace, early: Mapping[tuple[Any, ...], Sequence[Run]], model: Run | None = None
 ) -> dict[tuple[Any, ...], list[dict[str, float]]]:
-    """What is measured at the model of each early run; kept in a file for each number of steps and rate."""
+    """What is measured at the model of each early run, or of the run ``model`` with the data of the first seed.
+
+    Kept in a file for each number of steps and learning rate.
+    """
+    kind = "own" if model is None else "same"
     measure = Measure(SCALES[given.scale]["pairs"])
     found: dict[tuple[Any, ...], list[dict[str, float]]] = {}
     for cell, runs in early.items():
         found[cell] = []
-        for seed, run in enumerate(runs):
+        for seed, run in enumerate(runs if model is None else [model]):
             name, (k, lr, alpha) = f"{cell} {seed}", cell
-            path = given.out / f"measured_{k}_{lr}.json"
+            path = given.out / f"measured_{kind}_{k}_{lr}.json"
             kept = json.loads(path.read_text()) if path.exists() else {}
             if name not in kept:
                 own = {"steps": k, "lr": lr, "partition": f"dirichlet:alpha={alpha}", "seed": seed, "server_steps": 1}
@@ -229,29 +234,31 @@ def table_of_cells(
     return rows
 
 
-def exponents(rows: Rows) -> Rows:
+def table_of_same(found: Mapping[tuple[Any, ...], Sequence[Mapping[str, float]]]) -> Rows:
+    """One row a cell, all measured at the same model."""
+    names = ("server", "server error", "clients", "largest client")
+    return [
+        {"local steps": k, "learning rate": lr, "alpha": alpha} | {name: seeds[0][name] for name in names}
+        for (k, lr, alpha), seeds in found.items()
+    ]
+
+
+def exponents(rows: Rows, model: str) -> Rows:
     """Powers of local steps, learning rate and alpha in a least-squares fit to the logarithm of the antisymmetry."""
     names = ("local steps", "learning rate", "alpha")
     varied = [name for name in names if len({row[name] for row in rows}) > 1]
     design = np.column_stack([np.ones(len(rows)), *[np.log([row[name] for row in rows]) for name in varied]])
     fits = []
     for target in ("server", "clients"):
-        values = np.log([row[target].mean for row in rows])
+        values = np.log([getattr(row[target], "mean", row[target]) for row in rows])
 
         def power(index: np.ndarray, j: int, values: np.ndarray = values) -> float:
             return float(np.linalg.lstsq(design[index], values[index], rcond=None)[0][j])
 
         for j, name in enumerate(varied, 1):
             low, high = interval(lambda index, j=j, power=power: power(index, j), len(rows))
-            fits.append(
-                {
-                    "antisymmetry of": target,
-                    "by": name,
-                    "power": power(np.arange(len(rows)), j),
-                    "low": low,
-                    "high": high,
-                }
-            )
+            row = {"model": model, "antisymmetry of": target, "by": name, "power": power(np.arange(len(rows)), j)}
+            fits.append(row | {"low": low, "high": high})
     return fits
 
 
@@ -290,25 +297,29 @@ def prediction(rows: Rows) -> Rows:
     return found
 
 
-def drawn(rows: Rows) -> Any:
-    """Antisymmetry against the learning rate, and swing against antisymmetry."""
+def drawn(rows: Rows, at_same: Rows) -> Any:
+    """Antisymmetry at one model against the learning rate, and swing against the antisymmetry before."""
     figure, (left, right) = picture(2, 4.6, 3.8)
-    alphas = sorted({row["alpha"] for row in rows})
-    steps = sorted({row["local steps"] for row in rows})
+    alphas, steps, rates = (sorted({row[name] for row in rows}) for name in ("alpha", "local steps", "learning rate"))
     marks = dict(zip(steps, "osD^v"))
     for alpha, colour in zip(alphas, PALETTE):
-        for k in steps:
-            own = [row for row in rows if (row["alpha"], row["local steps"]) == (alpha, k)]
-            values = [row["server"].mean for row in own]
-            left.loglog([row["learning rate"] for row in own], values, f"{marks[k]}-", color=colour, markersize=5)
-            right.loglog(values, [row["swing (points)"].mean for row in own], marks[k], color=colour, markersize=6)
-    left.set(xlabel="learning rate", ylabel="relative antisymmetry of the server field")
-    right.set(xlabel="relative antisymmetry of the server field", ylabel="swing of the accuracy (points)")
-    for alpha, colour in zip(alphas, PALETTE):
         left.plot([], [], color=colour, label=f"alpha {alpha:g}")
+        for k in steps:
+            mine = [row for row in at_same if (row["alpha"], row["local steps"]) == (alpha, k)]
+            line = [row["server"] for row in mine]
+            left.semilogx([row["learning rate"] for row in mine], line, f"{marks[k]}-", color=colour, markersize=5)
+            own = [row for row in rows if (row["alpha"], row["local steps"]) == (alpha, k)]
+            swings = [row["swing (points)"].mean for row in own]
+            right.semilogy([row["server"].mean for row in own], swings, marks[k], color=colour, markersize=6)
     for k in steps:
         left.plot([], [], marks[k], color="#666666", label=f"{k} steps")
-    left.legend(frameon=False, fontsize=8)
+    left.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    left.minorticks_off()
+    left.set(xlabel="learning rate", ylabel="relative antisymmetry of the server field", ylim=(0, 1.35))
+    left.set_title("all cells at one model")
+    right.set(xlabel="relative antisymmetry of the server field", ylabel="swing of the accuracy (points)")
+    right.set_title("measured early, the swing later")
+    left.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
     return figure
 
 
@@ -319,11 +330,15 @@ def run(given: argparse.Namespace) -> None:
     found = measured(given, early)
     rows = table_of_cells(found, trained(given, scale["rounds"]))
     report(rows, given, decimals=dict.fromkeys(("server", "server error", "clients", "swing (points)"), 4))
-    common.write_table(exponents(rows), given.out / "exponents.csv")
+    same = early[scale["steps"][-1], scale["lr"][0], scale["alpha"][-1]][0]
+    at_same = table_of_same(measured(given, early, same))
+    common.write_table(at_same, given.out / "same_model.csv")
+    fits = exponents(rows, "after the cell's own rounds") + exponents(at_same, "the same for all cells")
+    common.write_table(fits, given.out / "exponents.csv")
     common.write_table(prediction(rows), given.out / "prediction.csv")
     if given.scale != "smoke":
         common.write_table([cost(given, scale["steps"][-1])], given.out / "cost.csv")
-    save_figure(drawn(rows), given.out / "antisymmetry.png")
+    save_figure(drawn(rows, at_same), given.out / "antisymmetry.png")
 
 
 if __name__ == "__main__":

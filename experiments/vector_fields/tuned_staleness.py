@@ -2,11 +2,12 @@
 
     python experiments/vector_fields/tuned_staleness.py --scale laptop
 
-FedAsync mixes an arriving model in by ``alpha s(tau)``. Three families of ``alpha s`` are tuned by ``config.tune``: a
-weight for each staleness, ``alpha (1 + tau)^-a``, and the hinge (alpha, slope and threshold). Each gets as many steps
-of Adam at the same rate, on the same validation part, runs and delays. The tuning runs have seeds of their own. All
-are then run with new seeds (other partitions, first models and delays) under two delay models: that of the tuning, and
-another one that the tuning has not seen. FedAsync with the weights of its paper is the baseline.
+FedAsync mixes an arriving model in by ``alpha s(tau)``. Four families of ``alpha s`` are tuned by ``config.tune``: a
+weight for each staleness; twelve weights, where the last is for all larger staleness; ``alpha (1 + tau)^-a``; and the
+hinge (alpha, slope and threshold). Each gets as many steps of Adam at the same rate, on the same validation part, runs
+and delays. The tuning runs have seeds of their own. All are then run with new seeds (other partitions, first models
+and delays) under two delay models: that of the tuning, and another one that the tuning has not seen. FedAsync with the
+weights of its paper is the baseline.
 """
 
 from __future__ import annotations
@@ -56,16 +57,19 @@ class Family(NamedTuple):
 
     method: str
     names: dict[str, str]  # paths, as of ``tune``
+    values: int | None = None  # at most so many by staleness
 
 
+_CONSTANT = "fedasync:mixing=0.6,staleness=constant"
 FAMILIES = {
-    "learned": Family("fedasync:mixing=0.6,staleness=constant", {"method.mixing": "staleness"}),
+    "learned": Family(_CONSTANT, {"method.mixing": "staleness"}),
     "polynomial": Family("fedasync:mixing=0.6,exponent=0.5", {"method.mixing": "run", "method.exponent": "run"}),
     "hinge": Family(
         "fedasync:mixing=0.6,staleness=hinge,slope=10,threshold=4",
         {"method.mixing": "run", "method.slope": "run", "method.threshold": "run"},
     ),
 }
+FEW = {"smoke": 3, "laptop": 12, "paper": 12}  # weights by staleness of a family with fewer of them
 PAPER = "polynomial, not tuned"  # Xie et al. (2019), section 5.2
 
 
@@ -91,14 +95,25 @@ def weights_at(name: str, values: Mapping[str, Any], tau: np.ndarray) -> np.ndar
     return mixing[np.minimum(tau, len(mixing) - 1)]
 
 
+def families(scale: str) -> dict[str, Family]:
+    """All of them, in the order of the table."""
+    few = {f"learned, {FEW[scale]} values": FAMILIES["learned"]._replace(values=FEW[scale])}
+    return {"learned": FAMILIES["learned"], **few, **FAMILIES}
+
+
 def tuned(name: str, given: argparse.Namespace) -> dict[str, Any]:
     """What the descent of a family found: best values by path, losses before each step. Kept in a file."""
-    family, kept = FAMILIES[name], given.out / "tuned" / f"{name}.json"
-    plan = {
+    family, kept = (
+        families(given.scale)[name],
+        given.out / "tuned" / f"{name.replace(', ', '_').replace(' ', '_')}.json",
+    )
+    plan: dict[str, Any] = {
         "settings": SETTINGS[given.scale] | {"delay": TRAINING, "eval_examples": 100, "method": family.method},
         "names": family.names,
         "options": {"steps": STEPS[given.scale], "rate": RATE, "last": 3, "seeds": list(TUNING_SEEDS[given.scale])},
     }
+    if family.values is not None:
+        plan["options"]["staleness_values"] = family.values
     if kept.is_file() and (found := json.loads(kept.read_text()))["plan"] == plan:
         return found
     done = tune(Settings(**plan["settings"]), family.names, **plan["options"])
@@ -115,7 +130,7 @@ def tuned(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def method_of(name: str, values: Mapping[str, Any]) -> str:
     """The spec of FedAsync with these weights."""
-    if name == "learned":
+    if name.startswith("learned"):
         return "fedasync_weights:weights=" + "/".join(f"{weight:.4f}" for weight in values["method.mixing"])
     options = {path.partition(".")[2]: f"{value:.6g}" for path, value in values.items()}
     kind = {"staleness": name} if name == "hinge" else {}
@@ -137,7 +152,7 @@ def drawn(found: Mapping[str, Mapping[str, Any]], runs: Sequence[Run], given: ar
     tables.write(rows, given.out / "tuned_staleness_weights.csv")
     figure, axes = new(6.4, 3.6)
     axes.bar(tau, share, color=GRID, width=0.9, label="share of the updates")
-    for (name, weights), colour in zip(columns.items(), (*PALETTE[:3], FAINT)):
+    for (name, weights), colour in zip(columns.items(), (*PALETTE[:4], FAINT)):
         axes.plot(tau, weights, color=colour, marker="o", markersize=3, linewidth=1.4, label=name)
     label(axes, "staleness (server steps)", "weight of the update")
     figure.legend(loc="outside right upper", frameon=False, fontsize=9)
@@ -154,7 +169,7 @@ def main() -> None:
     why = shared.missing(setting | {"method": "fedasync"})
     if why is not None:
         sys.exit(why)
-    found = {name: tuned(name, given) for name in FAMILIES}
+    found = {name: tuned(name, given) for name in families(given.scale)}
     methods = {name: method_of(name, each["values"]) for name, each in found.items()}
     methods[PAPER] = "fedasync:mixing=0.6,exponent=0.5"
     rows = []
@@ -170,7 +185,7 @@ def main() -> None:
                 "mean staleness": tables.spread([float(run.updates["staleness"].mean()) for run in seeds]),
                 "tuned loss, before": found[name]["losses"][0] if name in found else None,
                 "tuned loss, best": found[name]["losses"][found[name]["best"]] if name in found else None,
-                "method": methods[name] if name != "learned" else "tuned_staleness_weights.csv",
+                "method": "tuned_staleness_weights.csv" if name.startswith("learned") else methods[name],
                 "seeds": len(seeds),
             })  # fmt: skip
         if delay == TRAINING:
