@@ -59,6 +59,7 @@ def forget() -> None:
 
 
 MANY = 20  # names: an error that knows the nearest does not list more
+NEAR = 0.6  # the likeness from which on a name is suggested, of difflib
 
 
 def find(
@@ -70,8 +71,7 @@ def find(
     registry = entries(kind, registry)
     if name in registry:
         return registry[name]
-    cutoff = 0.5 if len(registry) <= MANY else 0.6
-    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(str(name).lower(), registry, n=1, cutoff=NEAR)
     near = [synonyms[name]] if name in synonyms else near
     hint = f"; did you mean {near[0]!r}?" if near else ""
     known = "" if near and len(registry) > MANY else f" (known: {', '.join(registry) or 'none'})"
@@ -226,7 +226,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
     known = options_of(factory)
     for key in options:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(key, known, n=1, cutoff=NEAR)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             options_text = ", ".join(known) or "none"
             raise ValueError(f"{kind} = {spec!r}: {name} has no option {key!r}{hint} (options: {options_text})")

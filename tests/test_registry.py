@@ -38,6 +38,8 @@ def test_find():
         ("sqare", "shape = 'sqare': unknown; did you mean 'square'? (known: square, circle, none)"),
         ("Circle", "shape = 'Circle': unknown; did you mean 'circle'? (known: square, circle, none)"),
         ("zzz", "shape = 'zzz': unknown (known: square, circle, none)"),
+        ("cycle", "shape = 'cycle': unknown; did you mean 'circle'? (known: square, circle, none)"),
+        ("nothing", "shape = 'nothing': unknown (known: square, circle, none)"),
         ("", "shape = '': unknown (known: square, circle, none)"),
     ],
 )

@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=1000, help="arrivals of the run")
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--segment", type=int, default=None, help="arrivals between checkpoints [root of all]")
+    parser.add_argument("--segment", type=int, default=None, help="arrivals between checkpoints [all]")
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/trajectory.csv beside this file]")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,30 @@ def since_joining(run: Run, node: int) -> tuple[np.ndarray, np.ndarray]:
     accuracy = 100 * np.asarray(run.per_client["own_accuracy"])[:, node]
     seen = (time >= 0) & np.isfinite(accuracy)
     return time[seen], accuracy[seen]
+
+
+def catching_up(runs: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:
+    """For each second since they joined: how accurate late nodes are, and the others at the same moments.
+
+    ``others``: the mean over the nodes that were there from the start. All evaluations of all late nodes of all seeds
+    within a second count alike; ``evaluations`` is how many there are.
+    """
+    for name, seeds in runs.items():
+        found: dict[int, list[tuple[float, float]]] = {}
+        for run in seeds:
+            own = 100 * np.asarray(run.per_client["own_accuracy"])
+            others = np.nanmean(own[:, run.schedule.joined == 0], axis=1)
+            moments = np.asarray(run.evaluations["time"])
+            for node in map(int, late_nodes(run)):
+                for time, accuracy in zip(*since_joining(run, node), strict=True):
+                    at = int(np.argmin(np.abs(moments - run.schedule.joined[node] - time)))
+                    found.setdefault(int(time), []).append((accuracy, others[at]))
+        for second, pairs in sorted(found.items()):
+            late, rest = np.mean(pairs, axis=0)
+            yield {
+                **{"variant": name, "second": second, "late (%)": late, "others (%)": rest},
+                **{"late - others": late - rest, "evaluations": len(pairs)},
+            }
 
 
 def late_curves(runs: Mapping[str, Sequence[Run]]) -> Figure:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
 import variants as shared
 from late import late_nodes
-from variants import Rows, Variant, draw, over_tasks, parse, parse_tasks, report
+from variants import Rows, Variant, common, draw, over_tasks, parse, parse_tasks, report
 
 from fedjax_async.data import Dataset, load
 from fedjax_async.results import tables
@@ -33,6 +33,7 @@ __all__ = [
     "TASKS",
     "Rows",
     "Variant",
+    "common",
     "draw",
     "missing",
     "options",

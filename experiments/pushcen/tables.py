@@ -14,13 +14,14 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from late import late_curves
+from late import catching_up, late_curves
 from study import (
     METHODS,
     SEEDS,
     TASKS,
     Rows,
     Variant,
+    common,
     draw,
     missing,
     options,
@@ -128,6 +129,7 @@ def main() -> None:
             draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
             if table == "1":
                 draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
+                common.write_table(list(catching_up(runs)), given.out / f"late_{task}.csv")
             found += [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]
             report(found, given)
         return found

@@ -67,6 +67,7 @@ def tune(
     optimizer: optax.GradientTransformation | None = None,
     seeds: int | Iterable[int] | None = None,
     last: int = 1,
+    staleness_values: int | None = None,
     segment: int | None = None,
     memory_limit: str = "8GB",
     **objects: Any,
@@ -85,6 +86,7 @@ def tune(
       seeds: the mean loss over runs with these seeds, or so many seeds, is minimised [the settings' seed]. The
         schedule of each is planned before and does not change.
       last: the mean over so many last evaluations is minimised.
+      staleness_values: at most so many values by staleness; all larger ones share the last [no limit].
       segment, objects: as in :func:`trajectory`, whose limits hold.
       memory_limit: refuse gradients that need more temporary memory, by XLA's plan.
 
@@ -104,6 +106,7 @@ def tune(
     )
     check.whole("steps", steps)
     check.whole("last", last)
+    check.optional(check.whole, "staleness_values", staleness_values)
     check.positive("rate", rate)
     limit = parse_size("memory_limit", memory_limit)
     seeds = [settings.seed] if seeds is None else seeds_of(seeds, settings.seed)
@@ -116,6 +119,7 @@ def tune(
     check.require(last <= fewest, "last", last, f"at most {fewest}, the evaluations of a run")
     hyper = runs[0].hyper
     longest = max(int(run.schedule.staleness.max()) for run in runs) + 1
+    longest = min(longest, staleness_values or longest)
     counts = {"run": 0, "client": runs[0].schedule.num_clients, "staleness": longest}
     numbers = [_number(settings, hyper, path, kind, counts[kind]) for path, kind in kinds.items()]
     free = {number.path: number.free(hyper[number.name]) for number in numbers}

@@ -119,7 +119,8 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     first = next(iter(models)) if len(models) == 1 or where.field == "method" else ""  # of a method: its rule
     name = where.name or first
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
-    check.require(name in models, "setting", ".".join(filter(None, where)), paths)
+    without = f"{where.field} = {str(fields[where.field])!r} has no {name!r}"
+    check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
     allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
     check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)
     return models, name

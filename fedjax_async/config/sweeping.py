@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
+from fedjax_async.config import own
 from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings
@@ -116,7 +117,8 @@ def _one_by_one(members: Sequence[int], experiments: Sequence[Experiment | PeerE
 
 
 def _about(s: Settings) -> str:
-    return f"{s.method.split(':')[0]}, {s.model}, {s.dataset}, {s.clients} clients"
+    method = "".join(own.names_in("method", s.method))
+    return f"{method}, {s.model}, {s.dataset}, {s.clients} clients"
 
 
 def _bytes_of_nodes(e: PeerExperiment) -> int:

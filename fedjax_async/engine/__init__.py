@@ -9,7 +9,8 @@ together, planned on the host), ``tables.py`` (what the device reads), ``kernels
 ``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
 runs. ``unsent.py``, ``storage.py``,
 ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each. ``record.py`` makes the tables of a run.
-``trajectory.py`` is a run as one function that JAX differentiates. ``reference.py`` is the oracle: one event at a time.
+``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` are a run as one function that JAX differentiates,
+``attribution.py`` is the probe that explains a run. ``reference.py`` is the oracle: one event at a time.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
 ``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` are

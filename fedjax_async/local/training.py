@@ -54,7 +54,8 @@ def local_training(
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
         before dispatch), for example an optax schedule that decays over the run.
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
-        term, for example for control variates. A wrapper passes its client's state in ``message.extra``.
+        term, for example for control variates. A wrapper passes its client's state in ``message.extra``,
+        hands this client's own state on (private leaves are in it), and applies ``trained`` to what it corrects by.
       metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``; see ``METRICS``.
       keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
         rejected leaves it as it was.

@@ -36,6 +36,7 @@ from fedjax_async.types import FederatedData, Run
 PROBE = "explain"
 ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
 PARTS = ("validation", "test")
+NO_VALIDATION = "'test', or left out: the run holds no validation examples out (validation_fraction)"
 MOST_CLASSES = 100  # with more, the classes have no columns of their own
 # What a run records or measures besides; none of it changes the run.
 UNMEASURED = ("checkpoint", "metrics", "train_loss", "train_examples", "fine_tune", "per_client", *EVALUATIONS)
@@ -109,6 +110,7 @@ def explain(
     allowed = "one with a server: nodes have a model each, which no single arrival moves"
     check.require(not isinstance(run.schedule, PeerSchedule), where, run.settings.get("method"), allowed)
     check.require(len(run.updates["client"]) > 0, where, "no arrivals", "one with at least one arrival")
+    check.require(part != "validation" or "validation_loss" in run.evaluations, "part", part, NO_VALIDATION)
     about = {"run": _digest(run, folder), "part": part, "examples": examples}
     out = None if out is None else require_folder(out)
     if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
@@ -182,8 +184,7 @@ def _rows(data: FederatedData, part: str | None) -> tuple[str, np.ndarray, tuple
     held_out = np.asarray(order[spans(offset, size)])
     if part == "test" or (part is None and len(held_out) == 0):
         return "test", np.arange(len(data.test_y)), (data.test_x, data.test_y)
-    allowed = "'test', or left out: the run holds no validation examples out (validation_fraction)"
-    check.require(len(held_out) > 0, "part", part, allowed)
+    check.require(len(held_out) > 0, "part", part, NO_VALIDATION)
     return "validation", held_out, (data.x, data.y)
 
 

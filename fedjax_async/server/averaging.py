@@ -120,7 +120,7 @@ def asynfl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform)
 
     Args:
       server_lr: ``eta_g > 0``.
-      num_clients: n; a run by name fills it in.
+      num_clients: n; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("server_lr", server_lr)
     check.whole("num_clients", num_clients)

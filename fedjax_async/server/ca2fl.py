@@ -47,7 +47,7 @@ def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) 
 
     Args:
       server_lr: ``eta > 0``.
-      num_clients: N, the number of clients in the mean ``h``; a run by name fills it in.
+      num_clients: N, the number of clients in the mean ``h``; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("server_lr", server_lr)
     check.whole("num_clients", num_clients)

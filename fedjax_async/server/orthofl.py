@@ -294,7 +294,7 @@ def orthofl_pairwise(
 
     Args:
       mixing, per: as in ``orthofl``.
-      num_clients: N; a simulation fills it in.
+      num_clients: N; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)

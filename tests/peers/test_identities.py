@@ -131,16 +131,17 @@ def test_the_anchor_contracts():
         part = ClientData(*map(jnp.asarray, (whole.x, whole.y, whole.order)), whole.offset[2], jnp.int32(size))
         start = centroids.random_tables(params, K, jax.random.key(5))
         message = Message(params, Dictionary(start, jnp.bool_(True)), version=jnp.int32(0), local_steps=jnp.int32(6))
-        work = client.begin(jax.random.key(3), message, client.init(params), part)
+        work = jax.jit(client.begin)(jax.random.key(3), message, client.init(params), part)
         anchor, mask = (np.asarray(getattr(work.anchor, name)["w"]) for name in ("weights", "mask"))
         assert 0 < mask.sum() < mask.size, "some weights must be pruned"
         mask = mask.astype(float)
         rows = part.order[part.offset : part.offset + size]
-        slope = jax.grad(lambda w: jnp.mean(MODEL.loss(MODEL.apply(w, part.x[rows]), part.y[rows])))
+        slope = jax.jit(jax.grad(lambda w: jnp.mean(MODEL.loss(MODEL.apply(w, part.x[rows]), part.y[rows]))))
+        step = jax.jit(client.step)
         for k in range(6):
             before = {**work.inner.params, "w": work.inner.params["w"] * mask}  # one step an epoch: masked in each
             g, u = np.asarray(slope(before)["w"]), np.asarray(before["w"]) - anchor
-            work = client.step(work, jnp.int32(k), message, part)
+            work = step(work, jnp.int32(k), message, part)
             after = np.asarray(work.inner.params["w"]) - anchor
             np.testing.assert_allclose(after, (1 - 2 * LR * LAMBDA) * u - LR * g, rtol=1e-9, atol=1e-12)
             bound = (1 - LR * LAMBDA) * np.sum(u**2) + LR / LAMBDA * np.sum(g**2)

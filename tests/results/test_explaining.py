@@ -95,7 +95,7 @@ def test_what_cannot_be_explained_is_refused(folder, name, options, message):
 def test_runs_without_a_validation_part_are_explained_on_the_test_set():
     run = simulate(**{**BASE, "validation_fraction": None, "updates": 2})
     with pytest.raises(ValueError, match="part = 'validation': must be 'test'"):
-        explain(run, part="validation", say=lambda line: None)
+        explain(run, part="validation", say=pytest.fail)
     assert explain(run, examples=20, say=lambda line: None).part == "test"
 
 
