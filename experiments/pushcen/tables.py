@@ -128,8 +128,10 @@ def main() -> None:
             stem = f"table_{table}" if table.isdigit() else table
             draw(f"{stem}_{task}", TASKS[task].title, drawn, runs, given)
             if table == "1":
-                draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
-                common.write_table(list(catching_up(runs)), given.out / f"late_{task}.csv")
+                late = list(catching_up(runs))
+                if late:  # few nodes may have none that joins late
+                    draw(f"late_{task}", TASKS[task].title, drawn, runs, given, late_curves)
+                    common.write_table(late, given.out / f"late_{task}.csv")
             found += [{"table": table, "task": task, "variant": v.name, **summary(runs[v.name])} for v in chosen]
             report(found, given)
         return found

@@ -63,6 +63,7 @@ def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
     )
 
 
+@pytest.mark.slow
 def test_two_processes(alone, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

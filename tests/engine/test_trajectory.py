@@ -36,12 +36,13 @@ def function_of(case, **options):
 CASES = [
     ("fedasync", "mixing", "every"),
     ("fedbuff", "server_lr", "buffer:size=3"),
-    ("fedavg", "server_lr", "cohort:size=3,over_selection=1"),
     ("orthofl", "mixing", "every"),
+    pytest.param("fedavg", "server_lr", "cohort:size=3,over_selection=1", marks=pytest.mark.slow),
 ]
+IDS = ["fedasync", "fedbuff", "orthofl", "fedavg"]
 
 
-@pytest.mark.parametrize("name, option, timing", CASES, ids=[case[0] for case in CASES])
+@pytest.mark.parametrize("name, option, timing", CASES, ids=IDS)
 def test_equal_to_the_engine_and_derivatives_to_finite_differences(name, option, timing):
     with jax.enable_x64(True):
         case = traced(problem.case(name, timing, updates=14, epochs=1.0), name, option)

@@ -276,7 +276,7 @@ def study(monkeypatch, request):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     figures = {}
-    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    monkeypatch.setattr(module.shared, "save_figure", lambda figure, path: figures.update({path.name: figure}))
     yield module, figures
     for name in set(sys.modules) - before:
         if name in {"variants", "common"}:

@@ -240,6 +240,7 @@ def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     assert bound < 0.9 * gradient[0]  # or the start alone would do
 
 
+@pytest.mark.slow
 def test_theorem_1_bounds_what_a_network_measures():
     """A tanh network of 66 parameters, cross-entropy: the constants are the largest found along the run itself.
 
