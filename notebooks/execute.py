@@ -46,11 +46,22 @@ def executed(path: Path) -> NotebookNode:
     for index, cell in enumerate(done.cells):
         cell.id = f"cell-{index:02d}"
     for cell in code_cells(done):
-        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        cell.outputs = joined([output for output in cell.outputs if output.get("name") != "stderr"])
         for output in cell.outputs:
             if SVG in output.get("data", {}):
                 output.data[SVG] = " ".join(output.data[SVG].split())  # one line a picture instead of thousands
     return done
+
+
+def joined(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """The outputs with printed lines that follow each other as one: how slowly they came cuts them into several."""
+    found: list[NotebookNode] = []
+    for output in outputs:
+        if found and output.output_type == found[-1].output_type == "stream":
+            found[-1].text += output.text
+        else:
+            found.append(output)
+    return found
 
 
 def code_cells(notebook: NotebookNode) -> list[NotebookNode]:

@@ -7,7 +7,7 @@ import re
 import nbformat
 import pytest
 
-from notebooks.execute import NOTEBOOKS, code_cells, executed, read, words
+from notebooks.execute import NOTEBOOKS, code_cells, executed, joined, read, words
 
 IDS = [path.stem for path in NOTEBOOKS]
 ADVICE = "run: python notebooks/execute.py"
@@ -38,6 +38,13 @@ def test_outputs_are_stored_without_traces_of_a_machine(path):
     assert not re.findall(r"0x[0-9a-f]{8,}|site-packages|\.venv", text)
     assert '"execution":' not in text, "no times"
     assert len(text) < 500_000, "small enough to be shown on the web"
+
+
+def test_printed_lines_are_one_output_however_slowly_they_come():
+    texts = [nbformat.v4.new_output("stream", name="stdout", text=text) for text in ("a\n", "b\n", "c\n")]
+    picture = nbformat.v4.new_output("display_data", data={"image/svg+xml": "<svg/>"})
+    found = joined([*texts[:2], picture, texts[2]])
+    assert [output.get("text") for output in found] == ["a\nb\n", None, "c\n"]
 
 
 def test_words_see_what_changed_and_not_by_how_much():
