@@ -13,9 +13,9 @@ SHARED = {"common.py", "torch_loop.py", "torch_peers.py", "study.py", "variants.
 SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
-LONG = {"compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
+LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
-LONG |= {"figure_1_3", "table_methods", "tuned_staleness", "fixed_point", "rates"}
+LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 PARTS = {"tables": ("--tables", "1")}  # of long ones, what CI runs; the rest is slow
 
 

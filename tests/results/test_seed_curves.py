@@ -276,7 +276,9 @@ def study(monkeypatch, request):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     figures = {}
-    monkeypatch.setattr(module.shared, "save_figure", lambda figure, path: figures.update({path.name: figure}))
+    for place in (module, module.shared):
+        if hasattr(place, "save_figure"):
+            monkeypatch.setattr(place, "save_figure", lambda figure, path: figures.update({path.name: figure}))
     yield module, figures
     for name in set(sys.modules) - before:
         if name in {"variants", "common"}:
