@@ -98,7 +98,7 @@ def winograd_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, tile
     """Winograd's algorithm on tiles of ``tile x tile`` outputs where it applies, else ``im2col``."""
     if not fits(x, kernel, strides):
         return im2col_conv(x, kernel, strides, padding)
-    return winograd_product(grid_of(tile, x.shape[1:3], padding), x, kernel)
+    return winograd_product(grid_of(tile, (x.shape[1], x.shape[2]), padding), x, kernel)
 
 
 def depthwise_taps(x: Array, kernel: Array, strides: Pair, padding: Padding, groups: int) -> Array:
