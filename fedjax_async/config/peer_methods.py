@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_async import check, registry
 from fedjax_async.clock import EXCHANGES, TOPOLOGIES, Exchange
+from fedjax_async.clock.exchanges import Alone
 from fedjax_async.compress import Compressor
 from fedjax_async.config import own
 from fedjax_async.config.methods import (
@@ -149,6 +150,11 @@ def _with_stays(function: Callable[[Stays], Peer], stays: Stays) -> Peer:
 def _takes_stays(function: Callable[..., Any]) -> bool:
     """Whether its first argument is ``stays``; a function of hyperparameters takes ``hyper``."""
     return next(iter(inspect.signature(function).parameters), None) == "stays"
+
+
+def sends_nothing(spec: str, setting: Any) -> bool:
+    """Whether the nodes of a method, with the exchange of the setting or else its own, send no messages."""
+    return isinstance(exchange_of(peer_method_of(spec), setting), Alone)
 
 
 def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:

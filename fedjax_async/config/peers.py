@@ -99,9 +99,8 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     delay, data = delay_of(s), data_of(s)
     chosen = peer_method_of(s.method, s.compress)
     exchange = exchange_of(chosen, s.exchange)
-    silent = str(s.exchange or chosen.exchange).partition(":")[0] == "none"
     allowed = "at least 2: a node alone has none to push to (method = 'independent' trains without messages)"
-    check.require(silent or len(data.size) > 1, "clients", len(data.size), allowed)
+    check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
     trainer, hyper = client_of(model, s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None
@@ -191,7 +190,7 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
         local_steps=run.local_steps,
         until=until,
         seed=s.seed,
-        topology=own.object_or_spec("topology", s.topology),
+        topology=own.object_or_spec("topology", s.topology or "gossip"),  # none given: no messages
         message_bytes=run.message_bytes,
         availability=own.object_or_spec("availability", s.availability),
         faults=own.object_or_spec("faults", s.faults),
