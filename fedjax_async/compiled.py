@@ -132,7 +132,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """
     import jax  # noqa: PLC0415
 
-    config = jax.config
+    config: Any = jax.config  # its type does not list the settings
     if config.jax_compilation_cache_dir is not None or not config.jax_enable_compilation_cache:
         return None
     limit = config.jax_compilation_cache_max_size
