@@ -74,6 +74,8 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     for name in _WITHOUT:
         value = getattr(settings, name)
         check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
+    allowed = "'reject': a trajectory leaves bad uploads out, and cannot stop for them"
+    check.require(settings.on_bad == "reject", "on_bad", settings.on_bad, allowed)
     check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
     experiment = prepare(settings, **objects)
     allowed = "a method with a server: only those have a trajectory"

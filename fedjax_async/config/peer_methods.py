@@ -115,10 +115,10 @@ def _check_peer_method(given: PeerMethod) -> None:
     allowed = "a PeerAlgorithm, a function of hyper, or f(stays) that returns either"
     good = isinstance(given.peer, PeerAlgorithm) or callable(given.peer)
     check.require(good, "method.peer", own.shown(given.peer), allowed)
-    for field, known in (("exchange", EXCHANGES), ("topology", TOPOLOGIES)):
+    for field, name, known in (("exchange", "EXCHANGES", EXCHANGES), ("topology", "TOPOLOGIES", TOPOLOGIES)):
         spec = getattr(given, field)
-        check.require(isinstance(spec, str), f"method.{field}", spec, f"a text, a name of {field.upper()}S")
-        registry.bind(field, known, spec)
+        check.require(isinstance(spec, str), f"method.{field}", spec, f"a text, a name of clock.{name}")
+        registry.bind(field, known, spec)()  # checks the ranges
     check_local_fields(given, "method")
 
 

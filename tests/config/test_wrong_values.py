@@ -80,6 +80,7 @@ CALLS = [
     (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
     (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run ('fedjax_async run 1'), but it is"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
+    (lambda: trajectory(Settings(**SMALL, on_bad="raise")), "on_bad = 'raise': must be 'reject'"),
     (lambda: trajectory("fedasync"), "settings = 'fedasync': must be Settings, such as"),
     (lambda: trajectory(Settings(**SMALL), modl="mlp"), "object = 'modl': unknown; did you mean 'model'?"),
     (lambda: planned(updates=LARGE), "until.updates = 1"),
