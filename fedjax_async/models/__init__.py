@@ -8,7 +8,7 @@ Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.
   (normalisation) in common;
 - ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
 - ``metrics.py``: metrics of outputs beside loss and accuracy;
-- ``conv.py``: convolutions and pools that batch well; ``lowerings.py`` and ``tiles.py`` are the ways to compute them.
+- ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them.
 """
 
 from __future__ import annotations
