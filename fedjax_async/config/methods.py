@@ -299,10 +299,8 @@ def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     return name, options, own_one
 
 
-def method(spec: str, num_clients: int | None = None) -> Method:
+def method(spec: str) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
-
-    ``num_clients`` goes to rules that take it, unless the spec says otherwise.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
     ``(mu/2) ||w - w_0||^2``. After a ``+`` follow server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. What
@@ -314,10 +312,7 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     name, options, timing = parsed(spec, "TIMING")
     preset = registry.find("method", METHODS, name)
     check.require(not is_decentralised(preset), "method", spec, "a method with a server")
-    proximal, known = options.pop("proximal", preset.proximal), method_options(name)
-    if num_clients is not None and "num_clients" in known:
-        given = options.setdefault("num_clients", num_clients)
-        check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
+    proximal = options.pop("proximal", preset.proximal)
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
@@ -343,14 +338,14 @@ def method(spec: str, num_clients: int | None = None) -> Method:
 
 
 @registry.cached_by_name(maxsize=64)
-def _method_of(spec: str, num_clients: int | None) -> Method:
-    return method(spec, num_clients)
+def _method_of(spec: str) -> Method:
+    return method(spec)
 
 
-def method_of(spec: str, num_clients: int | None = None) -> Method:
+def method_of(spec: str) -> Method:
     """The method of a spec, or the method object that stands for one.
 
     Equal specs give the same objects, so that runs that share components share compiled programs.
     """
     given = own.thing_of("method", spec)
-    return _method_of(spec, num_clients) if given is None else own.lasting(checked_method(given))
+    return _method_of(spec) if given is None else own.lasting(checked_method(given))
