@@ -145,7 +145,7 @@ def _sent(peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Param
         node, client = bound(peer, given), bound(trainer, given)
         row = node.init(params)
         row = node.wake(row, node.open(row))
-        start = node.start(row)._replace(version=jnp.int32(0))
+        start = node.start(row)._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
         state, zero = client.init(params), jnp.int32(0)
         rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
         upload, _ = client.finish(client.begin(key, start, state, rows), start, state)
