@@ -112,11 +112,7 @@ def tune(
     check.optional(check.whole, "staleness_values", staleness_values)
     limit = parse_size("memory_limit", memory_limit)
     seeds = [settings.seed] if seeds is None else seeds_of(seeds, settings.seed)
-    check.require(optimizer is None or rate is None, "rate", rate, "left out beside an optimizer, which has its own")
-    rate = 0.1 if rate is None else rate
-    check.positive("rate", rate)
-    optimizer = optax.adam(rate) if optimizer is None else optimizer
-    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
+    optimizer = _optimizer(rate, optimizer)
     _require_gradient(settings)
     runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment) for seed in seeds]
     least = tree.num_bytes(runs[0].params)
@@ -143,6 +139,17 @@ def tune(
     placed = Settings(**paths.changed(fields_of(settings), plain)) if len(plain) == len(numbers) else None
     columns = {number.path: np.stack([row[number.path] for row in values]) for number in numbers}
     return Tuned({**hyper, **entries}, columns, losses, best, placed)
+
+
+def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
+    """The optimiser of the descent; ``ValueError`` if it is none, or beside a rate."""
+    if given is None:
+        check.optional(check.positive, "rate", rate)
+        return optax.adam(0.1 if rate is None else rate)
+    check.kind("optimizer", given, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
+    check.require(rate is None, "rate", rate, "left out beside an optimizer, which has its own")
+    optimizer: optax.GradientTransformation = given
+    return optimizer
 
 
 def _descended(
