@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
+    from fedjax_async.compiled import keep_compiled
     from fedjax_async.config.methods import METHODS, Method, PeerMethod
     from fedjax_async.config.own import named
     from fedjax_async.config.plugins import register
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "compare",
     "fingerprint",
+    "keep_compiled",
     "named",
     "register",
     "resume",
@@ -92,6 +94,7 @@ __getattr__, __dir__ = lazy.attach(
         "Settings": "config.settings",
         "Stop": "types",
         "fingerprint": "fingerprints",
+        "keep_compiled": "compiled",
         "named": "config.own",
         "register": "config.plugins",
         "compare": "results.runs",

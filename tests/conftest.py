@@ -77,7 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Shared by xdist workers and, through the environment, by the commands that tests start.
     ``pytest --cache-clear`` empties it.
     """
-    if not hasattr(config, "cache"):  # pytest -p no:cacheprovider
+    if not hasattr(config, "cache"):  # pytest -p no:cacheprovider: nor in the user's own folder
+        jax.config.update("jax_enable_compilation_cache", False)
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         return
     options = {
         "jax_compilation_cache_dir": str(config.cache.mkdir("xla")),

@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHARED = {"common.py", "torch_loop.py", "torch_peers.py", "study.py", "variants.py"}  # imported by the others
+SHARED = {
+    "common.py",
+    "torch_loop.py",
+    "torch_peers.py",
+    "study.py",
+    "variants.py",
+    "accelerator_parts.py",
+}  # imported by the others
 SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
-PARTS = {"tables": ("--tables", "1")}  # of long ones, what CI runs; the rest is slow
+PARTS = {
+    "tables": ("--tables", "1"),
+    "accelerator": ("--parts", "oracle", "lowerings", "memory", "profile"),
+}  # of long ones, what CI runs; the rest is slow
 
 
 def scripts(benchmarks):
@@ -45,7 +55,9 @@ def check_table(path):
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=True))
 def test_benchmark(script, part, tmp_path):
     start(script, "--smoke", *part, "--out", tmp_path / "table.csv", cwd=tmp_path)
-    check_table(tmp_path / "table.csv")
+    found = tmp_path / "table.csv"  # a folder of tables, if the script writes several
+    for path in found.glob("*.csv") if found.is_dir() else [found]:
+        check_table(path)
 
 
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=False))

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fedjax_async"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(path for folder in ("experiments", "tests") for path in (ROOT / folder).rglob("*.py"))
 
-BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices"}
+BASE = {"types", "tree", "check", "registry", "fingerprints", "home", "lazy", "disk", "hashing", "notices", "compiled"}
 MATHS = BASE | {"geometry", "compress", "models", "data", "clock"}
 METHODS = MATHS | {"local"}
 ENGINE = METHODS | {"server", "peers", "engine"}
@@ -28,6 +28,7 @@ ALLOWED = {
     "notices": set(),
     "home": {"registry"},
     "lazy": set(),
+    "compiled": {"home"},
     "disk": set(),
     "__version__": set(),  # of the package itself
     "tree": {"types"},

@@ -79,12 +79,18 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
     return prepare(settings, data=data)
 
 
-def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any:
-    """The arithmetic alone: ``jobs`` jobs in batches of ``width``, minibatches drawn beforehand."""
+def bare_jobs(base: Experiment, width: int) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Arguments of a call of :func:`bare_program`: start model, minibatches drawn beforehand, begin of each shard."""
+    positions = np.random.default_rng(0).integers(0, SHARD, (width, STEPS, BATCH), np.int32)
+    return base.params, positions, np.arange(width, dtype=np.int32) % len(base.components.data.size) * SHARD
+
+
+def bare_program(base: Experiment, batching: str = "vmap", *, counted: bool = False) -> Any:
+    """The arithmetic alone, compiled; with ``counted`` the number of steps is an argument, not known beforehand."""
     model, data = base.components.model, base.components.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
 
-    def job(params: Any, positions: jax.Array, offset: jax.Array) -> Any:
+    def job(params: Any, positions: jax.Array, offset: jax.Array, steps: Any = STEPS) -> Any:
         key = jax.random.key(offset)
 
         def step(k: jax.Array, params: Any) -> Any:
@@ -95,18 +101,22 @@ def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any
 
             return jax.tree.map(lambda w, g: w - 0.01 * g, params, jax.grad(objective)(params))
 
-        return jax.lax.fori_loop(0, STEPS, step, params)
+        return jax.lax.fori_loop(0, steps, step, params)
 
     def looped(params: Any, *jobs: jax.Array) -> Any:
         return jax.lax.map(lambda one: job(params, *one), jobs)
 
-    train = jax.jit(jax.vmap(job, in_axes=(None, 0, 0)) if batching == "vmap" else looped)
-    positions = np.random.default_rng(0).integers(0, SHARD, (width, STEPS, BATCH), np.int32)
-    offsets = np.arange(width, dtype=np.int32) % len(data.size) * SHARD
+    shared = (None, 0, 0, None) if counted else (None, 0, 0)
+    return jax.jit(jax.vmap(job, in_axes=shared) if batching == "vmap" else looped)
+
+
+def bare(base: Experiment, width: int, jobs: int, batching: str = "vmap") -> Any:
+    """The arithmetic alone: ``jobs`` jobs in batches of ``width``."""
+    train, arguments = bare_program(base, batching), bare_jobs(base, width)
 
     def run() -> None:
         for _ in range(-(-jobs // width)):
-            out = train(base.params, positions, offsets)
+            out = train(*arguments)
         jax.block_until_ready(out)
 
     return run

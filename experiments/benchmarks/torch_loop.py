@@ -55,10 +55,11 @@ class Loop:
 
     def __init__(self, model: str, x: np.ndarray, y: np.ndarray, shards: list[np.ndarray], batch: int, steps: int):
         torch.manual_seed(0)
-        self.x = (torch.from_numpy(x).float() / 255.0 - 0.5).permute(0, 3, 1, 2).contiguous()
-        self.y = torch.from_numpy(y).long()
-        self.shards = [torch.from_numpy(np.asarray(shard, np.int64)) for shard in shards]
-        self.model, self.batch, self.steps = MODELS[model](), batch, steps
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.x = (torch.from_numpy(x).to(device).float() / 255.0 - 0.5).permute(0, 3, 1, 2).contiguous()
+        self.y = torch.from_numpy(y).to(device).long()
+        self.shards = [torch.from_numpy(np.asarray(shard, np.int64)).to(device) for shard in shards]
+        self.model, self.batch, self.steps = MODELS[model]().to(device), batch, steps
         self.params = list(self.model.parameters())
         self.server = [p.detach().clone() for p in self.params]
 
@@ -73,7 +74,7 @@ class Loop:
                 p.copy_(s)
         shard, done = self.shards[client], 0
         while done < self.steps:
-            order = shard[torch.randperm(len(shard))]
+            order = shard[torch.randperm(len(shard), device=shard.device)]
             for rows in order.split(self.batch)[: self.steps - done]:
                 loss = functional.cross_entropy(self.model(self.x[rows]), self.y[rows])
                 gradients = torch.autograd.grad(loss, self.params)
@@ -89,3 +90,5 @@ class Loop:
         """One update for each listed client."""
         for client in clients:
             self.update(int(client))
+        if self.x.is_cuda:
+            torch.cuda.synchronize()

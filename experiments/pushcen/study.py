@@ -59,7 +59,7 @@ METHODS: dict[str, dict[str, str]] = {
     "divshare": {"method": "divshare", "topology": "gossip:receivers={1}"},
     "async_dfedavg": {"method": "async_dfedavg", "topology": "gossip:receivers={0}"},
     "swift": {"method": "swift", "topology": "random_regular:degree={0}"},
-    "independent": {"method": "independent", "topology": "gossip:receivers={0}"},
+    "independent": {"method": "independent"},
 }
 
 
@@ -148,8 +148,9 @@ def run_task(task: str, variants: Sequence[Variant], given: argparse.Namespace) 
     setting, receivers = setting_of(task, given.scale)
 
     def filled(variant: Variant) -> Variant:
-        topology = variant.changes["topology"].format(receivers, max(1, round(receivers / 5)))
-        return variant._replace(changes=variant.changes | {"topology": topology})
+        counts = (receivers, max(1, round(receivers / 5)))
+        topology = {name: value.format(*counts) for name, value in variant.changes.items() if name == "topology"}
+        return variant._replace(changes=variant.changes | topology)
 
     return shared.run_variants(task, setting, [filled(variant) for variant in variants], given)
 

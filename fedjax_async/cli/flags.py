@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_async import __version__, check, home
+from fedjax_async import __version__, check, compiled, home
 from fedjax_async.cli.explain_flags import add_explain
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -33,6 +33,9 @@ EPILOG = """examples:
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
 METHOD+PART@TIMING. `fedjax-async list --options` shows everything by name.
+
+Compiled programs are kept in $FEDJAX_ASYNC_DATA/compiled or ~/.cache/fedjax_async/compiled, at most 512 MB.
+JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR uses JAX's own cache instead.
 """
 
 # The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
@@ -75,19 +78,29 @@ def _later(module: str, name: str) -> Action:
     return act
 
 
+def _compiling(module: str, name: str) -> Action:
+    """As :func:`_later`, with compiled programs kept on the disk."""
+
+    def act(arguments: argparse.Namespace) -> None:
+        compiled.keep_compiled()
+        _later(module, name)(arguments)
+
+    return act
+
+
 def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
     """The function ``name`` of ``runs``, called after a check that the files of the data set exist."""
 
     def act(arguments: argparse.Namespace) -> None:
         home.require_datasets([getattr(arguments, "dataset", dataset)])
-        _later("runs", name)(arguments)
+        _compiling("runs", name)(arguments)
 
     return act
 
 
 def _sweep(arguments: argparse.Namespace) -> None:
     home.require_datasets(sweep_datasets(sweep_content(arguments.file), Settings.dataset))
-    _later("sweep", "sweep")(arguments)
+    _compiling("sweep", "sweep")(arguments)
 
 
 def _verify(arguments: argparse.Namespace) -> None:
@@ -273,7 +286,9 @@ def _add_runs(command: Command) -> None:
     _add_settings(run, base=RUN_BASE)
     _add_outputs(run, None)
 
-    resume = command("resume", "continue a run that was begun with --checkpoint and cut off", _later("runs", "resume"))
+    resume = command(
+        "resume", "continue a run that was begun with --checkpoint and cut off", _compiling("runs", "resume")
+    )
     resume.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_drawing(resume)
@@ -359,11 +374,11 @@ def parser() -> argparse.ArgumentParser:
     _add_report(
         command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
     )
-    landscape = command("landscape", "the loss between two or three saved runs", _later("landscape", "landscape"))
+    landscape = command("landscape", "the loss between two or three saved runs", _compiling("landscape", "landscape"))
     add_landscape(landscape, _folder)
     _add_drawing(landscape)
     explain = command(
-        "explain", "which arrivals of a saved run moved the loss up or down", _later("explain", "explained")
+        "explain", "which arrivals of a saved run moved the loss up or down", _compiling("explain", "explained")
     )
     add_explain(explain, _folder)
     _add_drawing(explain)

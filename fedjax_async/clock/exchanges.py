@@ -7,6 +7,7 @@ mixes its inbox: at its ``start``, before it trains; or at its ``end``, where al
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from fedjax_async.clock.exchange_parts import (
     with_masses,
     without_masses,
 )
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.swift import swift
 from fedjax_async.clock.synchronous import dpsgd, sgp
 from fedjax_async.clock.topologies import Topology
@@ -106,15 +106,21 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     return plan
 
 
+@dataclass(frozen=True)
+class Alone:
+    """The exchange without messages, whatever the topology."""
+
+    aggregate_at: str
+
+    def __call__(self, world: PeerScenario) -> PeerSchedule:
+        nobody = world._replace(topology=Topology(world.scenario.num_clients))
+        return without_masses(world, exchange(nobody, self.aggregate_at), np.zeros(0))
+
+
 def alone(*, aggregate_at: str = "start") -> Exchange:
-    """Nodes train alone: no messages."""
+    """Nodes train alone: no messages, and no topology."""
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
-
-    def plan(world: PeerScenario) -> PeerSchedule:
-        alone = world._replace(topology=Topology(world.scenario.num_clients))
-        return without_masses(world, exchange(alone, aggregate_at), np.zeros(0))
-
-    return plan
+    return Alone(aggregate_at)
 
 
 EXCHANGES: dict[str, Callable[..., Exchange]] = {

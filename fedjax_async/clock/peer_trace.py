@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock.archives import Format, check_columns, is_archive, read_archive, write_archive
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
 
 _FORMAT = Format("fedjax_async peer schedule", 1)
 
@@ -39,6 +39,9 @@ def is_peer_schedule(path: str | Path) -> bool:
 def load_peer_schedule(path: str | Path) -> PeerSchedule:
     """Read what ``save_peer_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
     columns = read_archive(path, _FORMAT, PeerSchedule._fields)
+    damaged = [name for name in _NUMBERS if np.shape(columns[name]) != ()]
+    if damaged:
+        raise ValueError(f"{path}: column {damaged[0]!r} must be one number; the file is damaged")
     columns |= {name: kind(columns[name]) for name, kind in _NUMBERS.items()}
     schedule = PeerSchedule(**columns)
     _check(path, schedule)
@@ -54,13 +57,13 @@ def _check(path: str | Path, s: PeerSchedule) -> None:
     ):  # fmt: skip
         check_columns(path, s, names, length)
     events = len(s.client)
-    reader = np.repeat(np.arange(events), np.diff(s.inbox_bounds)) if events else np.zeros(0, np.int64)
-    ranges = {
-        "client": (s.client, s.num_clients), "receiver": (s.receiver, s.num_clients), "source": (s.source, events),
-        "push_event": (s.push_event, events), "fragment": (s.fragment, s.fragments),
-        "push_fragment": (s.push_fragment, s.fragments),
-    }  # fmt: skip
-    good = all(bool(((values >= 0) & (values < high)).all()) for values, high in ranges.values())
+    reader = np.repeat(np.arange(events), np.maximum(np.diff(s.inbox_bounds), 0))
+    ranges = (
+        (s.client, s.num_clients), (s.receiver, s.num_clients), (s.source, events), (s.push_event, events),
+        (s.fragment, s.fragments), (s.push_fragment, s.fragments), (s.mixed_by + 1, events + 1),
+        (s.outcome, len(Delivery)),
+    )  # fmt: skip
+    good = all(bool(((values >= 0) & (values < high)).all()) for values, high in ranges)
     good = good and s.inbox_bounds[0] == 0 and s.inbox_bounds[-1] == len(s.source) == len(reader)
     if not (good and bool((s.source < reader).all()) and bool((s.end > s.start).all())):
         raise ValueError(f"{path}: the columns contradict each other; the file is damaged")

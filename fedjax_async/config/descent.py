@@ -16,9 +16,11 @@ from fedjax_async.config import paths
 from fedjax_async.config.differentiable import PerClient, PerStaleness, require_settings, trajectory
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.grid import seeds_of
+from fedjax_async.config.resolving import with_objects
 from fedjax_async.config.settings import Settings, fields_of
+from fedjax_async.engine.components import bound, row_of, rule_of
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.types import Array
+from fedjax_async.types import Array, ClientData, Facts, Key, Params, Request
 
 __all__ = ["Tuned", "tune"]
 
@@ -63,7 +65,7 @@ def tune(
     names: Sequence[str] | Mapping[str, str],
     *,
     steps: int = 30,
-    rate: float = 0.1,
+    rate: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
     seeds: int | Iterable[int] | None = None,
     last: int = 1,
@@ -82,7 +84,7 @@ def tune(
     Args:
       settings: need a validation part (``validation_fraction``): the test set is never looked at.
       steps: of descent. One costs four to five runs of ``trajectory`` a seed, besides compiling once a seed.
-      rate, optimizer: an optax transformation on the logarithms and logits [``optax.adam(rate)``].
+      rate: of Adam on the logarithms and logits [0.1]; ``optimizer``: an optax transformation in its place.
       seeds: the mean loss over runs with these seeds, or so many seeds, is minimised [the settings' seed]. The
         schedule of each is planned before and does not change.
       last: the mean over so many last evaluations is minimised.
@@ -99,6 +101,7 @@ def tune(
     and runs that need more memory or have local training in loops of unknown length.
     """
     require_settings(settings, objects)
+    settings = with_objects(settings, **objects)
     kinds = _kinds(names)
     held_out = settings.validation_fraction
     check.require(
@@ -107,12 +110,11 @@ def tune(
     check.whole("steps", steps)
     check.whole("last", last)
     check.optional(check.whole, "staleness_values", staleness_values)
-    check.positive("rate", rate)
     limit = parse_size("memory_limit", memory_limit)
     seeds = [settings.seed] if seeds is None else seeds_of(seeds, settings.seed)
-    optimizer = optax.adam(rate) if optimizer is None else optimizer
-    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
-    runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment, **objects) for seed in seeds]
+    optimizer = _optimizer(rate, optimizer)
+    _require_gradient(settings)
+    runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment) for seed in seeds]
     least = tree.num_bytes(runs[0].params)
     check.require(limit >= least, "memory_limit", memory_limit, f"more than the {least} bytes of the model")
     fewest = min(len(run.times) for run in runs)
@@ -127,8 +129,8 @@ def tune(
     def with_numbers(free: Mapping[str, Array]) -> dict[str, Any]:
         return {**hyper, **{number.name: number.entry(free[number.path]) for number in numbers}}
 
-    gradients = [_compiled(_objective(run, with_numbers, last), free, settings, limit) for run in runs]
-    found = _descended(gradients, free, optax.adam(rate) if optimizer is None else optimizer, steps)
+    gradients = [_compiled(_objective(run, with_numbers, last), free, limit) for run in runs]
+    found = _descended(gradients, free, optimizer, steps)
     losses = np.asarray([loss for loss, _ in found])
     values = [{number.path: np.asarray(number.value(free[number.path])) for number in numbers} for _, free in found]
     best = int(np.argmin(losses))
@@ -137,6 +139,17 @@ def tune(
     placed = Settings(**paths.changed(fields_of(settings), plain)) if len(plain) == len(numbers) else None
     columns = {number.path: np.stack([row[number.path] for row in values]) for number in numbers}
     return Tuned({**hyper, **entries}, columns, losses, best, placed)
+
+
+def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
+    """The optimiser of the descent; ``ValueError`` if it is none, or beside a rate."""
+    if given is None:
+        check.optional(check.positive, "rate", rate)
+        return optax.adam(0.1 if rate is None else rate)
+    check.kind("optimizer", given, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
+    check.require(rate is None, "rate", rate, "left out beside an optimizer, which has its own")
+    optimizer: optax.GradientTransformation = given
+    return optimizer
 
 
 def _descended(
@@ -180,6 +193,7 @@ def _number(settings: Settings, hyper: Mapping[str, Any], path: str, kind: str, 
     allowed = f"one of {', '.join(known)} (an option of value 0 is switched off and cannot be tuned)"
     check.require(found is not None, "names", path, allowed)
     value = float(hyper[str(found)])
+    paths.changed(fields_of(settings), {path: value})  # refuses options of objects, which no path reaches
     check.require(value > 0, path, value, "positive: tuning moves by its logarithm")
     return _Number(path, str(found), kind, value <= 1 and _refuses_more(settings, path), count)
 
@@ -203,16 +217,35 @@ def _objective(run: Any, with_numbers: Callable[[Any], dict[str, Any]], last: in
     return lambda free: jnp.mean(run.function(with_numbers(free), run.params)["validation_loss"][-last:])
 
 
-def _compiled(objective: Callable[[Any], Array], free: Any, settings: Settings, limit: int) -> Callable[[Any], Any]:
-    """The compiled ``value_and_grad``; ``ValueError`` if there is none, or it needs too much memory."""
+def _require_gradient(settings: Settings) -> None:
+    """``ValueError`` if reverse mode has no gradient of a local step: from shapes, before a run is planned."""
+    run = resolve(settings)
+    components, data = run.components, run.components.data
+    rule = rule_of(components.server, components.hyper, Facts(len(data.size)))
+    client = bound(components.client, components.hyper)
+
+    def moved(params: Params, key: Key, pool: tuple[Any, Any], one: Array) -> Array:
+        message, _ = rule.dispatch(*rule.init(params), Request())
+        message = message._replace(version=one, local_steps=one)
+        kept, own = client.init(params), ClientData(*pool, jnp.zeros(1, jnp.int32), one - one, one)
+        work = client.step(client.begin(key, message, kept, own), one - one, message, own)
+        leaves = jax.tree.leaves(client.finish(work, message, kept)[0])
+        floats = [jnp.sum(leaf) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        return sum(floats, jnp.zeros((), jnp.result_type(float)))
+
+    pool, one = (row_of(data.x), row_of(data.y)), jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        lowered = jax.jit(jax.value_and_grad(objective)).lower(free)
+        jax.eval_shape(jax.grad(moved, allow_int=True), run.shapes, jax.random.key(0), pool, one)
     except ValueError as error:
         if "Reverse-mode differentiation does not work" not in str(error):
             raise
         allowed = "one with local training in loops of fixed length, or reverse mode has no gradient"
         raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}") from error
-    compiled = lowered.compile()
+
+
+def _compiled(objective: Callable[[Any], Array], free: Any, limit: int) -> Callable[[Any], Any]:
+    """The compiled ``value_and_grad``; ``ValueError`` if it needs too much memory."""
+    compiled = jax.jit(jax.value_and_grad(objective)).lower(free).compile()
     plan = compiled.memory_analysis()
     need = 0 if plan is None else int(plan.temp_size_in_bytes)
     allowed = f"at least {need / 1e9:.2g}GB for this run's gradient (fewer updates, a smaller model, another segment)"

@@ -28,7 +28,17 @@ class Trajectory(NamedTuple):
 
 
 # Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
-_WITHOUT = ("per_client", "metrics", "train_loss", "fine_tune", "stop_at", "patience", "checkpoint", "devices")
+_WITHOUT = (
+    "per_client",
+    "metrics",
+    "train_loss",
+    "train_examples",
+    "fine_tune",
+    "stop_at",
+    "patience",
+    "checkpoint",
+    "devices",
+)
 
 _OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
 
@@ -74,6 +84,8 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     for name in _WITHOUT:
         value = getattr(settings, name)
         check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
+    allowed = "'reject': a trajectory leaves bad uploads out, and cannot stop for them"
+    check.require(settings.on_bad == "reject", "on_bad", settings.on_bad, allowed)
     check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
     experiment = prepare(settings, **objects)
     allowed = "a method with a server: only those have a trajectory"

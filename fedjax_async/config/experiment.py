@@ -150,7 +150,7 @@ def resolve(settings: Settings) -> Resolved:
     s = checked(settings)
     timing, delay = timing_of(s), delay_of(s)
     data = data_of(s)
-    chosen = method_of(s.method, len(data.size))
+    chosen = method_of(s.method)
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
     trainer, hyper = client_of(model, s, batch_size, chosen)
@@ -258,7 +258,7 @@ def _sent(
 
     def both(params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
         message, _ = rule.dispatch(*rule.init(params), Request())
-        message = message._replace(version=jnp.int32(0))
+        message = message._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
         client = bound(trainer, {**chosen.hyper, **hyper})
         state, zero = client.init(params), jnp.int32(0)
         own = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)

@@ -228,12 +228,17 @@ def _check_method(given: Method) -> None:
     allowed = "a ServerAlgorithm, or a function of hyper (call a factory: Method(f()))"
     check.require(_is_server(given.server), "method.server", own.shown(given.server), allowed)
     check_fields(given, "method")
-    numbers = isinstance(given.hyper, Mapping)
-    numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
-    check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
+    check_local_options(given)
     unread = [name for name in given.hyper if not name.startswith("client.")]
     read = callable(given.server) or not unread
     check.require(read, "method.hyper", given.hyper, "left out: the rule is finished, and no function of hyper")
+
+
+def check_local_options(given: Method | PeerMethod) -> None:
+    """``ValueError`` for options of local training, static or in ``hyper``, that its factory or the run cannot use."""
+    numbers = isinstance(given.hyper, Mapping)
+    numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
+    check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
     pairs = isinstance(given.client_options, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in given.client_options
     )
@@ -242,9 +247,11 @@ def _check_method(given: Method) -> None:
         check.require(name not in LOCAL, "method.client_options", name, "left out: settings of the run give it")
         registry.find("option of method.client", client_options(given.client), name)
     traced = [name.removeprefix("client.") for name in given.hyper if name.startswith("client.")]
+    for name in traced:
+        check.require(name not in LOCAL, "method.hyper", f"client.{name}", "left out: settings of the run give it")
     check_factory("method.client", given.client, [*traced, *(name for name, _ in given.client_options)])
     for name in {"optimizer", "lr"} & {*ignored_by(registry.options_of(given.client))}:
-        value, usual = getattr(given, name), Method._field_defaults[name]
+        value, usual = getattr(given, name), type(given)._field_defaults[name]
         check.require(value == usual, f"method.{name}", value, f"left out: {_IGNORES}")
 
 
@@ -299,10 +306,8 @@ def parsed(spec: str, what: str) -> tuple[str, dict[str, Any], str]:
     return name, options, own_one
 
 
-def method(spec: str, num_clients: int | None = None) -> Method:
+def method(spec: str) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"`` or ``"fedbuff@buffer:size=5"``.
-
-    ``num_clients`` goes to rules that take it, unless the spec says otherwise.
 
     Options are those of the server rule, and ``proximal``, the weight mu of the local term
     ``(mu/2) ||w - w_0||^2``. After a ``+`` follow server parts (``server.PARTS``): ``"fedbuff+swa:start=0.5"``. What
@@ -314,10 +319,7 @@ def method(spec: str, num_clients: int | None = None) -> Method:
     name, options, timing = parsed(spec, "TIMING")
     preset = registry.find("method", METHODS, name)
     check.require(not is_decentralised(preset), "method", spec, "a method with a server")
-    proximal, known = options.pop("proximal", preset.proximal), method_options(name)
-    if num_clients is not None and "num_clients" in known:
-        given = options.setdefault("num_clients", num_clients)
-        check.require(given == num_clients, f"num_clients of {name}", given, f"{num_clients}, as in the run")
+    proximal = options.pop("proximal", preset.proximal)
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
@@ -343,14 +345,14 @@ def method(spec: str, num_clients: int | None = None) -> Method:
 
 
 @registry.cached_by_name(maxsize=64)
-def _method_of(spec: str, num_clients: int | None) -> Method:
-    return method(spec, num_clients)
+def _method_of(spec: str) -> Method:
+    return method(spec)
 
 
-def method_of(spec: str, num_clients: int | None = None) -> Method:
+def method_of(spec: str) -> Method:
     """The method of a spec, or the method object that stands for one.
 
     Equal specs give the same objects, so that runs that share components share compiled programs.
     """
     given = own.thing_of("method", spec)
-    return _method_of(spec, num_clients) if given is None else own.lasting(checked_method(given))
+    return _method_of(spec) if given is None else own.lasting(checked_method(given))

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedjax_async import check, registry
 from fedjax_async.clock import EXCHANGES, TOPOLOGIES, Exchange
+from fedjax_async.clock.exchanges import Alone
 from fedjax_async.compress import Compressor
 from fedjax_async.config import own
 from fedjax_async.config.methods import (
@@ -17,6 +18,7 @@ from fedjax_async.config.methods import (
     PeerMethod,
     Stays,
     check_local_fields,
+    check_local_options,
     parsed,
 )
 from fedjax_async.engine.components import Hyper, Peer, split_options
@@ -114,11 +116,14 @@ def _check_peer_method(given: PeerMethod) -> None:
     allowed = "a PeerAlgorithm, a function of hyper, or f(stays) that returns either"
     good = isinstance(given.peer, PeerAlgorithm) or callable(given.peer)
     check.require(good, "method.peer", own.shown(given.peer), allowed)
-    for field, known in (("exchange", EXCHANGES), ("topology", TOPOLOGIES)):
+    for field, name, known in (("exchange", "EXCHANGES", EXCHANGES), ("topology", "TOPOLOGIES", TOPOLOGIES)):
         spec = getattr(given, field)
-        check.require(isinstance(spec, str), f"method.{field}", spec, f"a text, a name of {field.upper()}S")
-        registry.bind(field, known, spec)
+        check.require(
+            isinstance(spec, str), f"method.{field}", spec, f"a text, a name of clock.{name}; a run takes objects"
+        )
+        registry.bind(field, known, spec)()  # checks the ranges
     check_local_fields(given, "method")
+    check_local_options(given)
 
 
 # --- what a run makes of it ---------------------------------------------------------------------------
@@ -149,6 +154,11 @@ def _with_stays(function: Callable[[Stays], Peer], stays: Stays) -> Peer:
 def _takes_stays(function: Callable[..., Any]) -> bool:
     """Whether its first argument is ``stays``; a function of hyperparameters takes ``hyper``."""
     return next(iter(inspect.signature(function).parameters), None) == "stays"
+
+
+def sends_nothing(spec: str, setting: Any) -> bool:
+    """Whether the nodes of a method, with the exchange of the setting or else its own, send no messages."""
+    return isinstance(exchange_of(peer_method_of(spec), setting), Alone)
 
 
 def exchange_of(chosen: PeerMethod, setting: Any) -> Exchange:

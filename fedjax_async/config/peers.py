@@ -99,9 +99,8 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     delay, data = delay_of(s), data_of(s)
     chosen = peer_method_of(s.method, s.compress)
     exchange = exchange_of(chosen, s.exchange)
-    silent = str(s.exchange or chosen.exchange).partition(":")[0] == "none"
     allowed = "at least 2: a node alone has none to push to (method = 'independent' trains without messages)"
-    check.require(silent or len(data.size) > 1, "clients", len(data.size), allowed)
+    check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
     trainer, hyper = client_of(model, s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None
@@ -146,7 +145,7 @@ def _sent(peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Param
         node, client = bound(peer, given), bound(trainer, given)
         row = node.init(params)
         row = node.wake(row, node.open(row))
-        start = node.start(row)._replace(version=jnp.int32(0))
+        start = node.start(row)._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
         state, zero = client.init(params), jnp.int32(0)
         rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
         upload, _ = client.finish(client.begin(key, start, state, rows), start, state)
@@ -191,7 +190,7 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
         local_steps=run.local_steps,
         until=until,
         seed=s.seed,
-        topology=own.object_or_spec("topology", s.topology),
+        topology=own.object_or_spec("topology", s.topology or "gossip"),  # none given: no messages
         message_bytes=run.message_bytes,
         availability=own.object_or_spec("availability", s.availability),
         faults=own.object_or_spec("faults", s.faults),

@@ -21,6 +21,7 @@ from fedjax_async.config.methods import (
     is_decentralised,
     preset_of,
 )
+from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.problem import check_model, comes_by_clients, initial, model_of, with_owners
 from fedjax_async.config.settings import Settings, moments
 from fedjax_async.data import Dataset, Federation
@@ -80,7 +81,10 @@ def resolved(settings: Settings) -> Settings:
 
 
 def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
-    """The settings of a run without a server with its topology, compressor and test parts filled in."""
+    """The settings of a run without a server with its topology, compressor and test parts filled in.
+
+    Nodes that send nothing have no topology.
+    """
     allowed = f"left out: the method brings its own, {str(s.method).partition('@')[2]}"
     check.require(s.exchange is None or not brings_timing(s.method), "exchange", str(s.exchange), allowed)
     if usual.compress is None:
@@ -89,14 +93,20 @@ def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
     fraction = s.test_fraction
     if fraction is None and s.eval_examples is None and not comes_by_clients(s.dataset):
         fraction = TEST_FRACTION
-    compress, topology = s.compress or usual.compress, s.topology or usual.topology
+    silent = sends_nothing(s.method, s.exchange)
+    allowed = f"left out: the nodes of {s.method} send nothing" + (
+        f" with exchange = {s.exchange}" if s.exchange else ""
+    )
+    check.require(s.topology is None or not silent, "topology", str(s.topology), allowed)
+    compress, topology = s.compress or usual.compress, None if silent else s.topology or usual.topology
     return dataclasses.replace(s, topology=topology, compress=compress, test_fraction=fraction)
 
 
 def settings_in_comparison(common: Settings, method: str, others: Collection[str]) -> Settings:
     """The settings of one method of a comparison: those that only ``others`` take, of the other kind, are left out.
 
-    A timing or an exchange of the method's own goes before the common one. Where methods with and without a server are
+    So is the topology for nodes that send nothing. A timing or an exchange of the method's own goes before the common
+    one. Where methods with and without a server are
     compared, all train and test on the same examples: ``test_fraction`` is 0.2 for all unless it is given.
     """
     peers = {name: is_decentralised(preset_of(name)) for name in (method, *others)}
@@ -108,6 +118,10 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
         changes |= {name: Settings.__dataclass_fields__[name].default for name in left}
         if common.test_fraction is None and common.eval_examples is None and not comes_by_clients(common.dataset):
             changes["test_fraction"] = TEST_FRACTION
+    nodes = [name for name in peers if peers[name]]
+    silent = {name: sends_nothing(name, None if brings_timing(name) else common.exchange) for name in nodes}
+    if silent.get(method) and not all(silent.values()):
+        changes["topology"] = None
     return dataclasses.replace(common, **changes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,25 +96,26 @@ def plan_groups(
         found.setdefault((*_shared(experiment), *alone), []).append(i)
     limit = memory_limit or default_limit()
     groups = []
+
+    def one_by_one(members: tuple[int, ...]) -> Group:
+        nodes = [e for i in members if isinstance(e := experiments[i], PeerExperiment)]
+        return _one_by_one(members, nodes, memory_limit, lanes)
+
     for members in found.values():
         alike = {i: experiment for i in members if isinstance(experiment := experiments[i], Experiment)}
-        groups.append(_stacked(tuple(members), alike, limit, lanes) if alike else _one_by_one(members, experiments))
+        groups.append(_stacked(tuple(members), alike, limit, lanes) if alike else one_by_one(tuple(members)))
     return groups
 
 
-def _one_by_one(members: Sequence[int], experiments: Sequence[Experiment | PeerExperiment]) -> Group:
+def _one_by_one(
+    members: tuple[int, ...], each: Sequence[PeerExperiment], limit: int | None, lanes: int | None
+) -> Group:
     """Runs without a server: one after the other, in the same programs; each uses all lanes."""
-    s = experiments[members[0]].settings
-    each = [experiments[i] for i in members]
-    return Group(
-        tuple(members),
-        tuple((i,) for i in members),
-        1,
-        s.lanes or default_lanes(),
-        max(_bytes_of_nodes(e) for e in each if isinstance(e, PeerExperiment)),
-        sum(e.total for e in each),
-        _about(s),
-    )
+    needed = max(map(_bytes_of_nodes, each))
+    check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
+    stacks = tuple((i,) for i in members)
+    total = sum(e.total for e in each)
+    return Group(members, stacks, 1, lanes or default_lanes(), needed, total, _about(each[0].settings))
 
 
 def _about(s: Settings) -> str:
@@ -207,7 +209,7 @@ def execute_group(
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
-            on_finished(i, execute(e, progress=report, watch=watches[i]))
+            on_finished(i, execute(_in_lanes(e, group.batches), progress=report, watch=watches[i]))
             before += e.total
         return
     first = experiments[group.members[0]].settings
@@ -229,6 +231,13 @@ def execute_group(
             on_finished(i, watches[i].finish(recorded(e, outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
+
+
+def _in_lanes(e: Experiment | PeerExperiment, lanes: int) -> Experiment | PeerExperiment:
+    """The run as it is executed alone in so many lanes; the oracle has none. Its results keep their settings."""
+    if e.settings.engine == "reference":
+        return e
+    return e._replace(settings=dataclasses.replace(e.settings, lanes=lanes))
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_async import tree
 from fedjax_async.engine.components import Components, rule_of
 from fedjax_async.engine.evaluation import each_row, loss_and_hit
 from fedjax_async.server import closed
@@ -71,12 +72,14 @@ def make_attribution(
             without = model_after(arrival._replace(upload=nothing, start=now))
             so_far = jax.tree.map(jnp.subtract, rule.params(closed(rule, state, memory)[0]), now)
             keep = _share_kept(so_far, jax.tree.map(jnp.subtract, without, now))
-        part = jax.tree.map(jnp.subtract, after, without)
+        part, counts = jax.tree.map(jnp.subtract, after, without), arrival.weight > 0
+        if shared:  # a rejected upload has no part in its step, not even by rounding
+            part = tree.where(counts, part, jax.tree.map(jnp.zeros_like, part))
         losses, slopes, hits, new_losses, new_hits = measure(now, after, part, x, y)
         columns = {"before": summed(losses), "after": summed(new_losses), "first": summed(slopes)}
         accuracy = {"accuracy before": jnp.mean(hits), "accuracy after": jnp.mean(new_hits)}
         found = {f"{name} {g}": sums[g] for name, sums in columns.items() for g in range(groups or 1)}
-        return found | accuracy | {"keep": keep, "counts": arrival.weight > 0}
+        return found | accuracy | {"keep": keep, "counts": counts}
 
     return probe
 

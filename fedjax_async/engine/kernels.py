@@ -58,7 +58,8 @@ def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching
         def one(tables: DeviceTables, carry: Carry) -> JobBuffers:
             message, before = tree.gather(carry.slots, 0), tree.gather(carry.clients, 0)
             who = bound(client, hyper_of(tables, jnp.int32(0)))
-            work = who.begin(tables.key[0], message, before, client_data(tables, jnp.int32(0)))
+            started = message._replace(local_steps=jnp.int32(1))
+            work = who.begin(tables.key[0], started, before, client_data(tables, jnp.int32(0)))
             upload, after = who.finish(work, message, before)
             info = info_of(who, after)
             done = JobBuffers(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)

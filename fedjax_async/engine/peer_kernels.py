@@ -285,7 +285,8 @@ def one_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffe
     before, zero = client.init(params), jnp.int32(0)
     row = peer.init(params)
     woken = Woken(peer.wake(row, peer.open(row)), zero, {})
-    work = client.begin(tables.key[0], message_of(peer, woken.row, zero), before, client_data(tables, zero))
+    message = message_of(peer, woken.row, zero)._replace(local_steps=zero)
+    work = client.begin(tables.key[0], message, before, client_data(tables, zero))
     messages = ended(peer, client, tables, woken, before, work, zero)[0]
     woken = woken._replace(seen=values_of(what, tables, Slots(messages, jnp.ones(1, jnp.bool_)), row, zero))
     return PeerBuffers(woken, before, work, *ended(peer, client, tables, woken, before, work, zero))

@@ -108,7 +108,7 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
         own, test = (ClientData(x, y, order, zero, zero + 1) for x, y in (pool, tests))
         rule = rule_of(components.server, hyper, Facts(len(data.size)))
         state, memory = rule.init(params)
-        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero)
+        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero, local_steps=zero)
         client = bound(components.client, hyper)
         kept = client.init(params)
         upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)

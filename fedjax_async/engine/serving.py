@@ -124,7 +124,8 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
 
         def one_job(state: State, memory: State, kept: State, message: Message) -> Any:
             who = bound(client, first)
-            work = who.begin(tables.key[0], message, kept, client_data(tables, zero))
+            started = message._replace(local_steps=zero)
+            work = who.begin(tables.key[0], started, kept, client_data(tables, zero))
             upload, after = who.finish(work, message, kept)
             arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
             seen = values_of(facts.probes, tables, zero, state, memory, arrival)

@@ -183,7 +183,7 @@ class _Run:
     ) -> None:  # fmt: skip
         self.components, self.schedule, self.applied, self.key = components, training, applied, key
         self.facts = facts_of(schedule)
-        self.personal, self.norm_limit = personal, norm_limit
+        self.norm_limit = norm_limit
         data = components.data
         self.pool = tuple(jnp.asarray(part) for part in (data.x, data.y, data.order))
         self.offset, self.size = jnp.asarray(data.offset), jnp.asarray(data.size)

@@ -20,9 +20,9 @@ from fedjax_async.types import Array
 Leaves = list[Any]
 
 
-def separated(tree: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], Any]]:
+def separated(values: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], Any]]:
     """``(floats, others, join)``: the leaves with derivatives, the other ones, and the way back."""
-    leaves, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(values)
     smooth = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
 
     def join(floats: Leaves, others: Leaves) -> Any:

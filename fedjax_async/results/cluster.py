@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_async import check, registry
+from fedjax_async import check, compiled, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
 from fedjax_async.results import callbacks as looking
@@ -157,6 +157,7 @@ def train_members(
     ``stream``: names joined by commas; ``keep_best``: "best" or nothing. Arguments and result are plain texts, because
     submitit pickles them. An empty limit means the machine's default.
     """
+    compiled.keep_compiled()
     root = Path(folder)
     limits = {name: int(text) if text else None for name, text in (("memory_limit", memory_limit), ("lanes", lanes))}
     with claimed(root, shared=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,7 @@ class Explanation(NamedTuple):
     start: tuple[float, float]  # loss and accuracy at the start
     class_sizes: tuple[int, ...]  # examples of each class; () without classes
     part: str  # of the data: validation or test
-    drift: float  # relative distance of the repeated run's parameters from those of the run; 0: the same
+    drift: float  # distance of the repeated run's parameters from the run's, relative; NaN if a callback stopped it
 
     @property
     def examples(self) -> str:
@@ -215,7 +216,7 @@ def _explanation(run: Run, again: Run, components: Components, facts: Any, part:
     whole = count == len(again.updates["client"])
     start = (float(before[0]), float(table["accuracy before"][0]))
     sizes = tuple(int(size) for size in class_sizes)
-    return Explanation(arrivals, start, sizes, part, _drift(run, again) if whole else 0.0)
+    return Explanation(arrivals, start, sizes, part, _drift(run, again) if whole else math.nan)
 
 
 def _sum_of(table: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -224,10 +225,11 @@ def _sum_of(table: dict[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def _drift(run: Run, again: Run) -> float:
-    """``||w' - w|| / ||w||`` of the parameters at the end."""
+    """``||w' - w|| / ||w||`` of the parameters at the end; 0 where all are 0, as at the start of a linear model."""
     one, two = (flatten(each.params) for each in (run, again))
     apart = sum(float(np.sum((np.asarray(one[name], float) - np.asarray(two[name], float)) ** 2)) for name in one)
-    return float(np.sqrt(apart / sum(float(np.sum(np.asarray(v, float) ** 2)) for v in one.values())))
+    size = sum(float(np.sum(np.asarray(v, float) ** 2)) for v in one.values())
+    return math.sqrt(apart / size) if size else math.sqrt(apart)
 
 
 # --- tables -------------------------------------------------------------------------------------------

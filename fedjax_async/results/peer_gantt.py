@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What became of a message -> its look in the picture, and what the note below says of it.
+# What became of a message -> the outcomes that this stands for, colour and dashes of its line.
 LOOKS: dict[str, tuple[tuple[Delivery, ...], str, str]] = {
     "mixed": ((Delivery.MIXED,), canvas.PALETTE[0], "-"),
     "superseded by a newer one": ((Delivery.SUPERSEDED,), canvas.PALETTE[4], "-"),

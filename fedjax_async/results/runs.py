@@ -297,6 +297,15 @@ def _train_one(
             watch.close()
 
 
+def _check_one(settings: Settings, folder: Path | None, planning: Callable[[float], None], *, overwrite: bool) -> None:
+    """Plan one run of a comparison, and make and check its folder if there is one."""
+    with claimed(folder):
+        experiment = prepare(settings, planning=planning)
+        if folder is not None:
+            require_named(experiment.settings)
+            require_room(folder, as_dict(experiment.settings), overwrite=overwrite)
+
+
 def compare(
     methods: Sequence[Any] | Mapping[str, Any],
     settings: Settings | None = None,
@@ -349,20 +358,13 @@ def compare(
     for method in names:
         check_method(settings_of(method, common.seed))  # a wrong name is found before the first is planned
 
-    def folder_of(method: str, seed: int) -> Path:
-        return Path(folder or "") / "runs" / re.sub(r"[^\w.-]+", "_", method) / f"seed_{seed}"
-
-    def check_run(method: str, seed: int, planning: Callable[[float], None]) -> None:
-        with claimed(None if folder is None else folder_of(method, seed)):
-            experiment = prepare(settings_of(method, seed), planning=planning)
-            if folder is not None:
-                require_named(experiment.settings)
-                require_room(folder_of(method, seed), as_dict(experiment.settings), overwrite=overwrite)
+    def place(method: str, seed: int) -> Path | None:
+        named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")
+        return None if folder is None else Path(folder) / named
 
     def train(method: str, seed: int) -> Run:
-        place = None if folder is None else folder_of(method, seed)
-        options = {"overwrite": overwrite, "again": again}
-        return _train_one(settings_of(method, seed), f"{method} seed {seed}", place, looking_on, progress, **options)
+        given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}
+        return _train_one(given, name, place(method, seed), looking_on, progress, again=again, **options)
 
     all_seeds = range(common.seed, common.seed + seeds)
     with claimed(folder):
@@ -370,7 +372,7 @@ def compare(
             require_comparison(folder, overwrite=overwrite)
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
-                check_run(method, seed, part(index))
+                _check_one(settings_of(method, seed), place(method, seed), part(index), overwrite=overwrite)
         runs: dict[str, list[Run]] = {method: [] for method in names}
         for seed in all_seeds:
             for method in names:

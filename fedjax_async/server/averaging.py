@@ -11,10 +11,10 @@ import optax
 from fedjax_async import check
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Aggregate, mean
-from fedjax_async.server.rule import discount, guard_rails, rule
+from fedjax_async.server.rule import discount, guard_rails, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, Weight, scale_by_staleness, scaled, towards_client
-from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, Traced
+from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, Traced
 
 
 @takes(guards=guard_rails)
@@ -110,8 +110,8 @@ def asgd(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
 
 
 @takes(guards=guard_rails)
-def asynfl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
-    """Sum of the deltas of a server step, divided by the number of all clients (AsynFL 2025).
+def asynfl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
+    """Sum of the deltas of a server step, divided by the number n of all clients (AsynFL 2025).
 
     ``x <- x + (eta_g / n) sum_{i in S_t} Delta_i``, where ``S_t`` are the clients of the server step. The sum is
     divided by n, not by ``|S_t|``, so a client that takes part more often counts more. With compressed uploads
@@ -120,8 +120,10 @@ def asynfl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform)
 
     Args:
       server_lr: ``eta_g > 0``.
-      num_clients: n; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("server_lr", server_lr)
-    check.whole("num_clients", num_clients)
-    return rule(guards, optimizer=optax.sgd(server_lr), aggregate=mean(divisor=num_clients))
+
+    def server(facts: Facts) -> ServerAlgorithm:
+        return rule(guards, optimizer=optax.sgd(server_lr), aggregate=mean(divisor=facts.num_clients))
+
+    return with_facts(server)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails
+from fedjax_async.server.rule import guard_rails, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform, informed, require_no_steps, scaled, transformed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
@@ -36,7 +36,7 @@ class Ca2flState(NamedTuple):
 
 
 @takes(guards=guard_rails)
-def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) -> ServerAlgorithm:
+def ca2fl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     """Mean of K deltas, corrected by the cached deltas of all clients (Wang et al. 2024).
 
     ``v = h + (1/K) sum_{i in buffer} (Delta_i - h_i)``, ``x <- x + eta v``, and then ``h_i <- Delta_i``:
@@ -47,12 +47,15 @@ def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) 
 
     Args:
       server_lr: ``eta > 0``.
-      num_clients: N, the number of clients in the mean ``h``; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("server_lr", server_lr)
-    check.whole("num_clients", num_clients)
     require_no_steps(guards, "ca2fl")
-    average, guards = mean(), informed(guards, Facts(num_clients))
+    return with_facts(lambda facts: _cached(server_lr, guards, facts))
+
+
+def _cached(server_lr: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
+    """The rule for a run of ``facts``, which hold N."""
+    average, guards = mean(), informed(guards, facts)
 
     def init(params: Params) -> tuple[Ca2flState, Cached]:
         zero = jax.tree.map(jnp.zeros_like, params)
@@ -80,7 +83,7 @@ def ca2fl(*, server_lr: Traced = 1.0, num_clients: int = 10, guards: Transform) 
         correction, count, emptied = average.close(state.accumulated)
         direction = jax.tree.map(jnp.add, state.mean, correction)
         change = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / num_clients))
+        cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / facts.num_clients))
         no_changes = jax.tree.map(jnp.zeros_like, state.changes)
         params = jax.tree.map(jnp.add, state.params, change)
         stepped = Ca2flState(params, cached_mean, no_changes, emptied, state.step + 1, state.guards)

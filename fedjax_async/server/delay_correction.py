@@ -20,7 +20,7 @@ import optax
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import PHASES, Correction, Trend, corrections, norm_falls, steps_pass
 from fedjax_async.registry import takes
-from fedjax_async.server.rule import guard_rails, known, rule
+from fedjax_async.server.rule import guard_rails, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, State, Traced
@@ -209,4 +209,4 @@ def orthodyn(
         correction = corrections.orthodyn(switch=chosen, phases=names, decay=decay, per=per)
         return _corrected(correction, server_lr, guards)
 
-    return server(Facts())._replace(given=lambda facts: known(server(facts), facts))
+    return with_facts(server)

@@ -17,7 +17,7 @@ from fedjax_async import check, registry, tree
 from fedjax_async.geometry import GROUPINGS, project_out, project_out_span
 from fedjax_async.models import STATISTICS
 from fedjax_async.registry import takes
-from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
+from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import has_statistics, on_weights
 from fedjax_async.server.transforms import (
     Transform,
@@ -283,7 +283,7 @@ def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
 
 @takes(discounted=discount, guards=guard_rails)
 def orthofl_pairwise(
-    *, mixing: Traced = 0.6, per: str = "layer", num_clients: int = 10, discounted: Weight, guards: Transform
+    *, mixing: Traced = 0.6, per: str = "layer", discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
     """OrthoFL that projects the client's change instead of the others' shift (OrthoFL 2025, 5.4: pairwise projection).
 
@@ -294,15 +294,10 @@ def orthofl_pairwise(
 
     Args:
       mixing, per: as in ``orthofl``.
-      num_clients: N; a run by name fills it in, ``Method(...)`` does not.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)
-    check.whole("num_clients", num_clients)
     registry.find("per", GROUPINGS, per)
-
-    def init(params: Params) -> Params:
-        return tree.stack_zeros(params, num_clients)  # every client's latest change, [N, ...]
 
     def update(latest: Params, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, Params]:
         zero = jax.tree.map(jnp.zeros_like, arrival.upload)
@@ -312,7 +307,14 @@ def orthofl_pairwise(
         return on_weights(plus)(projected, shift), tree.scatter(latest, arrival.client, arrival.upload)
 
     average = moving_average(guards, scale_by_staleness(discounted, mixing))
-    return _calibrated(average, Calibration(init, update))
+
+    def server(facts: Facts) -> ServerAlgorithm:
+        def init(params: Params) -> Params:
+            return tree.stack_zeros(params, facts.num_clients)  # every client's latest change, [N, ...]
+
+        return _calibrated(average, Calibration(init, update))
+
+    return with_facts(server)
 
 
 # --- the released code, which differs from the paper's text -----------------------------------

@@ -55,6 +55,15 @@ def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
     return made
 
 
+def with_facts(make: Callable[[Facts], ServerAlgorithm]) -> ServerAlgorithm:
+    """A rule that needs facts of the run: ``make`` of the run's, and until they are known of those of one client."""
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return known(make(facts), facts)
+
+    return make(Facts())._replace(given=given)
+
+
 def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
     """``ValueError`` if a function of the rule was replaced that ``given``, which returned ``made``, makes anew."""
     pairs = {name: (getattr(algorithm, name), getattr(made, name)) for name in FUNCTIONS}

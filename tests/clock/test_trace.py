@@ -3,7 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Limits, Until, load_schedule, load_schedule_csv, plan, save_schedule, save_schedule_csv
+from fedjax_async.clock import (
+    Limits,
+    Until,
+    load_peer_schedule,
+    load_schedule,
+    load_schedule_csv,
+    plan,
+    plan_peers,
+    save_peer_schedule,
+    save_schedule,
+    save_schedule_csv,
+)
 
 WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
 
@@ -135,3 +146,20 @@ def test_a_table_from_before_the_outcomes_names_what_is_missing(tmp_path):
     path.write_text("\n".join(",".join(row[:place] + row[place + 1 :]) for row in rows) + "\n")
     with pytest.raises(ValueError, match="no column 'outcome'"):
         load_schedule_csv(path)
+
+
+def test_plans_of_peers_come_back_and_damaged_ones_are_refused(tmp_path):
+    options = {"num_clients": 3, "local_steps": 2, "until": Until(updates=9), "topology": "ring"}
+    made, path = plan_peers("push_sum", "lognormal:mean=5", **options), tmp_path / "plan.npz"
+    save_peer_schedule(path, made)
+    read = load_peer_schedule(path)
+    for name, column in made._asdict().items():
+        np.testing.assert_array_equal(getattr(read, name), column, err_msg=name)
+    bounds = made.inbox_bounds.copy()
+    bounds[1] = bounds[-1] + 1
+    far = np.full_like(made.mixed_by, len(made.client))
+    wrong = {"inbox_bounds": bounds, "mixed_by": far, "outcome": made.outcome + np.int8(6), "num_clients": np.ones(3)}
+    for name, column in wrong.items():
+        save_peer_schedule(path, made._replace(**{name: column}))
+        with pytest.raises(ValueError, match=r"plan\.npz: .*the file is damaged"):
+            load_peer_schedule(path)

@@ -160,7 +160,7 @@ def test_each_is_named_with_its_contract(name):
 def test_the_package_keeps_its_own_contracts(name):
     """All methods as objects go through the same evaluation."""
     spec, timing = ("krum:byzantine=0", "buffer:size=4") if name == "krum" else (name, "every")
-    prepare(Settings(**SMALL | {"updates": 8, "method": method(spec, 4)._replace(timing=timing)}))
+    prepare(Settings(**SMALL | {"updates": 8, "method": method(spec)._replace(timing=timing)}))
 
 
 def test_whole_parts_pass():

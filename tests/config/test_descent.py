@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import optax
 import pytest
 
-from fedjax_async import Settings, simulate
-from fedjax_async.config import PerStaleness, tune
+from fedjax_async import Method, Settings, server, simulate
+from fedjax_async.config import PerStaleness, descent, tune
 
 SETTINGS = Settings(
     method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=3, updates=8, steps=2, validation_fraction=0.1,
@@ -55,6 +56,21 @@ def test_what_it_cannot_tune_is_refused(changes, arguments, message):
         tune(Settings(**vars(SETTINGS) | changes), *arguments)
 
 
+def test_a_local_step_without_gradient_is_refused_before_the_run_is_planned(monkeypatch):
+    monkeypatch.setattr(descent, "trajectory", lambda *_, **__: pytest.fail("it was planned and traced"))
+    with pytest.raises(ValueError, match="method = 'asynccurve:order=after': must be one with local training in loops"):
+        tune(Settings(**vars(SETTINGS) | {"method": "asynccurve:order=after"}), ["lr"])
+
+
+def test_objects_are_part_of_the_settings_and_have_no_options_to_tune():
+    fields = vars(SETTINGS) | {"method": "fedasync", "updates": 2}
+    tuned = tune(Settings(**fields), ["method.server_lr"], steps=1, method="asgd:server_lr=0.5")
+    assert tuned.settings.method == f"asgd:server_lr={float(tuned.values['method.server_lr'][tuned.best])}"
+    given = Method(lambda hyper: server.fedasync(mixing=hyper["server.mixing"]), hyper={"server.mixing": 0.3})
+    with pytest.raises(ValueError, match=r"method.mixing'?: must be .* is an object"):
+        tune(Settings(**fields), ["method.mixing"], method=given)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -63,6 +79,7 @@ def test_what_it_cannot_tune_is_refused(changes, arguments, message):
         ({"last": 100}, "last = 100"),
         ({"seeds": 0}, "seeds = 0: must be a whole number from 1"),
         ({"seeds": [1, 1]}, "seeds = .*: must be different seeds"),
+        ({"optimizer": optax.sgd(0.1), "rate": 0.2}, "rate = 0.2: must be left out beside an optimizer"),
         ({"optimizer": "adam"}, "optimizer = 'adam': must be an optax transformation"),
     ],
 )

@@ -27,6 +27,7 @@ from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.local import local_training
 from fedjax_async.results import files
 from fedjax_async.results.store import require_room
+from fedjax_async.server import METHODS
 from fedjax_async.types import Info, Message, ServerAlgorithm
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
@@ -64,6 +65,27 @@ def test_an_object_runs_as_its_name_does(field):
         assert list(run.settings["own"][field].values()) == [fingerprint(thing)]
     assert runs[1].settings[field] == "mine"
     assert Settings(**SMALL | {field: make()}) == Settings(**SMALL | {field: make()}) != Settings(**SMALL)
+
+
+@pytest.mark.parametrize("name", ["asynfl", "ca2fl", "orthofl_pairwise"])
+def test_a_rule_gets_the_number_of_clients_from_the_run(name):
+    """As an object and by name."""
+    rule = Method(METHODS[name].server(), timing="buffer:size=2")
+    equal(simulate(method=rule, **SMALL), simulate(method=f"{name}@buffer:size=2", **SMALL))
+
+
+def test_begin_is_told_the_local_steps():
+    """Also where only shapes are asked for: the client may calculate with K."""
+    data = fashion_mnist_6k()
+    model = models.decoded(models.make("logistic", num_classes=10, input_shape=(28, 28, 1)), data.decode)
+    client = local_training(model, optimizer=optax.sgd(0.05), batch_size=32)
+
+    def begin(key, message, state, data):
+        message = message._replace(params=jax.tree.map(lambda leaf: leaf * (message.local_steps / 2), message.params))
+        return client.begin(key, message, state, data)
+
+    run = simulate(client=named("by_steps", client._replace(begin=begin)), **SMALL | {"steps": 2})
+    equal(run, simulate(lr=0.05, **SMALL | {"steps": 2}))
 
 
 def test_a_client_algorithm_brings_its_own_training():

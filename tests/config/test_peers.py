@@ -9,7 +9,8 @@ import pytest
 
 from fedjax_async import cli, simulate
 from fedjax_async.clock import PeerSchedule
-from fedjax_async.config import Settings, prepare
+from fedjax_async.config import Settings, execute_group, plan_groups, prepare, sweeping
+from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.results import load, sweep
 from fedjax_async.results.runs import run_into
 
@@ -83,3 +84,26 @@ def test_a_sweep_over_topologies_gives_the_runs_of_simulate():
     alone = simulate(**base, topology="complete")
     found = [run for run in runs if run.settings["topology"] == "complete"]
     np.testing.assert_array_equal(found[0].evaluations["loss"], alone.evaluations["loss"])
+
+
+def test_nodes_that_send_nothing_have_no_topology_and_one_is_enough():
+    alone = prepare(Settings(**WORLD | {"clients": 1}, method="independent"))
+    assert alone.settings.topology is None and len(alone.schedule.receiver) == 0 and alone.total == 10
+    for change in ({"method": "independent"}, {"method": "swift", "exchange": "alone"}, {"method": "swift@alone"}):
+        with pytest.raises(ValueError, match=r"topology = 'ring': must be left out: the nodes of .* send nothing"):
+            prepare(Settings(**RING | change))
+    common, methods = Settings(**RING), ("swift", "independent", "fedavg")
+    found = [settings_in_comparison(common, method, methods).topology for method in methods]
+    assert found == ["ring", None, None]
+    assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # and so is refused
+
+
+def test_lanes_and_memory_of_a_sweep_hold_for_runs_without_a_server(monkeypatch):
+    settings = [Settings(method="swift", **RING, seed=seed) for seed in (0, 1)]
+    with pytest.raises(ValueError, match=r"memory_limit = 10: must be at least .* bytes for one run"):
+        plan_groups(settings, memory_limit=10)
+    (group,) = plan_groups(settings, lanes=3)
+    used = []
+    monkeypatch.setattr(sweeping, "execute", lambda e, **_: used.append((e.settings.lanes, e.described.get("lanes"))))
+    execute_group(settings, group, on_finished=lambda i, run: None)
+    assert used == [(3, None)] * 2

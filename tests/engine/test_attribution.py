@@ -68,16 +68,15 @@ KEPT = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])  # the fifth upload is rejected
 SHARES = {
     "fedbuff": lambda: [(1.0 + STALENESS) ** -0.5 * KEPT / np.repeat([3.0, 2.0], 3)],
     "fedavg": lambda: [SIZE * KEPT / np.repeat([SIZE[:3].sum(), SIZE[3] + SIZE[5]], 3)],
-    "asynfl": lambda: [KEPT / 4.0],
+    "asynfl": lambda: [KEPT / len(problem.data().size)],
 }
 
 
 @pytest.mark.parametrize("name", SHARES)
 def test_arrivals_that_share_a_step_divide_it_as_the_rule_weighs_them(name):
     with jax.enable_x64(True):
-        options = {"num_clients": 4} if name == "asynfl" else {}
         uploads = uploads_of()
-        table, models = driven(SERVERS[name](**options), uploads, rejected={4})
+        table, models = driven(SERVERS[name](), uploads, rejected={4})
         exact, linear = divided(table, STEP, CLOSES, shared=True)
         who, (share,) = problem.data(), SHARES[name]()
         for k, number in enumerate(STEP):

@@ -75,7 +75,7 @@ def test_asynfl_with_top_k_and_error_feedback_is_its_numpy_loop():
     """Algorithm 1 of AsynFL with eqs. 7 and 8 in NumPy, and its sums telescope: decoded + residual = true."""
     ratio, n = 0.1, len(SIZES)
     with jax.enable_x64(True):
-        given = compressed(case(asynfl(num_clients=n, server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
+        given = compressed(case(asynfl(server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
         s, who = given.schedule, given.components.data
         sizes = [jnp.asarray(column) for column in who[1:6]]
 
@@ -225,7 +225,7 @@ def test_what_a_method_does_to_uploads_unless_told(given, want):
 
 def test_asynfl_divides_by_the_clients_of_the_run():
     assert {METHODS[name].server for name in ("asynfl", "asynflc", "asynflc_ef")} == {asynfl}
-    with pytest.raises(ValueError, match="num_clients of asynfl = 4: must be 5"):
+    with pytest.raises(ValueError, match="num_clients"):
         prepare(Settings(**SMALL, method="asynfl:num_clients=4"))
 
 

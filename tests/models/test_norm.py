@@ -265,7 +265,7 @@ def test_flaxs_own_batch_norm_is_refused():
         ("resnet18_1d:input_shape=128", "input_shape = 128"),
         ("resnet18_1d:variant=released", "variant = 'released': must be one of small, full, orthofl"),
         ("resnet18:variant=orthofl", "variant = 'orthofl': must be one of small, full"),
-        ("vgg11:lowering=winograd", "lowering = 'winograd'"),
+        ("vgg11:lowering=fft", "lowering = 'fft'"),
     ],
 )
 def test_bad_options_are_named(spec, named):

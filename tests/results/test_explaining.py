@@ -99,6 +99,13 @@ def test_runs_without_a_validation_part_are_explained_on_the_test_set():
     assert explain(run, examples=20, say=lambda line: None).part == "test"
 
 
+def test_a_run_whose_uploads_were_all_rejected_has_not_drifted():
+    with pytest.warns(RunWarning, match="EVERY UPLOAD WAS REJECTED"):
+        run = simulate(**{**BASE, "updates": 2, "norm_limit": 1e-12})
+    found = explain(run, examples=20, say=lambda line: None)
+    assert found.drift == 0 and not found.arrivals["change"].any()
+
+
 def test_help_teaches(capsys):
     with pytest.raises(SystemExit):
         cli.main(("explain", "--help"))

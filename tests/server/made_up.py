@@ -113,10 +113,13 @@ def start_params(seed=99, dtype=None):
     return unflat(np.random.default_rng(seed).normal(size=D), dtype or jnp.result_type(float))
 
 
-def receive_all(server, params, arrivals, *, always_closes=False):
-    """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights."""
+def receive_all(server, params, arrivals, *, always_closes=False, clients=CLIENTS):
+    """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights.
+
+    The rule is told that there are ``clients`` of them; the arrivals are from the first seven.
+    """
     steps = jnp.sum(arrivals.closes, dtype=jnp.int32)
-    server = known(server, Facts(CLIENTS, always_closes, len(arrivals.staleness), steps))
+    server = known(server, Facts(clients, always_closes, len(arrivals.staleness), steps))
 
     def one(carry, arrival):
         state, table = carry
@@ -135,16 +138,16 @@ def receive_all(server, params, arrivals, *, always_closes=False):
 
 
 @cache
-def _compiled(factory, always_closes, fixed, traced):
+def _compiled(factory, always_closes, clients, fixed, traced):
     def program(params, arrivals, *values):
         server = factory(**dict(fixed), **dict(zip(traced, values)))
         arrivals = uploading(factory.__name__, arrivals)
-        return receive_all(server, params, arrivals, always_closes=always_closes)
+        return receive_all(server, params, arrivals, always_closes=always_closes, clients=clients)
 
     return jax.jit(program)
 
 
-def run(factory, params, uploads, *, always_closes=False, **options):
+def run(factory, params, uploads, *, always_closes=False, clients=CLIENTS, **options):
     """Final state, params after each arrival [E, D], weights [E]; options annotated ``Traced`` are traced.
 
     Runs are filled up to one length with rejected arrivals that close nothing, so that few programs are compiled.
@@ -155,5 +158,6 @@ def run(factory, params, uploads, *, always_closes=False, **options):
     traced = {key: float(value) for key, value in options.items() if key not in static}
     arrivals = stacked([*uploads, *[lost] * (LENGTH - len(uploads))])
     values = [jnp.asarray(value, float) for value in traced.values()]
-    state, path, weights = _compiled(factory, always_closes, fixed, tuple(traced))(params, arrivals, *values)
+    program = _compiled(factory, always_closes, clients, fixed, tuple(traced))
+    state, path, weights = program(params, arrivals, *values)
     return state, flat(path)[: len(uploads)], np.asarray(weights)[: len(uploads)]

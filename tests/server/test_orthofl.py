@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_async.geometry import GROUPINGS
-from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival, Request
+from fedjax_async.server import SERVERS, known
+from fedjax_async.types import Arrival, Facts, Request
 from tests.server.made_up import D, flat, received, start_params, unflat
 from tests.server.textbook_memory import LAYERS, TENSORS, WHOLE, outside, perpendicular
 
@@ -98,7 +98,7 @@ VERSIONS = {
     "orthofl": ({}, paper),
     "orthofl, shared": ({"reference": "shared"}, code),
     "orthofl_no_average": ({}, lambda groups: code(groups, averaged=False)),
-    "orthofl_pairwise": ({"num_clients": CLIENTS}, lambda groups: paper(groups, pairwise=True)),
+    "orthofl_pairwise": ({}, lambda groups: paper(groups, pairwise=True)),
 }
 
 
@@ -107,7 +107,7 @@ VERSIONS = {
 def test_fifty_steps_equal_numpy(version, per):
     options, book = VERSIONS[version]
     with jax.enable_x64(True):
-        have = play(SERVERS[version.split(",")[0]](per=per, **options))
+        have = play(known(SERVERS[version.split(",")[0]](per=per, **options), Facts(CLIENTS)))
         for mine, theirs in zip(have, book(SLICES[per])):
             np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-11)
 
@@ -135,14 +135,14 @@ STATISTICS_CASES = [
     ("orthofl", {"per": "whole"}),
     ("orthofl", {"reference": "shared"}),
     ("orthofl_no_average", {}),
-    ("orthofl_pairwise", {"num_clients": 2}),
+    ("orthofl_pairwise", {}),
 ]
 
 
 def test_running_statistics_stay_the_clients_own():
     with jax.enable_x64(True):
         for name, options in STATISTICS_CASES:
-            server = SERVERS[name](**options)
+            server = known(SERVERS[name](**options), Facts(2))
             params = {"params": {"w": jnp.zeros(3)}, "batch_stats": {"mean": jnp.zeros(2)}}
             state, row = server.init(params)
             other = row

@@ -34,7 +34,7 @@ from tests.server.made_up import (
 
 def rule_of(spec):
     """The server rule of a method's spec."""
-    chosen = method(spec, CLIENTS)
+    chosen = method(spec)
     return chosen.server(chosen.hyper)
 
 

@@ -58,7 +58,7 @@ CASES = [
     ("fedasync", {"staleness": "constant"}, textbook.mixing(s=textbook.constant)),
     ("fedasync", {"staleness": "hinge"}, textbook.mixing(s=textbook.hinge)),
     ("asgd", {}, textbook.averaging(textbook.add())),
-    ("asynfl", {}, textbook.over_all(10)),
+    ("asynfl", {}, textbook.over_all(CLIENTS)),
     ("fedbuff", {}, textbook.averaging(textbook.add(), s=textbook.polynomial)),
     ("ca2fl", {}, textbook_memory.ca2fl()),
     ("fadas", {}, textbook_memory.fadas()),
@@ -180,8 +180,8 @@ SWEEPS = [
         {"staleness": "hinge", "server_lr": [1.0, 0.3], "slope": [10.0, 1.0], "threshold": [4.0, 0.0]},
         lambda lr, slope, b: textbook.averaging(textbook.add(lr), s=lambda tau: textbook.hinge(tau, slope, b)),
     ),
-    ("asynfl", {"num_clients": 12, "server_lr": [1.0, 0.3]}, lambda lr: textbook.over_all(12, lr)),
-    ("ca2fl", {"num_clients": 12, "server_lr": [1.0, 0.3]}, lambda lr: textbook_memory.ca2fl(lr, 12)),
+    ("asynfl", {"server_lr": [1.0, 0.3]}, lambda lr: textbook.over_all(CLIENTS, lr)),
+    ("ca2fl", {"server_lr": [1.0, 0.3]}, textbook_memory.ca2fl),
     (
         "fadas",
         {
@@ -199,7 +199,7 @@ SWEEPS = [
         for name, fixed, first in [
             ("orthofl", {"per": "layer", "reference": "average"}, False),
             ("orthofl", {"reference": "shared"}, True),
-            ("orthofl_pairwise", {"per": "tensor", "num_clients": 8}, False),
+            ("orthofl_pairwise", {"per": "tensor"}, False),
         ]
     ],
     (
@@ -500,8 +500,8 @@ def test_ca2fl_whose_buffer_holds_every_client_is_uniform_fedavg(seed, lr):
     with jax.enable_x64(True):
         uploads = closing(random_uploads(seed, 3 * CLIENTS, rejected=0.0), at=range(CLIENTS - 1, 3 * CLIENTS, CLIENTS))
         expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
-        np.testing.assert_allclose(end(ca2fl, uploads, num_clients=CLIENTS, server_lr=lr), expected, atol=1e-10)
-        assert np.abs(end(ca2fl, uploads, num_clients=CLIENTS + 1, server_lr=lr) - expected).max() > 1e-4 * lr
+        np.testing.assert_allclose(end(ca2fl, uploads, server_lr=lr), expected, atol=1e-10)
+        assert np.abs(end(ca2fl, uploads, clients=CLIENTS + 1, server_lr=lr) - expected).max() > 1e-4 * lr
 
 
 @settings(max_examples=25)

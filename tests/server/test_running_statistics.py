@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_async.server import SERVERS
-from fedjax_async.types import Arrival
+from fedjax_async.server import SERVERS, known
+from fedjax_async.types import Arrival, Facts
 from tests.server.made_up import received, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
-MEMBERS = ("asynfl", "ca2fl")  # take the number of clients
 
 
 def params_of(weight, statistic):
@@ -26,7 +25,7 @@ def params_of(weight, statistic):
 @functools.cache
 def run_of(name, **options):
     """From (start, change, staleness), [steps, 2] each, to the server's statistics and weights after these steps."""
-    server = SERVERS[name](**options, **({"num_clients": 2} if name in MEMBERS else {}))
+    server = known(SERVERS[name](**options), Facts(2))
 
     def function(start, change, staleness):
         state, row = server.init(params_of(0.0, 1.0))

@@ -15,7 +15,7 @@ TENSORS = [slice(0, 6), slice(6, 8), slice(8, 9)]
 WHOLE = [slice(0, 9)]
 
 
-def ca2fl(lr: float = 1.0, clients: int = 10) -> Loop:
+def ca2fl(lr: float = 1.0, clients: int = CLIENTS) -> Loop:
     """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is taken anew at every step."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:

@@ -1,0 +1,217 @@
+"""Compiled programs on the disk: broken or foreign entries do no harm, the folder is bounded, JAX's settings win."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src import compilation_cache
+
+from fedjax_async import keep_compiled
+from fedjax_async.compiled import LARGEST, MINIMUM, UNFINISHED, Entries
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_an_entry_comes_back(tmp_path):
+    entries = Entries(tmp_path, "here")
+    assert entries.get("key") is None
+    entries.put("key", b"program")
+    entries.put("key", b"another")
+    assert entries.get("key") == b"another" and len(list(tmp_path.iterdir())) == 1
+
+
+DAMAGES = {
+    "a flipped bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "a flipped bit of the digest": lambda content: content[:30] + bytes([content[30] ^ 1]) + content[31:],
+    "cut off": lambda content: content[:-3],
+    "longer": lambda content: content + b"x",
+    "empty": lambda content: b"",
+    "another format": lambda content: b"something else",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_broken_entry_counts_as_missing_and_is_replaced(damage, tmp_path):
+    entries = Entries(tmp_path, "here")
+    entries.put("key", b"program")
+    file = entries.file("key")
+    file.write_bytes(damage(file.read_bytes()))
+    assert entries.get("key") is None and not file.exists()
+    entries.put("key", b"program")
+    assert entries.get("key") == b"program"
+
+
+def test_an_entry_of_another_machine_or_key_is_not_used(tmp_path):
+    here, there = Entries(tmp_path, "here"), Entries(tmp_path, "there")
+    there.put("key", b"their program")
+    assert here.get("key") is None
+    os.replace(there.file("key"), here.file("key"))
+    assert here.get("key") is None
+
+
+def test_the_least_recently_used_go(tmp_path):
+    entries = Entries(tmp_path, "here", limit=3000)
+    (tmp_path / f"left{UNFINISHED}").write_bytes(bytes(900))  # by a killed process
+    (tmp_path / "notes.txt").write_bytes(bytes(10_000))  # of the user
+    for age, name in enumerate(("left", "a", "b")):
+        if name != "left":
+            entries.put(name, bytes(800))
+        os.utime(entries.file(name) if name != "left" else tmp_path / f"left{UNFINISHED}", (age, age))
+    assert entries.get("a")  # now the most recently used
+    entries.put("c", bytes(800))
+    assert not (tmp_path / f"left{UNFINISHED}").exists()
+    entries.put("d", bytes(800))
+    assert [name for name in "abcd" if entries.get(name)] == ["a", "c", "d"]
+    entries.put("too large", bytes(3000))
+    assert entries.get("too large") is None and entries.get("a") and (tmp_path / "notes.txt").exists()
+
+
+def test_many_at_the_same_time(tmp_path):
+    """Threads stand for processes: nobody reads half an entry or fails when another removes one."""
+
+    def work(seed):
+        entries, rng = Entries(tmp_path, "here", limit=20_000), np.random.default_rng(seed)
+        for _ in range(150):
+            key = int(rng.integers(12))
+            value = bytes([key]) * (1000 + 200 * key)
+            assert entries.get(str(key)) in (None, value)
+            entries.put(str(key), value)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    Entries(tmp_path, "here", limit=20_000).shorten()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000
+    assert not list(tmp_path.glob(f"*{UNFINISHED}"))
+
+
+def test_a_folder_that_is_gone(tmp_path):
+    entries = Entries(tmp_path / "gone", "here")
+    entries.put("key", b"program")
+    assert entries.get("key") is None
+
+
+@pytest.fixture
+def no_cache_yet():
+    """JAX as it starts: without a cache."""
+    names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_compilation_cache_max_size", MINIMUM)
+    before = {name: getattr(jax.config, name) for name in names}
+    given = os.environ.pop(MINIMUM.upper(), None)
+    for name, value in zip(names, (None, True, -1, 1.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    if given is not None:
+        os.environ[MINIMUM.upper()] = given
+    compilation_cache.reset_cache()
+
+
+def test_what_was_set_wins(no_cache_yet, tmp_path, monkeypatch):
+    for name, value in (
+        ("jax_compilation_cache_dir", str(tmp_path / "theirs")),
+        ("jax_enable_compilation_cache", False),
+        ("jax_compilation_cache_max_size", 0),
+    ):
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        assert keep_compiled(tmp_path / "ours") is None
+        jax.config.update(name, before)
+    assert not list(tmp_path.iterdir()) and getattr(jax.config, MINIMUM) == 1.0
+    monkeypatch.setenv(MINIMUM.upper(), "1.0")
+    jax.config.update("jax_compilation_cache_max_size", 5000)
+    assert keep_compiled(tmp_path / "ours") == tmp_path / "ours"
+    assert getattr(jax.config, MINIMUM) == 1.0 and compilation_cache._cache.limit == 5000
+
+
+def test_a_folder_that_cannot_be_trusted_or_written(no_cache_yet, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert keep_compiled(tmp_path / "file") is None
+    assert keep_compiled(tmp_path / "file" / "below") is None
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert keep_compiled(tmp_path / "open") is None
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for all users but root
+    assert keep_compiled(tmp_path / "closed") is None
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert keep_compiled(tmp_path / "closed") is None
+
+
+def compiled_again(x):
+    """The result of a program that is compiled now, and whether an entry was used."""
+    hits = []
+    jax.clear_caches()
+
+    def listen(event, **_):
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    out = np.asarray(jax.jit(lambda x: jnp.tanh(x @ x.T).sum(0) * 0.3)(x))
+    jax.monitoring.unregister_event_listener(listen)
+    return out, bool(hits)
+
+
+def test_a_program_is_taken_from_the_folder(no_cache_yet, tmp_path, recwarn):
+    """With the same result, also where entries are broken, or whole but of no use to JAX."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 30)), jnp.float32)
+    alone, _ = compiled_again(x)
+    assert keep_compiled(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
+    assert getattr(jax.config, MINIMUM) == 0.1 and compilation_cache._cache.limit == LARGEST
+    jax.config.update(MINIMUM, 0)
+    first, hit = compiled_again(x)
+    assert not hit
+    second, hit = compiled_again(x)
+    assert hit
+    assert (first == alone).all() and (second == alone).all()
+    entries = list((tmp_path / "new" / "folder").iterdir())
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:-5])
+    third, hit = compiled_again(x)
+    assert not hit and (third == alone).all()
+    assert compiled_again(x)[1], "broken entries were written anew"
+    entries_of_jax = compilation_cache._cache
+    keys = []
+    put, entries_of_jax.put = entries_of_jax.put, lambda key, value: (keys.append(key), put(key, b"no program"))[1]
+    for entry in (tmp_path / "new" / "folder").iterdir():
+        entry.unlink()
+    compiled_again(x)
+    entries_of_jax.put = put
+    assert keys and entries_of_jax.get(keys[0]) == b"no program"
+    with pytest.warns(UserWarning, match="persistent compilation cache"):
+        fourth, hit = compiled_again(x)
+    assert not hit and (fourth == alone).all()
+    assert compiled_again(x)[1], "useless entries were written anew"
+
+
+PROGRAM = """
+import jax
+from pathlib import Path
+from fedjax_async import simulate
+from fedjax_async.cli import main
+
+before = dict(jax.config.values)
+simulate(dataset="synthetic", model="logistic", clients=3, updates=4)
+assert jax.config.values == before and not Path("home/compiled").exists(), "the library changes nothing"
+assert main("run --dataset synthetic --model mlp --clients 2 --updates 2 --quiet".split()) == 0
+"""
+
+
+def test_the_command_line_keeps_programs(tmp_path):
+    """In the folder of the data sets; a run from Python does not."""
+    environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    environment |= {"FEDJAX_ASYNC_DATA": "home", "PYTHONPATH": str(ROOT), MINIMUM.upper(): "0"}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", PROGRAM]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "home" / "compiled").glob("*.program"))
