@@ -97,9 +97,8 @@ def tune(
 
     Returns: a :class:`Tuned`. The descent ends early, with fewer rows, where a step leads to a loss that is not finite.
 
-    Raises: ``ValueError`` for unknown names, numbers whose gradient is 0 at the start, settings without validation part,
-    losses that are not finite at the start, and runs that need more memory or have local training in loops of unknown
-    length.
+    Raises: ``ValueError`` for unknown names, numbers whose gradient is 0, settings without validation part, losses that
+    are not finite at the start, and runs that need more memory or have local training in loops of unknown length.
     """
     require_settings(settings, objects)
     settings = with_objects(settings, **objects)
