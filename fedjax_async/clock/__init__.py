@@ -9,9 +9,9 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 4. ``availability.py`` and ``faults.py``: what may go wrong.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
-   ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and ``masses.py``;
-   ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched; ``peer_statistics.py``;
-   ``peer_trace.py``, in files (``archives.py``).
+   ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and
+   ``exchange_parts.py`` (masses); ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched;
+   ``peer_statistics.py``; ``peer_trace.py``, in files (``archives.py``).
 7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
    one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """
@@ -28,8 +28,7 @@ from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job
 from fedjax_async.clock.idle_clients import SUCCESSORS
 from fedjax_async.clock.network import NETWORKS, Network, NetworkModel
 from fedjax_async.clock.peer_planning import plan_peers
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.clock.peer_schedule import Delivery, PeerScenario, PeerSchedule
 from fedjax_async.clock.peer_statistics import (
     Masses,
     PeerStatistics,

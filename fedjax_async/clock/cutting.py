@@ -8,7 +8,7 @@ from fedjax_async.clock.record import SLACK, Outcome, with_derived_columns
 from fedjax_async.types import Schedule
 
 _JOBS = ("client", "number", "local_steps", "dispatch_time", "upload_time", "dispatched_after", "version")
-_FATES = ("outcome", "freed_time", "corrupt", "copies")
+_OUTCOMES = ("outcome", "freed_time", "corrupt", "copies")
 
 
 def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
@@ -22,7 +22,7 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     schedule = with_derived_columns(schedule)
     sent = np.searchsorted(schedule.dispatched_after, arrivals, side="right")
     jobs = min(int(sent), int(np.searchsorted(schedule.dispatch_time, time * SLACK, side="right")))
-    columns = {name: getattr(schedule, name)[:jobs] for name in (*_JOBS, *_FATES)}
+    columns = {name: getattr(schedule, name)[:jobs] for name in (*_JOBS, *_OUTCOMES)}
     freed = columns["freed_time"] <= time * SLACK
     applied = np.zeros(len(schedule.client), np.bool_)
     applied[schedule.job[:arrivals]] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from typing import NamedTuple
 
@@ -10,15 +11,14 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.clock.forecast import host_memory
 from fedjax_async.clock.inboxes import POLICIES, Inboxes, fill_inboxes
-from fedjax_async.clock.masses import push_sum_masses
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.peer_timelines import Computes, Presence, compute_events, end_of_run, presence
 from fedjax_async.clock.topologies import Topology
 
 AGGREGATE_AT = ("start", "end")
 _BYTES_PER_PUSH = 320  # in planning, at the peak
+_CHUNK = 1 << 16  # events whose columns are lists at one time
 
 
 class Exchanged(NamedTuple):
@@ -96,6 +96,38 @@ def _check_fits(world: PeerScenario, events: Events, fragments: int) -> None:
 def rows_of(bounds: np.ndarray) -> np.ndarray:
     """The row of each value; int64."""
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+
+
+def push_sum_masses(
+    num_clients: int, client: np.ndarray, parts: np.ndarray, bounds: np.ndarray, source: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mass with which each event mixes, S, and the part of it that each receiver and the node get; float64[E] both.
+
+    Every node begins with mass 1. An event adds the masses of its inbox to the node's own, ``S = s + sum_j sigma_j``,
+    mixes each message with the coefficient ``sigma_j / S``, and splits S into equal parts for its receivers and itself.
+    Event e splits its mass into ``parts[e]`` and gets that of the events ``source[bounds[e]:bounds[e + 1]]``, which
+    come before it.
+
+    Source: Kempe, Dobra and Gehrke, "Gossip-based computation of aggregate information" (2003); Assran et al.,
+    "Stochastic gradient push for distributed deep learning" (2019).
+    """
+    masses = [1.0] * num_clients
+    total, share = array("d"), array("d")
+    for begin in range(0, len(client), _CHUNK):
+        stop = min(begin + _CHUNK, len(client))
+        sources = source[bounds[begin] : bounds[stop]].tolist()
+        ends = (bounds[begin + 1 : stop + 1] - bounds[begin]).tolist()
+        low = 0
+        for node, into, high in zip(client[begin:stop].tolist(), parts[begin:stop].tolist(), ends):
+            mass = masses[node]
+            for k in range(low, high):
+                mass += share[sources[k]]
+            low = high
+            total.append(mass)
+            part = mass / into
+            share.append(part)
+            masses[node] = part
+    return np.array(total), np.array(share)
 
 
 def with_masses(

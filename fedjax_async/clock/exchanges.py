@@ -21,8 +21,7 @@ from fedjax_async.clock.exchange_parts import (
     with_masses,
     without_masses,
 )
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.swift import swift
 from fedjax_async.clock.synchronous import dpsgd, sgp
 from fedjax_async.clock.topologies import Topology

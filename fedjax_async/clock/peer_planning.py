@@ -18,8 +18,7 @@ from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.exchanges import EXCHANGES, Exchange
 from fedjax_async.clock.faults import FAULTS, FaultModel, JobFaults, job_faults
 from fedjax_async.clock.network import NetworkModel
-from fedjax_async.clock.peer_scenario import MessageFaults, PeerScenario
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import MessageFaults, PeerScenario, PeerSchedule
 from fedjax_async.clock.planning import NothingArrives, check_until, per_client
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario, Until
 

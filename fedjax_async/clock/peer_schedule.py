@@ -1,4 +1,6 @@
-"""The plan of a decentralised run: who trains when, which messages it mixes in, and with which coefficients.
+"""What an exchange is given, and the plan that it makes of a decentralised run.
+
+The plan says who trains when, which messages it mixes in, and with which coefficients.
 
 What nodes exchange does not depend on the weights that they learn. So all of it is decided here, in float64, before
 any training. The engine then executes a linear mixing with known coefficients.
@@ -6,10 +8,29 @@ any training. The engine then executes a linear mixing with known coefficients.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+
+from fedjax_async.clock.faults import JobFaults
+from fedjax_async.clock.network import Network
+from fedjax_async.clock.scenario import Scenario
+from fedjax_async.clock.topologies import Topology
+
+# ``draw(position, clients, numbers)``: the faults of the messages that these events send as their ``position``-th.
+MessageFaults = Callable[[int, np.ndarray, np.ndarray], JobFaults]
+
+
+class PeerScenario(NamedTuple):
+    """Nodes, durations, budget, seed and conditions (``scenario``), and the ways of messages."""
+
+    scenario: Scenario
+    topology: Topology
+    message_bytes: int
+    network: Network | None = None
+    message_faults: MessageFaults | None = None
 
 
 class Delivery(IntEnum):

@@ -14,8 +14,7 @@ from fedjax_async import check
 from fedjax_async.clock.exchange_parts import AGGREGATE_AT, Exchanged, events_and_pushes, without_masses
 from fedjax_async.clock.inboxes import Inboxes, first_reader
 from fedjax_async.clock.peer_pushes import Events, Pushes
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
+from fedjax_async.clock.peer_schedule import Delivery, PeerScenario, PeerSchedule
 from fedjax_async.clock.segments import bounds_of, members, search
 from fedjax_async.clock.topologies import Graph, Topology
 

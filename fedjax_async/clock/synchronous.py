@@ -19,8 +19,7 @@ from fedjax_async.clock.exchange_parts import Exchanged, rows_of, with_masses, w
 from fedjax_async.clock.forecast import Forecast
 from fedjax_async.clock.inboxes import fill_inboxes
 from fedjax_async.clock.peer_pushes import Events, Pushes, make_pushes
-from fedjax_async.clock.peer_scenario import PeerScenario
-from fedjax_async.clock.peer_schedule import PeerSchedule
+from fedjax_async.clock.peer_schedule import PeerScenario, PeerSchedule
 from fedjax_async.clock.peer_timelines import budget, end_of_run, presence
 from fedjax_async.clock.receivers import Online
 from fedjax_async.clock.record import Outcome

@@ -28,7 +28,17 @@ class Trajectory(NamedTuple):
 
 
 # Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
-_WITHOUT = ("per_client", "metrics", "train_loss", "fine_tune", "stop_at", "patience", "checkpoint", "devices")
+_WITHOUT = (
+    "per_client",
+    "metrics",
+    "train_loss",
+    "train_examples",
+    "fine_tune",
+    "stop_at",
+    "patience",
+    "checkpoint",
+    "devices",
+)
 
 _OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
 

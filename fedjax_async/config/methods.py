@@ -228,12 +228,17 @@ def _check_method(given: Method) -> None:
     allowed = "a ServerAlgorithm, or a function of hyper (call a factory: Method(f()))"
     check.require(_is_server(given.server), "method.server", own.shown(given.server), allowed)
     check_fields(given, "method")
-    numbers = isinstance(given.hyper, Mapping)
-    numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
-    check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
+    check_local_options(given)
     unread = [name for name in given.hyper if not name.startswith("client.")]
     read = callable(given.server) or not unread
     check.require(read, "method.hyper", given.hyper, "left out: the rule is finished, and no function of hyper")
+
+
+def check_local_options(given: Method | PeerMethod) -> None:
+    """``ValueError`` for options of local training, static or in ``hyper``, that its factory or the run cannot use."""
+    numbers = isinstance(given.hyper, Mapping)
+    numbers = numbers and all(isinstance(name, str) and _is_finite(value) for name, value in given.hyper.items())
+    check.require(numbers, "method.hyper", given.hyper, "a mapping, name -> finite number")
     pairs = isinstance(given.client_options, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in given.client_options
     )
@@ -242,9 +247,11 @@ def _check_method(given: Method) -> None:
         check.require(name not in LOCAL, "method.client_options", name, "left out: settings of the run give it")
         registry.find("option of method.client", client_options(given.client), name)
     traced = [name.removeprefix("client.") for name in given.hyper if name.startswith("client.")]
+    for name in traced:
+        check.require(name not in LOCAL, "method.hyper", f"client.{name}", "left out: settings of the run give it")
     check_factory("method.client", given.client, [*traced, *(name for name, _ in given.client_options)])
     for name in {"optimizer", "lr"} & {*ignored_by(registry.options_of(given.client))}:
-        value, usual = getattr(given, name), Method._field_defaults[name]
+        value, usual = getattr(given, name), type(given)._field_defaults[name]
         check.require(value == usual, f"method.{name}", value, f"left out: {_IGNORES}")
 
 

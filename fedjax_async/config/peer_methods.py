@@ -18,6 +18,7 @@ from fedjax_async.config.methods import (
     PeerMethod,
     Stays,
     check_local_fields,
+    check_local_options,
     parsed,
 )
 from fedjax_async.engine.components import Hyper, Peer, split_options
@@ -117,9 +118,12 @@ def _check_peer_method(given: PeerMethod) -> None:
     check.require(good, "method.peer", own.shown(given.peer), allowed)
     for field, name, known in (("exchange", "EXCHANGES", EXCHANGES), ("topology", "TOPOLOGIES", TOPOLOGIES)):
         spec = getattr(given, field)
-        check.require(isinstance(spec, str), f"method.{field}", spec, f"a text, a name of clock.{name}")
+        check.require(
+            isinstance(spec, str), f"method.{field}", spec, f"a text, a name of clock.{name}; a run takes objects"
+        )
         registry.bind(field, known, spec)()  # checks the ranges
     check_local_fields(given, "method")
+    check_local_options(given)
 
 
 # --- what a run makes of it ---------------------------------------------------------------------------

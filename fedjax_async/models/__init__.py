@@ -8,7 +8,8 @@ Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.
   (normalisation) in common;
 - ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
 - ``metrics.py``: metrics of outputs beside loss and accuracy;
-- ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them.
+- ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them;
+  ``choice.py`` selects the fastest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable
 
 from fedjax_async import registry
 from fedjax_async.models.alexnet_vgg import alexnet, vgg11
-from fedjax_async.models.conv import Conv, ConvPool, avg_pool, default_lowering, max_pool
+from fedjax_async.models.choice import default_lowering
+from fedjax_async.models.conv import Conv, ConvPool, avg_pool, max_pool
 from fedjax_async.models.encoder import minilm_lora
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.metrics import METRICS, Metric

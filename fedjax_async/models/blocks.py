@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
-from fedjax_async import check, registry
+from fedjax_async import check
+from fedjax_async.models.choice import check_lowering
 from fedjax_async.models.conv import Conv, Sizes, he_normal
-from fedjax_async.models.lowerings import GROUPED, LOWERINGS
+from fedjax_async.models.lowerings import GROUPED
 from fedjax_async.models.norm import Norm, normalisation
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Model
@@ -85,8 +86,7 @@ def options(
     """Check the normalisation with its own options, the variant, a factor on all channels, and a forced lowering."""
     check.positive("width", width)
     check.one_of("variant", variant, VARIANTS)
-    if lowering is not None:
-        registry.find("lowering", LOWERINGS, lowering)
+    check_lowering(lowering)
     return Options(normalisation(norm, momentum=momentum, groups=groups), variant, width, lowering)
 
 

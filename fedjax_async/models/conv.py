@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
 from fedjax_async import check, registry
-from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, pad_spatial
+from fedjax_async.models.choice import AUTO, default_lowering, lowering_of
+from fedjax_async.models.lowerings import FUSED, GROUPED, LOWERINGS, out_size, pad_spatial
 from fedjax_async.models.tiles import max_of_four
 from fedjax_async.types import Array
 
@@ -61,33 +61,13 @@ POOLS = {"max": max_pool, "avg": avg_pool}
 he_normal = nn.initializers.he_normal()
 
 
-def default_lowering(
-    kernel_shape: tuple[int, ...], *, groups: int = 1, depthwise: bool = False, backend: str | None = None
-) -> str:
-    """The lowering that measured fastest, by backend and kernel shape (``experiments/benchmarks/conv.py``).
-
-    ``tiled`` needs ``(kh + 1)(kw + 1) / (kh * kw)`` times as many multiplications as ``im2col`` and a third of its
-    copies. It is chosen on a CPU if that factor is at most 1.5 (5 x 5: 1.44). ``im2col`` is chosen for smaller kernels
-    (3 x 3: 1.78; from 64 to 512 channels it took 0.2 to 0.8 of ``tiled``'s time), and on other backends, where nothing
-    has been measured. Depthwise convolutions use ``taps``, other groups ``lax``, which is slow inside a loop on a CPU.
-
-    >>> default_lowering((5, 5, 1, 6), backend="cpu"), default_lowering((3, 3, 32, 64), backend="cpu")
-    ('tiled', 'im2col')
-    """
-    if groups > 1:
-        return "taps" if depthwise else "lax"
-    kh, kw = kernel_shape[:2]
-    large = 2 * (kh + 1) * (kw + 1) <= 3 * kh * kw
-    return "tiled" if large and (backend or jax.default_backend()) == "cpu" else "im2col"
-
-
 class Conv(nn.Module):
     """Convolution of ``[B, H, W, C_in]`` or ``[B, L, C_in]``, equal to ``flax.linen.Conv`` in values and gradients.
 
     Parameters as flax's: ``kernel [kh, kw, C_in / groups, C_out]``, for sequences ``[k, C_in / groups, C_out]``, and
-    ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` where ``feature_group_count > 1``), or
-    ``None`` for ``default_lowering``. ``kernel_size`` and ``strides`` may be one integer for all axes. Computes in the
-    parameters' dtype.
+    ``bias [C_out]``. ``lowering`` is a key of ``LOWERINGS`` (of ``GROUPED`` where ``feature_group_count > 1``),
+    ``"auto"`` to measure once (``choice.py``), or ``None`` for ``default_lowering``. ``kernel_size`` and ``strides``
+    may be one integer for all axes. Computes in the parameters' dtype.
     """
 
     features: int
@@ -121,10 +101,12 @@ class Conv(nn.Module):
 
     def _run(self, x: Array, kernel: Array, strides: Any, padding: Any) -> Array:
         groups = self.feature_group_count
-        depthwise = groups == x.shape[-1] == self.features
-        name = self.lowering or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
         if groups == 1:
+            name = lowering_of(self.lowering, kernel.shape, strides, _outputs(x, kernel, strides, padding))
             return registry.find("lowering", LOWERINGS, name)(x, kernel, strides, padding)
+        given = None if self.lowering == AUTO else self.lowering
+        depthwise = groups == x.shape[-1] == self.features
+        name = given or default_lowering(kernel.shape, groups=groups, depthwise=depthwise)
         return registry.find("lowering of groups", GROUPED, name)(x, kernel, strides, padding, groups)
 
 
@@ -151,15 +133,22 @@ class ConvPool(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (*size, x.shape[-1], self.features), jnp.float32)
         bias = self.param("bias", self.bias_init, (self.features,), jnp.float32) if self.use_bias else None
         x = x.astype(kernel.dtype)
-        name = self.lowering or default_lowering(kernel.shape)
-        lower = registry.find("lowering", LOWERINGS, name)
         top, left = _padding_pairs(self.padding, x.shape[1:3], size, (1, 1))
         padding = (top, left)
         _check_size(x.shape[1:3], padding, (size[0] + 1, size[1] + 1))
+        name = lowering_of(self.lowering, kernel.shape, (1, 1), _outputs(x, kernel, (1, 1), padding))
+        lower = registry.find("lowering", LOWERINGS, name)
         if name in FUSED:
             return FUSED[name](pad_spatial(x, padding), kernel, bias, self.pool)
         out = lower(x, kernel, (1, 1), padding)
         return pool(nn.relu(out if bias is None else out + bias.reshape(1, 1, 1, -1)))
+
+
+def _outputs(x: Array, kernel: Array, strides: Any, padding: Any) -> Pair:
+    """Rows and columns of a convolution's outputs."""
+    sizes = zip(x.shape[1:3], kernel.shape[:2], strides, padding)
+    rows, columns = (out_size(n + sum(pads), k, s) for n, k, s, pads in sizes)
+    return rows, columns
 
 
 def _sizes(value: Sizes, axes: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Ways to compute the same 2-D convolution; ``conv.py`` selects one.
+"""Ways to compute the same 2-D convolution; ``choice.py`` selects one.
 
 All take ``x [B, H, W, C_in]``, ``kernel [kh, kw, C_in / groups, C_out]``, ``strides`` and explicit ``padding`` pairs,
 and return ``[B, H_out, W_out, C_out]``. Under ``vmap`` over clients the kernel has a leading axis too: ``lax.conv``

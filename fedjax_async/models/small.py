@@ -1,7 +1,8 @@
 """Small models: linear and logistic regression, the multilayer perceptron, and small convolutional networks.
 
 Initial weights, unless said otherwise: He normal before a ReLU, LeCun normal in the output layer, biases zero.
-``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape.
+``lowering`` forces one of ``lowerings.LOWERINGS`` for every convolution; ``None`` chooses by backend and shape, and
+``"auto"`` measures (``choice.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from fedjax_async import check, registry
+from fedjax_async import check
+from fedjax_async.models.choice import check_lowering
 from fedjax_async.models.conv import Conv, ConvPool, he_normal
-from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.wrap import check_shape, from_flax
 from fedjax_async.types import Array, Key, Model, Params
 
@@ -138,8 +139,7 @@ def _checked(module: nn.Module, input_shape: Shape, num_classes: int, lowering: 
     check_shape(input_shape, rank=3)
     big_enough = min(input_shape[:2]) >= smallest
     check.require(big_enough, "input_shape", input_shape, f"at least {smallest} x {smallest} pixels")
-    if lowering is not None:
-        registry.find("lowering", LOWERINGS, lowering)
+    check_lowering(lowering)
     return from_flax(module, input_shape=input_shape)
 
 

@@ -112,9 +112,9 @@ def training_curl(
 
     Raises: ``ValueError`` for data that are streamed and for uploads that are no change of the weights.
     """
+    jobs = _Jobs(experiment, clients, number, weighting)
     data = experiment.components.data
     check.require(not data.streamed, "dataset", data.name, "one that fits into memory")
-    jobs = _Jobs(experiment, clients, number, weighting)
     params = experiment.params if params is None else params
     pool = jax.device_put((data.x, data.y, data.order))
 
@@ -164,9 +164,10 @@ def curl_probe(
 class _Jobs:
     """One job of each of some clients of an experiment."""
 
-    def __init__(
-        self, experiment: Experiment, clients: Sequence[int] | None, number: int, weighting: str
-    ) -> None:  # fmt: skip
+    def __init__(self, experiment: Experiment, clients: Sequence[int] | None, number: int, weighting: str) -> None:
+        check.kind(
+            "experiment", experiment, Experiment, "that of a method with a server, from config.prepare(settings)"
+        )
         s, data = experiment.settings, experiment.components.data
         check.whole("number", number, 0)
         check.one_of("weighting", weighting, ("examples", "uniform"))

@@ -13,7 +13,7 @@ from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import network as networks
 from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.peer_planning import _message_faults
-from fedjax_async.clock.peer_scenario import PeerScenario
+from fedjax_async.clock.peer_schedule import PeerScenario
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario
 from tests.clock.slow_peers import plan_slowly
 

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, clock, compare, named, results, resume, server, simulate, sweep
+from fedjax_async import Method, PeerMethod, Settings, clock, compare, named, results, resume, server, simulate, sweep
 from fedjax_async.config import trajectory, tune
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine import Every, evaluation_points
+from fedjax_async.theory import curl_probe
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 6}
 LARGE = 10**400
@@ -81,6 +82,14 @@ CALLS = [
     (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run ('fedjax_async run 1'), but it is"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: trajectory(Settings(**SMALL, on_bad="raise")), "on_bad = 'raise': must be 'reject'"),
+    (lambda: trajectory(Settings(**SMALL, train_examples=9)), "train_examples = 9: must be left out: a trajectory"),
+    (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
+    (
+        lambda: simulate(**SMALL, method=Method(server.fedasync(), hyper={"client.lr": 0.3})),
+        "method.hyper = 'client.lr': must be left out: settings of the run give it",
+    ),
+    (lambda: simulate(**SMALL, method=PeerMethod(print, hyper=3)), "method.hyper = 3: must be a mapping"),
+    (lambda: simulate(**SMALL, method=PeerMethod(print, exchange=3)), "method.exchange = 3: must be a text, a name of"),
     (lambda: trajectory("fedasync"), "settings = 'fedasync': must be Settings, such as"),
     (lambda: trajectory(Settings(**SMALL), modl="mlp"), "object = 'modl': unknown; did you mean 'model'?"),
     (lambda: planned(updates=LARGE), "until.updates = 1"),

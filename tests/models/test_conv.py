@@ -225,6 +225,7 @@ def test_grouped_convolution_equals_flax():
 
 def test_the_choice_of_lowering():
     assert default_lowering((5, 5, 1, 6), backend="cpu") == "tiled"
+    assert default_lowering((5, 5, 6, 16), outputs=(10, 10), backend="cpu") == "tiled"
     assert default_lowering((3, 3, 32, 64), backend="cpu") == "im2col"
     assert default_lowering((5, 5, 1, 6), backend="gpu") in LOWERINGS
     assert default_lowering((5, 5, 1, 6), groups=2) == "lax"

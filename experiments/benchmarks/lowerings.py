@@ -1,0 +1,66 @@
+"""Which lowering is fastest for each shape of convolution: writes the table that ``default_lowering`` reads.
+
+    python experiments/benchmarks/lowerings.py                  # two minutes on 2 cores, the table beside this file
+    python experiments/benchmarks/lowerings.py --install        # also into the package, as this backend's default
+    python experiments/benchmarks/lowerings.py --smoke          # seconds, writes nothing
+
+Forward and both gradients of one layer, batch 32, two steps in one ``fori_loop``; ms a step, the least of interleaved
+rounds. On a CPU one client, elsewhere four under ``vmap``. Rows of other backends in the package's table are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+from typing import Any
+
+import jax
+from common import write_table
+
+from fedjax_async.models.choice import KEY, TABLE, ConvShape, fastest, measured, rule
+
+NAMES = ("lax", "im2col", "banded", "tiled", "winograd", "winograd_small")
+# kernel, stride, outputs, channels in and out: the 3 x 3 layers of the package's networks
+SHAPES = (
+    (3, 1, 32, 3, 64), (3, 1, 30, 3, 32), (3, 1, 28, 32, 64), (3, 1, 32, 64, 64), (3, 1, 16, 64, 128),
+    (3, 1, 16, 128, 128), (3, 1, 8, 128, 256), (3, 1, 8, 256, 256), (3, 1, 4, 256, 512), (3, 1, 4, 512, 512),
+    (3, 1, 2, 512, 512), (3, 2, 16, 64, 128), (3, 2, 8, 128, 256), (3, 2, 4, 256, 512),
+)  # fmt: skip
+
+
+def row(shape: tuple[int, ...], rounds: int) -> dict[str, Any]:
+    """Measure one shape."""
+    kernel, stride, outputs, c_in, c_out = shape
+    times = measured(ConvShape((kernel, kernel), (stride, stride), (outputs, outputs), (c_in, c_out)), rounds)
+    backend = jax.default_backend()
+    chosen = fastest(times, rule((kernel, kernel), backend))
+    return {**dict(zip(KEY, (backend, *shape))), "lowering": chosen, **{n: times.get(n, float("nan")) for n in NAMES}}
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lowerings.csv")
+    parser.add_argument("--install", action="store_true", help="replace this backend's rows of the package's table")
+    parser.add_argument("--smoke", action="store_true", help="one small shape, one round; writes nothing")
+    a = parser.parse_args()
+    if a.smoke:
+        print(row((3, 1, 4, 4, 4), 1))
+        return
+    rows = [row(shape, a.rounds) for shape in SHAPES]
+    write_table(rows, a.out)
+    if a.install:
+        with TABLE.open(newline="", encoding="utf-8") as file:
+            others = [line for line in csv.DictReader(file) if line["backend"] != jax.default_backend()]
+        with a.out.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        with TABLE.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(lines[0]))
+            writer.writeheader()
+            writer.writerows(others + lines)
+
+
+if __name__ == "__main__":
+    main()

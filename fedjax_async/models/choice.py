@@ -1,0 +1,226 @@
+"""Which lowering computes a convolution: from a table of measurements, or measured here once.
+
+``lowerings.csv`` has the milliseconds of each lowering by backend and shape, written by
+``experiments/benchmarks/lowerings.py``. A shape that it lacks has the lowering of the nearest one with the same kernel
+and strides. Where the table has none, the choice is a rule by the kernel's size (:func:`rule`).
+
+``lowering="auto"`` measures every shape of a network once on this machine, some seconds each, and keeps the result in
+the user's cache folder (``$FEDJAX_ASYNC_DATA`` or ``~/.cache/fedjax_async``), a file for each kind of device. Two
+machines may then choose differently, and runs on them differ by rounding.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import disk, registry
+from fedjax_async.home import default_data_dir
+from fedjax_async.models.lowerings import LOWERINGS
+
+Pair = tuple[int, int]
+AUTO = "auto"
+TABLE = Path(__file__).with_name("lowerings.csv")
+KEY = ("backend", "kernel", "stride", "outputs", "c_in", "c_out")
+BATCH, STEPS, CLIENTS = 32, 2, 4  # of a measurement
+LEAST_GAIN = 0.95  # the usual lowering stays unless another takes at most this share of its time
+
+
+class ConvShape(NamedTuple):
+    """What a convolution's time depends on: kernel, strides, outputs (rows, columns), channels (in, out)."""
+
+    kernel: Pair
+    strides: Pair
+    outputs: Pair
+    channels: Pair
+
+
+class Row(NamedTuple):
+    """A line of the table: a backend, a shape and the fastest lowering."""
+
+    backend: str
+    shape: ConvShape
+    lowering: str
+
+
+def check_lowering(name: str | None) -> None:
+    """``ValueError`` unless ``name`` is a lowering, ``"auto"`` or ``None``."""
+    if name not in (None, AUTO):
+        registry.find("lowering", LOWERINGS, str(name))
+
+
+@functools.cache
+def table(path: Path = TABLE) -> tuple[Row, ...]:
+    """The measurements that come with the package."""
+    rows = []
+    with path.open(newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            kernel, stride, outputs, c_in, c_out = (int(line[name]) for name in KEY[1:])
+            shape = ConvShape((kernel, kernel), (stride, stride), (outputs, outputs), (c_in, c_out))
+            rows.append(Row(line["backend"], shape, line["lowering"]))
+    return tuple(rows)
+
+
+def distance(a: ConvShape, b: ConvShape) -> float:
+    """Of two shapes: the sum of the factors, as logarithms, between their outputs and channels."""
+    pairs = zip((*a.outputs, *a.channels, *a.channels), (*b.outputs, *b.channels, *b.channels))
+    return sum(abs(math.log(n / m)) for n, m in pairs)
+
+
+def rule(kernel: Pair, backend: str) -> str:
+    """The lowering of shapes that nobody measured.
+
+    ``tiled`` needs ``(kh + 1)(kw + 1) / (kh * kw)`` times as many multiplications as ``im2col`` and a third of its
+    copies. It is chosen on a CPU if that factor is at most 1.5 (5 x 5: 1.44), else ``im2col``.
+    """
+    kh, kw = kernel
+    large = 2 * (kh + 1) * (kw + 1) <= 3 * kh * kw
+    return "tiled" if large and backend == "cpu" else "im2col"
+
+
+def default_lowering(
+    kernel_shape: tuple[int, ...],
+    *,
+    strides: tuple[int, ...] = (1, 1),
+    outputs: tuple[int, ...] | None = None,
+    groups: int = 1,
+    depthwise: bool = False,
+    backend: str | None = None,
+) -> str:
+    """The lowering that measured fastest, by backend and shape; without ``outputs [rows, columns]`` by :func:`rule`.
+
+    Depthwise convolutions use ``taps``, other groups ``lax``, which is slow inside a loop on a CPU.
+
+    >>> default_lowering((5, 5, 1, 6), backend="cpu"), default_lowering((3, 3, 32, 64), backend="cpu")
+    ('tiled', 'im2col')
+    >>> default_lowering((3, 3, 64, 64), outputs=(32, 32), backend="cpu")
+    'winograd'
+    """
+    if groups > 1:
+        return "taps" if depthwise else "lax"
+    backend = backend or jax.default_backend()
+    if outputs is not None:
+        shape = _shape(kernel_shape, strides, outputs)
+        same = [r for r in table() if r.backend == backend and r.shape[:2] == shape[:2]]
+        if same:
+            return min(same, key=lambda row: distance(row.shape, shape)).lowering
+    return rule((kernel_shape[0], kernel_shape[1]), backend)
+
+
+def _shape(kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tuple[int, ...]) -> ConvShape:
+    kh, kw, c_in, c_out = kernel_shape
+    return ConvShape((kh, kw), (strides[0], strides[1]), (outputs[0], outputs[1]), (c_in, c_out))
+
+
+def candidates(shape: ConvShape, backend: str) -> list[str]:
+    """Lowerings worth measuring.
+
+    On a CPU not ``lax``, which takes seconds inside a loop; ``banded`` only where its matrix has up to a million
+    entries; Winograd's only for 3 x 3 kernels at stride 1.
+    """
+    (kh, kw), _, (_, columns), (c_in, c_out) = shape
+    names = ["im2col", "tiled"] if backend == "cpu" else ["lax", "im2col", "tiled"]
+    if kh * columns**2 * c_in * c_out <= 2**20:
+        names.append("banded")
+    if (kh, kw) == (3, 3) and shape.strides == (1, 1):
+        names += ["winograd", "winograd_small"]
+    return names
+
+
+def _call(name: str, shape: ConvShape, backend: str) -> Callable[[], Any]:
+    """Forward and both gradients, ``STEPS`` times in a loop as in local training; vmapped over clients off a CPU."""
+    (kh, kw), strides, outputs, (c_in, c_out) = shape
+    size = [(n - 1) * s + k for n, s, k in zip(outputs, strides, (kh, kw))]
+    rng = np.random.default_rng(0)
+    clients = 1 if backend == "cpu" else CLIENTS
+    x = rng.normal(size=(clients, BATCH, *size, c_in)).astype(np.float32)
+    kernel = rng.normal(size=(clients, kh, kw, c_in, c_out)).astype(np.float32)
+
+    def job(x: Any, kernel: Any) -> Any:
+        def step(_: Any, both: Any) -> Any:
+            y, back = jax.vjp(lambda x, k: LOWERINGS[name](x, k, strides, ((0, 0), (0, 0))), *both)
+            return jax.tree.map(lambda a, b: a - 1e-6 * b, both, back(jax.nn.relu(y)))
+
+        return jax.lax.fori_loop(0, STEPS, step, (x, kernel))
+
+    run = jax.jit(jax.vmap(job)).lower(x, kernel).compile()
+    return lambda: jax.block_until_ready(run(jnp.asarray(x), jnp.asarray(kernel)))
+
+
+def measured(shape: ConvShape, rounds: int = 3) -> dict[str, float]:
+    """Milliseconds of a step forward and backward of each candidate; the least of interleaved rounds."""
+    backend = jax.default_backend()
+    calls = {name: _call(name, shape, backend) for name in candidates(shape, backend)}
+    best = dict.fromkeys(calls, math.inf)
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            call()
+            if turn > 0:
+                best[name] = min(best[name], 1e3 * (time.perf_counter() - began) / STEPS)
+    return best
+
+
+def fastest(milliseconds: dict[str, float], usual: str) -> str:
+    """The lowering with the least time; ``usual`` if it is nearly as fast."""
+    best = min(milliseconds, key=lambda name: milliseconds[name])
+    return best if milliseconds[best] <= LEAST_GAIN * milliseconds.get(usual, math.inf) else usual
+
+
+_chosen: dict[tuple[str, ConvShape], str] = {}
+
+
+def cache_file(device: str) -> Path:
+    """Where the choices for a kind of device are kept."""
+    plain = "".join(c if c.isalnum() else "-" for c in device)
+    return default_data_dir() / "lowerings" / f"{plain}.json"
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The choices in ``path``; none if it is missing or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {k: v for k, v in found.items() if v in LOWERINGS} if isinstance(found, dict) else {}
+
+
+def measured_lowering(kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tuple[int, ...]) -> str:
+    """The fastest lowering on this device: from the cache folder, else measured now and kept there."""
+    device, shape = jax.devices()[0].device_kind, _shape(kernel_shape, strides, outputs)
+    if (device, shape) in _chosen:
+        return _chosen[device, shape]
+    path, name = cache_file(device), json.dumps(shape)
+    kept = _read(path)
+    if name not in kept:
+        # a thread of its own: this one may be tracing a model
+        with ThreadPoolExecutor(1) as pool:
+            times = pool.submit(measured, shape).result()
+        kept = {**_read(path), name: fastest(times, rule(shape.kernel, jax.default_backend()))}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            disk.write(path, json.dumps(kept, indent=1, sort_keys=True).encode())
+        except OSError:
+            pass  # without a cache the next process measures again
+    _chosen[device, shape] = kept[name]
+    return kept[name]
+
+
+def lowering_of(
+    name: str | None, kernel_shape: tuple[int, ...], strides: tuple[int, ...], outputs: tuple[int, ...]
+) -> str:
+    """The lowering of a convolution without groups: ``None`` from the table, ``"auto"`` measured, else ``name``."""
+    if name == AUTO:
+        return measured_lowering(kernel_shape, strides, outputs)
+    return name or default_lowering(kernel_shape, strides=strides, outputs=outputs)
