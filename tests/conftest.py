@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     options = {
         "jax_compilation_cache_dir": str(config.cache.mkdir("xla")),
-        "jax_persistent_cache_min_compile_time_secs": 0.2,
+        "jax_persistent_cache_min_compile_time_secs": 0.01,  # small programs too: they are most of the time
         "jax_persistent_cache_enable_xla_caches": "none",
     }
     for name, value in options.items():

@@ -97,8 +97,8 @@ def tune(
 
     Returns: a :class:`Tuned`. The descent ends early, with fewer rows, where a step leads to a loss that is not finite.
 
-    Raises: ``ValueError`` for unknown names, settings without validation part, losses that are not finite at the start,
-    and runs that need more memory or have local training in loops of unknown length.
+    Raises: ``ValueError`` for unknown names, numbers whose gradient is 0, settings without validation part, losses that
+    are not finite at the start, and runs that need more memory or have local training in loops of unknown length.
     """
     require_settings(settings, objects)
     settings = with_objects(settings, **objects)
@@ -112,11 +112,7 @@ def tune(
     check.optional(check.whole, "staleness_values", staleness_values)
     limit = parse_size("memory_limit", memory_limit)
     seeds = [settings.seed] if seeds is None else seeds_of(seeds, settings.seed)
-    check.require(optimizer is None or rate is None, "rate", rate, "left out beside an optimizer, which has its own")
-    rate = 0.1 if rate is None else rate
-    check.positive("rate", rate)
-    optimizer = optax.adam(rate) if optimizer is None else optimizer
-    check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
+    optimizer = _optimizer(rate, optimizer)
     _require_gradient(settings)
     runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment) for seed in seeds]
     least = tree.num_bytes(runs[0].params)
@@ -145,6 +141,17 @@ def tune(
     return Tuned({**hyper, **entries}, columns, losses, best, placed)
 
 
+def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
+    """The optimiser of the descent; ``ValueError`` if it is none, or beside a rate."""
+    if given is None:
+        check.optional(check.positive, "rate", rate)
+        return optax.adam(0.1 if rate is None else rate)
+    check.kind("optimizer", given, optax.GradientTransformation, "an optax transformation, such as optax.adam(0.1)")
+    check.require(rate is None, "rate", rate, "left out beside an optimizer, which has its own")
+    optimizer: optax.GradientTransformation = given
+    return optimizer
+
+
 def _descended(
     gradients: Sequence[Callable[[Any], Any]], free: Any, optimizer: optax.GradientTransformation, steps: int
 ) -> list[tuple[float, Any]]:
@@ -160,8 +167,21 @@ def _descended(
         found.append((loss, free))
         if step < steps:
             slope = jax.tree.map(lambda *slopes: sum(slopes) / len(slopes), *(slope for _, slope in each))
+            if step == 0:
+                _require_slopes(slope)
             free, state = tree.optimize(optimizer, slope, state, free)
     return found
+
+
+def _require_slopes(slope: Mapping[str, Array]) -> None:
+    """``ValueError`` for a number whose gradient is 0: it would stay where it is."""
+    for path, values in slope.items():
+        allowed = (
+            "one that the validation loss depends on smoothly: its gradient is 0 at the start (a threshold, such as"
+        )
+        check.require(
+            bool(np.any(values)), "names", path, f"{allowed} swa's start, or a term that this run never uses)"
+        )
 
 
 def _kinds(names: Any) -> dict[str, str]:

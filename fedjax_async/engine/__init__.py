@@ -7,8 +7,8 @@ together, planned on the host), ``tables.py`` (what the device reads), ``kernels
 ``serving.py`` (the server), ``programs.py`` (both compiled), ``stack.py`` (all of these for some runs),
 ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the programs).
 ``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
-runs. ``unsent.py``, ``storage.py``,
-``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each. ``record.py`` makes the tables of a run.
+runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each.
+``record.py`` makes the tables of a run.
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` are a run as one function that JAX differentiates,
 ``attribution.py`` is the probe that explains a run. ``reference.py`` is the oracle: one event at a time.
 

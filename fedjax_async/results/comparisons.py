@@ -73,9 +73,8 @@ def comparison(
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. The scores on the validation part, the training loss and the metrics that all runs have
     follow the times. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs in
-    which every upload was rejected.
-    Where gradients of the loss and local steps are not as many, both have a column (of the arrivals).
-    ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    which every upload was rejected. Where gradients of the loss and local steps are not as many, both have a column (of
+    the arrivals). ``further``: add the other two final values and the target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)

@@ -14,6 +14,9 @@ from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results.measured import column_title
 from fedjax_async.types import Run
 
+# Scores on the global test set of nodes without a server, which some evaluations leave out.
+OF_NODES = tuple(f"{start}_{name}" for start in ("global", "average") for name in ("loss", "accuracy"))
+
 UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "time": lambda evaluations: evaluations["time"],
     "update": lambda evaluations: evaluations["update"],
@@ -119,7 +122,7 @@ def final_value(run: Run, column: str = "accuracy", final: str = FINAL) -> float
     server, the evaluations count that have them.
     """
     values = _scores(run, column)
-    if column.startswith(("global_", "average_")) and not np.isnan(values).all():
+    if column in OF_NODES and not np.isnan(values).all():
         values = values[~np.isnan(values)]
     if final == "best":
         known = values[~np.isnan(values)]

@@ -317,10 +317,11 @@ def change_of(server_rule):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=5)
-@given(factors=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 4.0]), min_size=2, max_size=3))
-def test_no_two_own_rules_share_a_program(way, factors):
+def test_no_two_own_rules_share_a_program(way):
+    """Each after the other, and the first once more, whose program is compiled already."""
+    factors = [0.25, 4.0, 0.25]
     changes = [change_of(WAYS[way](factor)) for factor in factors]
+    assert np.abs(changes[0]).max() > 1e-3
     for factor, change in zip(factors, changes):
         np.testing.assert_allclose(change / factor, changes[0] / factors[0], rtol=1e-4, atol=1e-6)
 

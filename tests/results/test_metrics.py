@@ -60,6 +60,9 @@ def test_final_losses_and_unknown_final_values():
     losses = run.evaluations["loss"].astype(np.float64)
     assert final_value(run, "loss", "best") == losses[1] and final_value(run, "loss", "tail:2") == losses[1:].mean()
     assert math.isnan(final_value(make_run([0.1, math.nan, 0.5]), final="tail:2"))
+    run.evaluations.update(dict.fromkeys(("average_loss", "average_precision"), np.array([0.4, 0.2, math.nan])))
+    assert final_value(run, "average_loss") == 0.2  # of nodes: not evaluated at the end
+    assert math.isnan(final_value(run, "average_precision"))  # a metric of the user's own
     assert all_finals("tail:4") == ["tail:4", "last", "best"] and all_finals("best") == ["best", "tail", "last"]
     for wrong in ("first", "tail:0", "tail:x", "best:2", None):
         with pytest.raises(ValueError, match=f"final = {wrong!r}: must be last, best, tail"):
