@@ -68,10 +68,10 @@ def oracle(size: Size) -> Iterator[Item]:
     allowed = TOLERANCE.get(jax.default_backend(), ELSEWHERE)
 
     def compare(method: str, model: str) -> list[Row]:
-        settings = Settings(method=method, model=model, clients=6, updates=18, steps=3, delay="exponential")
+        settings = Settings(method=method, model=model, clients=6, updates=18, steps=3, delay="constant")
         with jax.default_matmul_precision("highest"):
             start = prepare(settings).params
-            found = execute(prepare(settings)).params
+            found = execute(prepare(replace(settings, batching="vmap"))).params  # as accelerators do
             expected = execute(prepare(replace(settings, engine="reference"))).params
         flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (start, found, expected)]
         distance = float(np.linalg.norm(flat[1] - flat[2]) / np.linalg.norm(flat[2] - flat[0]))

@@ -97,8 +97,8 @@ def tune(
 
     Returns: a :class:`Tuned`. The descent ends early, with fewer rows, where a step leads to a loss that is not finite.
 
-    Raises: ``ValueError`` for unknown names, settings without validation part, losses that are not finite at the start,
-    and runs that need more memory or have local training in loops of unknown length.
+    Raises: ``ValueError`` for unknown names, numbers whose gradient is 0, settings without validation part, losses that
+    are not finite at the start, and runs that need more memory or have local training in loops of unknown length.
     """
     require_settings(settings, objects)
     settings = with_objects(settings, **objects)
@@ -167,8 +167,21 @@ def _descended(
         found.append((loss, free))
         if step < steps:
             slope = jax.tree.map(lambda *slopes: sum(slopes) / len(slopes), *(slope for _, slope in each))
+            if step == 0:
+                _require_slopes(slope)
             free, state = tree.optimize(optimizer, slope, state, free)
     return found
+
+
+def _require_slopes(slope: Mapping[str, Array]) -> None:
+    """``ValueError`` for a number whose gradient is 0: it would stay where it is."""
+    for path, values in slope.items():
+        allowed = (
+            "one that the validation loss depends on smoothly: its gradient is 0 at the start (a threshold, such as"
+        )
+        check.require(
+            bool(np.any(values)), "names", path, f"{allowed} swa's start, or a term that this run never uses)"
+        )
 
 
 def _kinds(names: Any) -> dict[str, str]:

@@ -120,6 +120,8 @@ def _chosen(fields: Fields, where: Address) -> tuple[dict[str, str], str]:
     name = where.name or first
     paths = " or ".join(f"{where.field}.{model}.{where.option}" for model in models)
     without = f"{where.field} = {str(fields[where.field])!r} has no {name!r}"
+    if where.field == "method" and name in known_parts():
+        paths = f"beside a method with this part, {first}+{name}"
     check.require(name in models, "setting", ".".join(filter(None, where)), f"{paths}: {without}")
     allowed = f"left out: {name} is an object and has no options (register a factory to give it some)"
     check.require(not isinstance(models[name], Named), "setting", ".".join(filter(None, where)), allowed)

@@ -2,8 +2,8 @@
 
 :func:`fedbuff_bound` is Theorem 1 of Nguyen et al. for a constant local learning rate. :func:`fedasync_gap_bound` has
 the factor a server step of Xie et al.'s analysis of strongly convex losses. The paper hides the constants of noise
-and delay in an O; here they are derived, for clients that share one loss. Fields of ``BufferedConstants`` may be arrays
-that broadcast.
+and delay in an O; here they are derived, for clients that share one loss. Its theorem on weakly convex losses has no
+constants but those of an O: there is no value to compute. Fields of ``BufferedConstants`` may be arrays that broadcast.
 
 Sources: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, "Federated Learning with Buffered Asynchronous
 Aggregation" (2022), Theorem 1; Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019).

@@ -71,6 +71,12 @@ def test_objects_are_part_of_the_settings_and_have_no_options_to_tune():
         tune(Settings(**fields), ["method.mixing"], method=given)
 
 
+def test_a_number_without_slope_is_refused():
+    settings = Settings(**vars(SETTINGS) | {"method": "fedasync+swa:start=0.3", "updates": 2, "steps": 1})
+    with pytest.raises(ValueError, match=r"names = 'method.swa.start': must be .*its gradient is 0 at the start"):
+        tune(settings, ["method.swa.start"], steps=1)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -264,7 +264,10 @@ BAD = {
     "nothing like it": ({"qqqq": [1]}, "known: method, timing, topology, exchange, delay"),
     "an option of another name": ({"method": ["fedavg"], "method.mixing": [1]}, "fedavg has no option 'mixing'"),
     "an option of a number": ({"lr.x": [1]}, "setting = 'lr.x': must be a setting or SPEC.OPTION"),
-    "a part that the method lacks": ({"method.swa.start": [1]}, "start: method = 'fedasync' has no 'swa'"),
+    "a part that the method lacks": (
+        {"method.swa.start": [1]},
+        "this part, fedasync+swa: method = 'fedasync' has no 'swa'",
+    ),
     "an option of an option": ({"method.mixing.x": [1]}, "'method.mixing.x': must be method.fedasync.x"),
     "too many dots": ({"method.fedasync.mixing.x": [1]}, "must be a setting or SPEC.OPTION"),
     "an option of a setting that is not given": ({"network.up": [1]}, "network = None: must be given, to set its"),
