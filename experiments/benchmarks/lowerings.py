@@ -2,7 +2,7 @@
 
     python experiments/benchmarks/lowerings.py                  # two minutes on 2 cores, the table beside this file
     python experiments/benchmarks/lowerings.py --install        # also into the package, as this backend's default
-    python experiments/benchmarks/lowerings.py --smoke          # seconds, writes nothing
+    python experiments/benchmarks/lowerings.py --smoke          # seconds: does it run
 
 Forward and both gradients of one layer, batch 32, two steps in one ``fori_loop``; ms a step, the least of interleaved
 rounds. On a CPU one client, elsewhere four under ``vmap``. Rows of other backends in the package's table are kept.
@@ -42,16 +42,16 @@ def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "lowerings.csv")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "lowerings.csv", help="CSV file"
+    )
     parser.add_argument("--install", action="store_true", help="replace this backend's rows of the package's table")
-    parser.add_argument("--smoke", action="store_true", help="one small shape, one round; writes nothing")
+    parser.add_argument("--smoke", action="store_true", help="one small shape, one round")
     a = parser.parse_args()
-    if a.smoke:
-        print(row((3, 1, 4, 4, 4), 1))
-        return
-    rows = [row(shape, a.rounds) for shape in SHAPES]
+    shapes = [(3, 1, 4, 4, 4)] if a.smoke else SHAPES
+    rows = [row(shape, 1 if a.smoke else a.rounds) for shape in shapes]
     write_table(rows, a.out)
-    if a.install:
+    if a.install and not a.smoke:
         with TABLE.open(newline="", encoding="utf-8") as file:
             others = [line for line in csv.DictReader(file) if line["backend"] != jax.default_backend()]
         with a.out.open(newline="", encoding="utf-8") as file:

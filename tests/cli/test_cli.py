@@ -276,7 +276,7 @@ def test_a_missing_data_set_is_named(capsys, tmp_path, monkeypatch):
 # What a program that ends in a blink must not import: seconds on a busy machine.
 SLOW = ("numpy", "jax", "flax", "optax", "fedjax_async.config.experiment")
 PROGRAM = f"""import sys
-from fedjax_async import cli, registry
+from fedjax_async import cli
 try:
     code = cli.main(sys.argv[1:])
 except SystemExit as end:

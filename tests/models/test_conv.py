@@ -188,7 +188,7 @@ def test_depthwise_equals_flax(size, kernel, strides, padding, channels, seed):
     seed=st.integers(0, 99),
 )
 def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
-    """``[B, L, C]``, dense and depthwise, in every lowering that can."""
+    """``[B, L, C]``, dense and depthwise, in every lowering that can; Winograd's would be ``im2col``."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)
         options = {"padding": padding, "feature_group_count": groups}
@@ -197,7 +197,7 @@ def test_sequences_equal_flax(length, kernel, stride, padding, groups, seed):
         shapes = jax.eval_shape(theirs.init, jax.random.key(0), x)["params"]
         params = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), shapes)
         expected = compiled(theirs.apply, params, x)
-        for name in LOWERINGS if groups == 1 else ("lax", "taps"):
+        for name in [n for n in LOWERINGS if "winograd" not in n] if groups == 1 else ("lax", "taps"):
             agree(compiled(Conv(3, kernel, stride, lowering=name, **options).apply, params, x), expected)
 
 
