@@ -243,7 +243,7 @@ def shares(events: list[Mapping[str, Any]], wall: float) -> Row:
 
 
 def profile(size: Size, folder: Path) -> Iterator[Item]:
-    """Where the time of a run goes, from a trace of JAX's profiler that is left in ``folder``."""
+    """Where the time of a run goes, from a trace of JAX's profiler that is left in `profile`."""
 
     def call(model: str, delay: str) -> list[Row]:
         updates = _updates(size, model) // 4
