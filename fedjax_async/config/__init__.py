@@ -21,14 +21,14 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     from fedjax_async.config.descent import Tuned, tune
     from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
-    from fedjax_async.config.experiment import Experiment, prepare
+    from fedjax_async.config.experiment import ENGINES, Experiment, Prepared, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
     from fedjax_async.config.own import named
     from fedjax_async.config.peers import PeerExperiment
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import ENGINES, execute
+    from fedjax_async.config.simulation import execute
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "PerExample",
     "PerStaleness",
     "Point",
+    "Prepared",
     "Settings",
     "Trajectory",
     "Tuned",
@@ -62,7 +63,7 @@ __all__ = [
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {
-        "ENGINES": "simulation",
+        "ENGINES": "experiment",
         "METHODS": "methods",
         "Experiment": "experiment",
         "Group": "sweeping",
@@ -75,6 +76,7 @@ __getattr__, __dir__ = lazy.attach(
         "Tuned": "descent",
         "tune": "descent",
         "Point": "grid",
+        "Prepared": "experiment",
         "Settings": "settings",
         "execute": "simulation",
         "execute_group": "sweeping",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.config import Experiment, PeerExperiment
+from fedjax_async.config import Prepared
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
 from fedjax_async.results import files, streams
 from fedjax_async.results.store import BEST, CHECKPOINTS, load
@@ -65,9 +65,7 @@ def chosen(
     return Callbacks(functions, tuple(dict.fromkeys(names)), keep_best)
 
 
-def watch_of(
-    callbacks: Callbacks, experiment: Experiment | PeerExperiment, folder: Path | None, name: str | None = None
-) -> Watch:
+def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, name: str | None = None) -> Watch:
     """Who looks at the evaluations of one run; ``folder``: where its streams write. Close it at the end."""
     shown = str(experiment.settings.method) if name is None else name
     if folder is not None and callbacks.streams:
