@@ -40,7 +40,7 @@ from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
-    """Formats, width and title of the pictures; ``ValueError`` for others than there are."""
+    """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
     return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
 
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
-    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for what cannot be had, before the work."""
+    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for an unknown stream or a missing package."""
     return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
 
 

@@ -4,14 +4,15 @@ Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``setting
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py`` (with ``families.py``: a rule
-and its server parts as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model),
-``clients.py`` (local training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting
-by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share
-programs) serve sweeps. ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's
-own) and ``contracts.py`` (what such parts must return) let a user's own parts stand wherever the package's do.
-``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` gives a run as a function that
-JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+Order of reading: ``settings.py`` with ``concerns.py`` (the table that says whom each setting concerns),
+``experiment.py``, ``budget.py``, ``simulation.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
+as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
+training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as
+``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (what a sweep varies a setting for) and
+``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in the place of names), ``plugins.py``
+(names for factories of the user's own) and ``contracts.py`` (what such parts must return) let a user's own parts stand
+wherever the package's do. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` gives
+a run as a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING

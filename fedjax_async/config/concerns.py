@@ -121,7 +121,7 @@ class Concern(NamedTuple):
 
 
 def _read(table: str) -> dict[str, Concern]:
-    """The rows by setting; ``ValueError`` for a row that has not a mark for each use."""
+    """The rows by setting; ``ValueError`` for a row without a mark for each use."""
     header, *rows = [line.split() for line in table.splitlines() if line]
     found = {}
     for name, role, *marks in rows:

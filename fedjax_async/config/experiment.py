@@ -109,9 +109,9 @@ class Experiment(NamedTuple):
 
     def run(self, **options: Any) -> EngineOutcome:
         """Run it on the engine of its settings; ``options``: those of ``run_waves`` or ``run_reference``."""
-        per_client, engine = self.settings.per_client, ENGINES[self.settings.engine]
-        own = {"per_client": per_client, "probes": self.probes, "measures": self.measures}
-        return engine(self.components, self.schedule, self.params, self.key, self.points, **own, **options)
+        engine: Callable[..., EngineOutcome] = ENGINES[self.settings.engine]
+        given = {"per_client": self.settings.per_client, "probes": self.probes, "measures": self.measures, **options}
+        return engine(self.components, self.schedule, self.params, self.key, self.points, **given)
 
     def recorded(self, outcome: EngineOutcome) -> Run:
         """The tables of the run from what the engine returned."""
@@ -119,8 +119,8 @@ class Experiment(NamedTuple):
         options["gradients"] = gradients_of(self.components, self.schedule)
         return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
 
-    def kind(self) -> tuple[Any, ...]:
-        """What is equal for two runs that share compiled programs, beside what ``sweeping`` compares for both kinds."""
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
         d = self.components.data
         held_back = d.validation_size is not None and bool(np.any(d.validation_size))
         data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)

@@ -77,10 +77,11 @@ class PeerExperiment(NamedTuple):
 
     def run(self, **options: Any) -> PeerOutcome:
         """Run it on the engine of its settings; ``options``: those of the engine."""
-        name, own = self.settings.engine, {"global_tests": self.global_tests}
-        own |= {"probes": self.probes} if name == "waves" else {}
-        times = self.points.time
-        return PEER_ENGINES[name](self.components, self.schedule, self.params, self.key, times, **own, **options)
+        name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
+        if name == "waves":
+            given["probes"] = self.probes
+        engine: Callable[..., PeerOutcome] = PEER_ENGINES[name]
+        return engine(self.components, self.schedule, self.params, self.key, self.points.time, **given)
 
     def recorded(self, outcome: PeerOutcome) -> Run:
         """The tables of the run from what the engine returned."""
@@ -88,8 +89,8 @@ class PeerExperiment(NamedTuple):
         data = self.components.data
         return record_peers(self.described, self.schedule, self.points, outcome, self.planned, data, work)
 
-    def kind(self) -> tuple[Any, ...]:
-        """What is equal for two runs that share compiled programs, beside what ``sweeping`` compares for both kinds."""
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
         data = self.components.data
         return self.components.peer, self.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
 

@@ -303,7 +303,7 @@ OPTIONAL = (
 )  # fmt: skip
 
 
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _shared(e: Prepared) -> tuple[Any, ...]:
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
-    return e.kind(), p.client, p.model, names, shapes, options
+    return e.shared(), p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -235,7 +235,7 @@ def _in_lanes(e: Prepared, lanes: int) -> Prepared:
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
-    """What a run reports to that is one of several, after ``before`` updates of others."""
+    """The progress callback of one of several runs, which comes after ``before`` updates of others."""
 
     def report(done: int, of: int, **status: float) -> None:
         del of

@@ -1,8 +1,8 @@
 """Callbacks at evaluations: functions of your own, streams, the best model; for runs, comparisons and sweeps alike.
 
 A callback changes no number of a run. One that returns ``Stop(why)`` ends the run at the evaluation that it got: the
-results are those of the whole run up to there. Early stopping by ``stop_at`` and ``patience`` are settings, since they
-decide what a run is; callbacks are not, so a finished run is read again whatever its callbacks were, unless one of them
+results are those of the whole run up to there. ``stop_at`` and ``patience`` are settings, since they decide
+what a run is. Callbacks are no settings: a finished run is read again whatever its callbacks were, unless one of them
 stopped it or would stop it now.
 """
 

@@ -152,7 +152,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether the folder is missing, or holds only what a process leaves that was killed before its first file."""
+    """Whether the folder is missing, or holds only the leftovers of a process that was killed before its first file."""
     if not folder.exists():
         return True
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]

@@ -107,7 +107,7 @@ def plan_sweep(
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
-    results bit for bit. A stack of which only some runs are saved is trained as a whole. ``progress``: as in
+    results bit for bit. If only some runs of a stack are saved, the whole stack is trained again. ``progress``: as in
     :func:`sweep`.
 
     Raises: ``ValueError`` if the settings of any run cannot be used.
@@ -211,7 +211,7 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
 
 
 def begin_streams(folder: Path, work: Work) -> None:
-    """Remove what other runs streamed into the folders of this sweep's; stream the finished runs that were not.
+    """Remove what other runs streamed into the folders of this sweep; stream finished runs that were not streamed yet.
 
     Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
     """
