@@ -1,11 +1,11 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
-resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
+resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
 
 Order of reading: ``settings.py`` with ``concerns.py`` (the table that says whom each setting concerns),
-``experiment.py``, ``budget.py``, ``simulation.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
+``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
 as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
 training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as
 ``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (what a sweep varies a setting for) and
@@ -22,6 +22,7 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     from fedjax_async.config.descent import Tuned, tune
     from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
+    from fedjax_async.config.execution import execute
     from fedjax_async.config.experiment import ENGINES, Experiment, Prepared, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fedjax_async.config.peers import PeerExperiment
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import execute
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -79,7 +79,7 @@ __getattr__, __dir__ = lazy.attach(
         "Point": "grid",
         "Prepared": "experiment",
         "Settings": "settings",
-        "execute": "simulation",
+        "execute": "execution",
         "execute_group": "sweeping",
         "expand": "grid",
         "method": "methods",

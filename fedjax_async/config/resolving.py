@@ -1,9 +1,12 @@
-"""What runs with and without a server share of turning settings into objects: derived defaults, delays, evaluations."""
+"""From what a call gives to complete settings, for runs with and without a server: keywords, objects, derived defaults.
+
+The file ends with the parts that both kinds of runs make of them: model, delay model, evaluations.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -22,12 +25,12 @@ from fedjax_async.config.methods import (
     preset_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.problem import check_model, comes_by_clients, initial, model_of, with_owners
-from fedjax_async.config.settings import DEFAULTS, Settings, given_in, moments
+from fedjax_async.config.problem import check_count, check_model, comes_by_clients, initial, model_of, with_owners
+from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in, moments
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
-from fedjax_async.types import FederatedData, Model, Params
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 TEST_FRACTION = 0.2  # of each node's examples, without a server
 
@@ -46,6 +49,27 @@ def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Set
     check.require(data is None or isinstance(data, kinds), "data", f"a {type(data).__name__}", allowed)
     given = {name: thing for name, thing in {**objects, "dataset": data}.items() if thing is not None}
     return dataclasses.replace(settings, **given) if given else settings
+
+
+def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
+    check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
+    for name in changes:
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
+    base = fields_of(settings) if settings is not None else {}
+    fields = {name: value for name, value in changes.items() if name != "data"}
+    client = changes.get("client")
+    if isinstance(client.thing if isinstance(client, own.Named) else client, ClientAlgorithm):
+        concerns.refuse("own_client", fields)
+    if isinstance(data := changes.get("data"), str) and not isinstance(data, own.Named):
+        raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
+    if data is not None and "dataset" in fields:
+        raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
+    given = data.thing if isinstance(data, own.Named) else data
+    if isinstance(given, FederatedData) and "clients" in fields:
+        check_count(fields["clients"], given)
+    return with_objects(Settings(**(base | fields)), data=data)
 
 
 def resolved(settings: Settings) -> Settings:

@@ -13,10 +13,10 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.config import concerns, own
+from fedjax_async.config.execution import execute
 from fedjax_async.config.experiment import Experiment, Prepared, prepare
 from fedjax_async.config.peers import PeerExperiment
 from fedjax_async.config.settings import Settings, given_in
-from fedjax_async.config.simulation import execute
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound, facts_of, shapes_of_server

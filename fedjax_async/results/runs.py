@@ -17,9 +17,8 @@ from fedjax_async import check, disk, notices, registry
 from fedjax_async.config import Prepared, Settings, execute, own, plugins, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
-from fedjax_async.config.resolving import settings_in_comparison
+from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict, from_dict, require_named
-from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking

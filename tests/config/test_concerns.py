@@ -14,10 +14,9 @@ from fedjax_async.config.clients import client_of
 from fedjax_async.config.concerns import CONCERNS, HINTS, REFUSALS, without_effect
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.problem import data_of
-from fedjax_async.config.resolving import resolved
+from fedjax_async.config.resolving import resolved, settings_from
 from fedjax_async.config.roles import ROLES
 from fedjax_async.config.settings import DEFAULTS, given_in
-from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.results.explaining import _plain
 from fedjax_async.types import ClientAlgorithm

@@ -1,25 +1,19 @@
-"""Run a prepared experiment on an engine, and the settings that ``simulate`` takes."""
+"""``execute``: run a prepared experiment on the engine that its settings name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from fedjax_async import check, registry
-from fedjax_async.config import concerns
+from fedjax_async import check
 from fedjax_async.config.experiment import Prepared
-from fedjax_async.config.own import Named
-from fedjax_async.config.problem import check_count
-from fedjax_async.config.resolving import with_objects
-from fedjax_async.config.settings import SYNONYMS, Settings, fields_of
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.record import Progress
-from fedjax_async.types import ClientAlgorithm, FederatedData, Run
+from fedjax_async.types import Run
 
 
 @naming_remedies()
@@ -54,24 +48,3 @@ def _keeper(e: Prepared, folder: Path | None) -> Keeper:
         raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
     check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
     return Keeper(folder, s.checkpoint, {"settings": e.described})
-
-
-def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
-    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
-    allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
-    check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
-    for name in changes:
-        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
-    base = fields_of(settings) if settings is not None else {}
-    fields = {name: value for name, value in changes.items() if name != "data"}
-    client = changes.get("client")
-    if isinstance(client.thing if isinstance(client, Named) else client, ClientAlgorithm):
-        concerns.refuse("own_client", fields)
-    if isinstance(data := changes.get("data"), str) and not isinstance(data, Named):
-        raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
-    if data is not None and "dataset" in fields:
-        raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
-    given = data.thing if isinstance(data, Named) else data
-    if isinstance(given, FederatedData) and "clients" in fields:
-        check_count(fields["clients"], given)
-    return with_objects(Settings(**(base | fields)), data=data)
