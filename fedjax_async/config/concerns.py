@@ -7,12 +7,13 @@ A setting that a run would not read must be refused, or its user believes that i
 - ``reference``: ``engine="reference"``, one event at a time;
 - ``sweep``: one run of a sweep, which gives all its runs together what is marked ``-``;
 - ``trajectory``: a run as a differentiable function (``config.trajectory``);
-- ``explain``: the run that ``results.explain`` trains once more, without what is marked ``-``;
+- ``explain``: a saved run that ``results.explain`` trains once more, without what is marked ``-``;
 - ``own_client``: local training by a ``ClientAlgorithm`` of the user's own;
 - ``dealt``: data that are dealt to clients already (``FederatedData``).
 
-``x``: the setting has an effect there. ``-``: it has none, and is refused if it is given. ``role`` is what a sweep
-varies the setting for, unless another role is given (``config/roles.py``).
+``x``: the setting has an effect there. ``-``: it has none, and is refused if it is given (``explain`` and comparisons
+of runs with and without a server leave it out instead). ``role`` is what a sweep varies the setting for, unless another
+role is given (``config/roles.py``).
 """
 
 from __future__ import annotations
@@ -99,7 +100,6 @@ REFUSALS: Mapping[Use, str] = {
     "reference": " with engine = 'reference', which trains one job at a time",
     "sweep": " of the runs of a sweep, which sees to it as a whole",
     "trajectory": ": a trajectory trains one job at a time and has losses and accuracies only",
-    "explain": ": it does not change the run",
     "own_client": ": the client algorithm (client) does not take it",
     "dealt": " with data of your own",
 }

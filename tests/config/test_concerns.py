@@ -55,7 +55,7 @@ REFUSED = [(use, name) for use in USES for name in without_effect(use)]
 def test_the_table_has_a_row_for_every_setting_and_no_other_in_the_same_order():
     assert list(CONCERNS) == [field.name for field in dataclasses.fields(Settings)]
     assert {concern.role for concern in CONCERNS.values()} == set(ROLES)
-    assert set(REFUSALS) == set(USES) | {"explain"}
+    assert set(REFUSALS) == set(USES)
     assert all(name in without_effect(use) for name, use in HINTS), "a hint for what is never refused"
 
 
