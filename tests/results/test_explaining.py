@@ -39,7 +39,7 @@ def test_a_run_in_memory_telescopes_to_the_change_of_its_loss():
     said = []
     run = simulate(**BASE, method="fedasync")
     found = explain(run, examples=100, say=said.append)
-    assert said == ["run: has no steps of its server; training it once more with a probe"]
+    assert said == ["run: does not keep the models between its arrivals; training it once more with a probe"]
     assert found.part == "validation" and sum(found.class_sizes) == 100 and found.drift < 1e-6
     a = found.arrivals
     data = prepare(Settings(**BASE)).components.data
