@@ -34,6 +34,7 @@ Loss = Callable[[Params], Array]
 
 
 ROUNDING = 2.0  # J(V^k) is taken to be wrong by so many times k eps ||J(V^k)||; orthogonal maps reach half of it
+MOST_DENSE = 2**14  # floats of a point whose Jacobian is made: 1 GiB in float32
 
 
 class CurlEstimate(NamedTuple):
@@ -239,7 +240,7 @@ def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -
 def flattened(x: Params) -> tuple[Array, Callable[[Array], Params]]:
     """``ravel_pytree(x)``. ``ValueError`` for leaves that are no floats or of several dtypes, and without any float."""
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(x)}
-    floats = len(dtypes) == 1 and jnp.issubdtype(*dtypes, jnp.floating)
+    floats = len(dtypes) == 1 and jnp.issubdtype(next(iter(dtypes)), jnp.floating)
     check.require(floats, "x", _form(x), "floats of one dtype, such as float32; close over other values")
     flat, unravel = ravel_pytree(x)
     check.require(flat.size > 0, "x", _form(x), "at least one float")
@@ -253,6 +254,8 @@ def _form(x: Params) -> Any:
 
 def _jacobian(field: Field, x: Params) -> Array:
     flat, unravel = flattened(x)
+    allowed = f"at most {MOST_DENSE} for a matrix of D x D; estimate_antisymmetry and estimate_curl do without"
+    check.require(flat.size <= MOST_DENSE, "D", flat.size, allowed)
     return jax.jacfwd(_flat(field, unravel))(flat)
 
 
@@ -264,8 +267,9 @@ def _flat(field: Field, unravel: Callable[[Array], Params]) -> Callable[[Array],
 
 def _directions(key: Key, flat: Array, pairs: int) -> Array:
     """Orthogonal random directions of length sqrt(D); float[P, D], P = pairs or D if that is less."""
-    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), flat.dtype))
-    return flat.size**0.5 * basis.T
+    wide = flat.dtype if flat.dtype.itemsize >= 4 else jnp.float32  # half precision has no decomposition
+    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), wide))
+    return flat.size**0.5 * basis.T.astype(flat.dtype)
 
 
 def _derivatives(field: Field, flat: Array, unravel: Callable[[Array], Params]) -> tuple[Field, Field]:

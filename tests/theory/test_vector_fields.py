@@ -194,7 +194,7 @@ def turn(angle, dtype):
 def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(dtype):
     """I - V^k is then rounding, and rounding over rounding is no antisymmetry; one step earlier it is as it must be."""
     points = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), dtype)
-    fields = [(turn(2 * np.pi / n, dtype), n) for n in (2, 3, 12, 100)]
+    fields = [(turn(2 * np.pi / n, dtype), n) for n in (2, 12)]
     for field, k in (*fields, (EXAMPLES["rotation_3"].field, 6)):
 
         def both(points, field=field, k=k):
@@ -278,11 +278,13 @@ def test_points_are_trees_of_floats():
 
     assert antisymmetry(field, 2, {"w": jnp.ones((2, 0)), "b": (jnp.float64(1), jnp.ones(2))}) == 0
     assert antisymmetry(jnp.sin, 3, jnp.float64(1)) == curl(jnp.sin, 1.0) == 0
-    for x in ({"w": jnp.ones(2), "n": 3}, {"w": jnp.ones(2), "v": jnp.ones(2, jnp.float32)}, {}, jnp.ones(2) * 1j):
+    for x in ({"w": jnp.ones(2), "n": 3}, {"w": jnp.ones(2), "v": jnp.ones(2, jnp.float32)}, {}, jnp.ones(2, complex)):
         with pytest.raises(ValueError, match=r"^x = .*: must be floats of one dtype"):
             antisymmetry(field, 1, x)
     with pytest.raises(ValueError, match=r"^x = 'float64\[0\]': must be at least one float"):
         estimate_antisymmetry(jax.random.key(0), field, 1, jnp.ones(0))
+    with pytest.raises(ValueError, match=r"^D = 16385: must be at most 16384 for a matrix"):
+        antisymmetry(field, 1, jnp.ones(16385))
     for points in (jnp.ones((0, 2)), {"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, jnp.float64(1)):
         with pytest.raises(ValueError, match=r"^points = .*: must be leaves \[P, ...\]"):
             is_k_conservative(field, 1, points)
