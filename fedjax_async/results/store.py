@@ -201,7 +201,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             return manifest
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
-        found = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        below = next((path.parent for path in sorted(folder.glob(f"*/**/{MANIFEST}"))), None)
+        missing = f"it has no {MANIFEST}" + ("" if below is None else f" itself: its runs are in it, such as {below}")
+        found = missing if folder.is_dir() else "there is no such folder"
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
