@@ -59,7 +59,10 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     one = folder / "shared"
     assert cli.main(("explain", str(one), "--quiet", "--examples", "50")) == 0
     printed = capsys.readouterr().out
-    assert "training it once more with a probe" in printed and "6 of 8 arrivals moved the model and changed it by" in printed
+    assert (
+        "training it once more with a probe" in printed
+        and "6 of 8 arrivals moved the model and changed it by" in printed
+    )
     names = {f"{name}.{ending}" for name in ("clients", "staleness", "classes") for ending in ("csv", "md")}
     assert {path.name for path in (one / "explain").iterdir()} == names | {
         "arrivals.csv", "explained.json", "swings.png"
