@@ -18,6 +18,7 @@ from fedjax_async.data.archive import read_files
 from fedjax_async.data.arrays import Arrays, array_hash, check_cache, file_hash, read_cache, write_cache
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.federated import Dataset, Federation
+from fedjax_async.data.formats import FORMATS
 from fedjax_async.data.memmap import folder
 from fedjax_async.data.population import population
 from fedjax_async.data.problems import quadratic, synthetic
@@ -237,6 +238,7 @@ DATASETS: dict[str, Callable[..., Dataset | Federation]] = {
     "population": population,
     "folder": folder,
     "tfds": load_tfds,
+    **FORMATS,
 }
 
 
@@ -296,6 +298,7 @@ def list_datasets(data_dir: str | os.PathLike[str] | None = None) -> list[Listed
         "folder": ("any", "in its folder", "data.write_folder", "each its own"),
         "tfds": ("any", "not available offline", "TensorFlow Datasets", "each its own"),
     }
+    facts |= dict.fromkeys(FORMATS, ("any", "in its files", "your files", "each its own"))
     for name, published in SOURCES.items():
         state = "ready" if _is_here(name, home) else "to fetch"
         size = " + ".join(f"{n:,}" for n in published.examples)

@@ -51,6 +51,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "char_gru": char_gru,
     "char_transformer": char_transformer,
 }
+OF_TEXT = ("char_gru", "char_transformer")  # inputs are codes of characters, outputs a row for each of them
 NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched before
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "MODELS",
     "NEED_WEIGHTS",
     "NORMS",
+    "OF_TEXT",
     "PADDING",
     "STATISTICS",
     "BatchNorm",
@@ -67,6 +69,8 @@ __all__ = [
     "GroupNorm",
     "Metric",
     "avg_pool",
+    "char_gru",
+    "char_transformer",
     "cross_entropy",
     "decoded",
     "default_lowering",

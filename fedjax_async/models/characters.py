@@ -81,6 +81,18 @@ class Recurrent(nn.Module):
         return nn.Dense(self.num_classes, name="output")(at_the_end(x, codes) if self.last else x)
 
 
+class Norm(nn.Module):
+    """Layer normalisation, ``(x - mean) / sqrt(var + 1e-6) * scale + bias`` over the features, in any precision."""
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        ones, zeros = nn.initializers.ones_init(), nn.initializers.zeros_init()
+        scale, bias = (self.param(n, init, x.shape[-1:]) for n, init in (("scale", ones), ("bias", zeros)))
+        centred = x - x.mean(axis=-1, keepdims=True)
+        unit = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + 1e-6)
+        return unit * scale.reshape(1, 1, -1) + bias.reshape(1, 1, -1)
+
+
 class Block(nn.Module):
     """Causal self-attention and a two-layer perceptron, each after a normalisation and added to its input."""
 
@@ -89,14 +101,14 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         count, length, width = x.shape
-        q, k, v = jnp.split(nn.Dense(3 * width, name="attention_input")(nn.LayerNorm(name="norm1")(x)), 3, axis=-1)
+        q, k, v = jnp.split(nn.Dense(3 * width, name="attention_input")(Norm(name="norm1")(x)), 3, axis=-1)
         q, k, v = (part.reshape(count, length, self.heads, -1) for part in (q, k, v))
         scores = jnp.einsum("blhd,bmhd->bhlm", q, k) / jnp.sqrt(jnp.asarray(width // self.heads, x.dtype))
         seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
         weights = jax.nn.softmax(jnp.where(seen, scores, jnp.asarray(-1e9, scores.dtype)), axis=-1)
         mixed = jnp.einsum("bhlm,bmhd->blhd", weights, v).reshape(count, length, width)
         x = x + nn.Dense(width, name="attention_output")(mixed)
-        inner = nn.gelu(nn.Dense(4 * width, name="fc1")(nn.LayerNorm(name="norm2")(x)))
+        inner = jax.nn.gelu(nn.Dense(4 * width, name="fc1")(Norm(name="norm2")(x)))
         return x + nn.Dense(width, name="fc2")(inner)
 
 
@@ -118,7 +130,7 @@ class Transformer(nn.Module):
         x = x + self.param("positions", nn.initializers.normal(0.1), shape)
         for n in range(1, self.layers + 1):
             x = Block(self.heads, name=f"block{n}")(x)
-        x = nn.LayerNorm(name="norm")(x)
+        x = Norm(name="norm")(x)
         return nn.Dense(self.num_classes, name="output")(at_the_end(x, codes) if self.last else x)
 
 
