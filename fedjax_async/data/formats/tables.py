@@ -58,9 +58,8 @@ def arrow() -> Any:
     try:
         return importlib.import_module("pyarrow")
     except ImportError as error:
-        raise ValueError(
-            "pyarrow = not installed: needed for this format; pip install 'fedjax-async[formats]'"
-        ) from error
+        remedy = "pip install 'fedjax-async[formats]'"
+        raise ValueError(f"pyarrow = not installed: needed for this format; {remedy}") from error
 
 
 def require_columns(where: Path, schema: Any, columns: Columns) -> None:

@@ -45,8 +45,8 @@ def from_torch(
     ((6, 2, 2, 1), [4, 2], [0, 1, 2, 0, 1, 2])
     """
     require(isinstance(clients, (list, tuple)), "clients", type_name(clients), "a list of data sets, one a client")
-    tests = isinstance(client_tests, (list, tuple)) or client_tests is None
-    require(tests, "client_tests", type_name(client_tests), "a list of data sets, one a client")
+    allowed = "a list of data sets, one a client"
+    require(isinstance(client_tests or [], (list, tuple)), "client_tests", type_name(client_tests), allowed)
 
     def read(where: str, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         inputs, targets = _columns(where, dataset, (x, y))
@@ -55,12 +55,13 @@ def from_torch(
             inputs = np.moveaxis(inputs, 1, -1)
         return inputs, targets
 
+    tests = None
+    if client_tests is not None:
+        tests = [read(f"client_tests[{i}]", one) for i, one in enumerate(client_tests)]
     return from_arrays(
         [read(f"clients[{i}]", one) for i, one in enumerate(clients)],
         None if test is None else read("test", test),
-        client_tests=None
-        if client_tests is None
-        else [read(f"client_tests[{i}]", d) for i, d in enumerate(client_tests)],
+        client_tests=tests,
         num_classes=num_classes,
         decode=decode,
         name=name,
@@ -89,14 +90,8 @@ def _array(where: str, item: Any, key: Key) -> np.ndarray:
     try:
         value = item[key]
     except (KeyError, IndexError, TypeError):
-        known = (
-            ", ".join(map(str, item))
-            if isinstance(item, Mapping)
-            else f"0 to {len(item) - 1}"
-            if hasattr(item, "__len__")
-            else "none"
-        )
-        raise ValueError(f"{where}: {key!r} is not in it (known: {known})") from None
+        known = list(item) if isinstance(item, Mapping) else list(range(len(item))) if isinstance(item, tuple) else []
+        raise ValueError(f"{where}: {key!r} is not in it (known: {', '.join(map(str, known)) or 'none'})") from None
     if isinstance(value, (int, float, np.generic)) or hasattr(value, "__array_interface__"):
         return np.asarray(value)
     return as_numpy(f"{where}[{key!r}]", value)
