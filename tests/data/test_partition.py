@@ -32,7 +32,7 @@ def deal(spec, labels, num_clients, seed=0):
     labels = np.asarray(labels)
     if spec.endswith("TABLE"):
         classes = max(len(np.unique(labels)), 1)
-        shares = 1 + np.random.default_rng(seed).integers(0, 3, (num_clients, classes))
+        shares = 1 + np.random.default_rng(seed).integers(0, 3, (max(num_clients, 1), classes))
         spec = spec.removesuffix("TABLE") + str(table_file(shares))
     partition = bind("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97)()
     return partition(labels, num_clients, np.random.default_rng(seed))

@@ -117,9 +117,9 @@ def test_the_future_and_padding_change_nothing_and_the_loss_falls(name):
 
     step = jax.jit(lambda p: jax.tree.map(lambda a, g: a - g, p, jax.grad(loss)(p)))
     before = float(loss(params))
-    for _ in range(20):
+    for _ in range(10):
         params = step(params)
-    assert float(loss(params)) < 0.5 * before
+    assert float(loss(params)) < 0.85 * before
 
 
 def test_sizes_of_the_docstrings():
