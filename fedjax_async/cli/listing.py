@@ -19,6 +19,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "availability": ("clock", "AVAILABILITY"),
     "faults": ("clock", "FAULTS"),
     "networks": ("clock", "NETWORKS"),
+    "energy": ("clock", "ENERGY"),
     "partitions": ("data", "PARTITIONERS"),
     "datasets": ("data", "DATASETS"),
     "models": ("models", "MODELS"),
@@ -36,7 +37,7 @@ def entries(kind: str) -> dict[str, Any]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
-    same = ("availability", "faults", "staleness", "sampling", "metrics")
+    same = ("availability", "faults", "energy", "staleness", "sampling", "metrics")
     singular = kind if kind in same else kind.removesuffix("s")
     return registry.entries({"compressors": "compress", "topologies": "topology"}.get(kind, singular), builtin)
 

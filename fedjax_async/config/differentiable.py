@@ -34,6 +34,7 @@ _WITHOUT = (
     "train_loss",
     "train_examples",
     "fine_tune",
+    "energy",
     "stop_at",
     "patience",
     "checkpoint",

@@ -34,7 +34,7 @@ TEST_FRACTION = 0.2  # of each node's examples, without a server
 # Settings that only runs with a server use, and those that only runs without one do.
 OF_SERVERS = (
     "timing", "timeout", "late", "max_staleness", "server_steps", "eval_steps", "feedback", "compress_per",
-    "per_client", "metrics", "train_loss", "train_examples", "fine_tune", "slots",
+    "per_client", "metrics", "train_loss", "train_examples", "fine_tune", "energy", "slots",
 )  # fmt: skip
 OF_PEERS = ("topology", "exchange", "global_tests")
 

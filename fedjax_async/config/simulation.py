@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from fedjax_async import check, registry
+from fedjax_async.clock import energy
 from fedjax_async.config.experiment import Experiment
 from fedjax_async.config.own import Named
 from fedjax_async.config.peers import PeerExperiment
@@ -64,6 +65,8 @@ def recorded(e: Experiment, outcome: EngineOutcome) -> Run:
     """The tables of a run from what an engine returned."""
     options: dict[str, Any] = {"waits": waits_for_close(e.components)}
     options["gradients"] = gradients_of(e.components, e.schedule)
+    if e.settings.energy is not None:
+        options["devices"] = energy.bind(e.settings.energy, e.schedule.num_clients, e.settings.seed)
     return make_run(e.described, e.schedule, e.points, outcome, e.traffic, **options)
 
 

@@ -40,7 +40,16 @@ PARTS = ("validation", "test")
 NO_VALIDATION = "'test', or left out: the run holds no validation examples out (validation_fraction)"
 MOST_CLASSES = 100  # with more, the classes have no columns of their own
 # What a run records or measures besides; none of it changes the run.
-UNMEASURED = ("checkpoint", "metrics", "train_loss", "train_examples", "fine_tune", "per_client", *EVALUATIONS)
+UNMEASURED = (
+    "checkpoint",
+    "metrics",
+    "train_loss",
+    "train_examples",
+    "fine_tune",
+    "energy",
+    "per_client",
+    *EVALUATIONS,
+)
 
 
 class Explanation(NamedTuple):
