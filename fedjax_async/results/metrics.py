@@ -50,7 +50,7 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
 
     ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
-    indices, scales and headers of compressed uploads, as in AsynFLC's Table III; ``energy`` joules, if they are counted.
+    indices, scales and headers of compressed uploads, as in AsynFLC's Table III; ``energy`` joules, if counted.
     """
     require_run(run)
     check.one_of("unit", unit, UNITS)
