@@ -75,7 +75,7 @@ class FederatedData(NamedTuple):
 
     name: str
     x: Any  # [M, ...] raw dtype
-    y: Any  # [M] int32 labels, or [M, ...] float targets
+    y: Any  # [M] int32 labels, [M, L] sequences of labels that end in zeros (padding), or [M, ...] float targets
     order: Any  # int32[M]
     offset: np.ndarray  # int32[N]
     size: np.ndarray  # int32[N]

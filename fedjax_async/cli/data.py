@@ -48,7 +48,11 @@ def import_data(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     require(not out.exists(), "out", str(out), "a folder that does not exist yet")
     found = bind("dataset", DATASETS, arguments.dataset)()
-    if not isinstance(found, FederatedData):
+    if isinstance(found, FederatedData):
+        for name in ("partition", "clients", "test_fraction"):
+            given = getattr(arguments, name)
+            require(given is None, name, given, f"left out: the clients of {found.name} have examples of their own")
+    else:
         owned = getattr(found, "groups", ()) is not None
         require(owned or arguments.partition is not None, "partition", None, "given: the data have no natural owners")
         partition = arguments.partition or "natural"

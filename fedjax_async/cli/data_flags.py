@@ -11,8 +11,9 @@ from fedjax_async.cli.parsing import real, whole
 
 Action = Callable[[argparse.Namespace], None]
 EXPORT = """\
-FedScale's traces are pickles, which this program never reads. Write them as JSON first, where you trust the file:
-  python -c 'import json, pickle; json.dump(pickle.load(open("client_device_capacity", "rb")), open("c.json", "w"))'
+FedScale's traces are pickles, which this program never reads. Where you trust the file, write it as JSON first:
+  python -c 'import json, pickle, sys; t = pickle.load(sys.stdin.buffer); \\
+    print(json.dumps({str(k): v for k, v in t.items()}, default=float))' < client_device_capacity > capacity.json
 """
 
 

@@ -30,7 +30,7 @@ class Dataset(NamedTuple):
 
     name: str
     x: np.ndarray  # [M, ...]
-    y: np.ndarray  # int32[M] labels or float targets
+    y: np.ndarray  # int32[M] labels, int32[M, L] sequences of labels (0: padding), or float targets
     test_x: np.ndarray  # [T, ...]
     test_y: np.ndarray  # [T]
     decode: Callable[[Array], Array] | None = None

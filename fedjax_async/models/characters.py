@@ -26,7 +26,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, codes: Array) -> Array:
-        table = self.param("table", nn.initializers.normal(1.0), (self.vocabulary, self.features))
+        table = self.param("table", nn.initializers.normal(1.0), (self.vocabulary, self.features), jnp.float32)
         return jax.nn.one_hot(codes, self.vocabulary, dtype=table.dtype) @ table
 
 
@@ -48,8 +48,9 @@ class GRU(nn.Module):
         size, count = self.features, x.shape[0]
         inputs = nn.Dense(3 * size, name="input")(x)  # of all steps at once
         square = nn.initializers.orthogonal()
-        kernel = jnp.concatenate([self.param(f"recurrent_{gate}", square, (size, size)) for gate in "rzn"], axis=1)
-        bias = self.param("recurrent_bias", nn.initializers.zeros_init(), (size,)).reshape(1, size)
+        gates = [self.param(f"recurrent_{gate}", square, (size, size), jnp.float32) for gate in "rzn"]
+        kernel = jnp.concatenate(gates, axis=1)
+        bias = self.param("recurrent_bias", nn.initializers.zeros_init(), (size,), jnp.float32).reshape(1, size)
 
         def step(h: Array, given: Array) -> tuple[Array, Array]:
             own = h @ kernel
@@ -87,7 +88,7 @@ class Norm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         ones, zeros = nn.initializers.ones_init(), nn.initializers.zeros_init()
-        scale, bias = (self.param(n, init, x.shape[-1:]) for n, init in (("scale", ones), ("bias", zeros)))
+        scale, bias = (self.param(n, init, x.shape[-1:], jnp.float32) for n, init in (("scale", ones), ("bias", zeros)))
         centred = x - x.mean(axis=-1, keepdims=True)
         unit = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + 1e-6)
         return unit * scale.reshape(1, 1, -1) + bias.reshape(1, 1, -1)
@@ -127,7 +128,7 @@ class Transformer(nn.Module):
         codes = codes.astype(jnp.int32)
         shape = (1, codes.shape[1], self.width)
         x = Embedding(self.vocabulary, self.width, name="embedding")(codes)
-        x = x + self.param("positions", nn.initializers.normal(0.1), shape)
+        x = x + self.param("positions", nn.initializers.normal(0.1), shape, jnp.float32)
         for n in range(1, self.layers + 1):
             x = Block(self.heads, name=f"block{n}")(x)
         x = Norm(name="norm")(x)

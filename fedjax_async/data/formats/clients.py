@@ -70,11 +70,11 @@ def existing(path: Any, field: str = "path") -> Path:
 
 def read_json(path: Path) -> Any:
     """The contents of a JSON file; ``ValueError`` naming it if it is none, is cut short or too large."""
+    size = path.stat().st_size
+    require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a JSON file of at most {LARGEST_TEXT} bytes")
     try:
-        size = path.stat().st_size
-        require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a JSON file of at most {LARGEST_TEXT} bytes")
         return json.loads(path.read_bytes())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"'{path}': must be a JSON file ({type(error).__name__}: {reason})") from error
 
