@@ -153,7 +153,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     part, rows, pool = _rows(data, part)
     chosen = rows if len(rows) <= examples else rows[np.linspace(0, len(rows), examples, endpoint=False).astype(int)]
     x, y = (np.asarray(values[chosen]) for values in pool)
-    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) else None
+    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
     groups = classes if classes is not None and classes <= MOST_CLASSES else None
     schedule, points = planned(resolved)
     facts = facts_of(schedule)

@@ -210,8 +210,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _runs_inside(folder: Path) -> str:
-    """The first runs of a comparison or sweep in ``folder``, for a message; empty if there are none."""
-    found = sorted(path.parent for depth in ("*", "*/*") for path in folder.glob(f"runs/{depth}/{MANIFEST}"))
+    """The first runs below ``folder``, as a comparison or sweep keeps them, for a message; empty if there are none."""
+    found = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 
