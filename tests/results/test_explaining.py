@@ -86,7 +86,7 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     [
         ("peers", {}, "run .*peers = 'independent': must be one with a server"),
         ("missing", {}, "there is no such folder"),
-        (".", {}, r"has no manifest.json itself: its runs are in it, such as .*peers"),
+        (".", {}, r"has no manifest.json; the runs in it are .*peers"),
         ("shared", {"part": "train"}, "part = 'train': must be one of validation, test"),
         ("shared", {"examples": 0}, "examples = 0"),
     ],
