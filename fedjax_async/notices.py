@@ -1,6 +1,6 @@
 """What a user should know of a finished run: unused uploads, no upload accepted, a correction that never switched.
 
-Said as Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
+They are Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
 this file when it starts.
 """
 

@@ -31,11 +31,14 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | ``fedavg_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |
 | ``fedavgm_distance_bound`` | distance to x_s* | quadratic clients | alpha*, beta, k, distance |
 
+Bounds refuse learning rates that their theorems do not admit, and name the largest. ``beyond=True`` computes the
+formula for them, too, without a claim.
+
 Estimates are local, at the points where one looks; the suprema of the theorems are at least as large. So a bound with
 estimated constants is no guarantee.
 
 - L, beta: :func:`smoothness`, :func:`smoothness_between`. sigma: :func:`gradient_variance`. sigma_g, zeta:
-  :func:`heterogeneity`; G: the largest norm of :func:`client_gradients`.
+  :func:`heterogeneity`; G: the largest norm of :func:`client_gradients` (fields ``squared_gradient`` take G^2).
 - Delays, staleness S, participation: ``clock.delay_statistics`` and ``Run.updates``, exactly, before training.
 - Q, D: :func:`curve_probe`. gamma and eps_c: the compressor's and the centroids' own errors.
 - k-conservatism: :func:`training_curl` and :func:`curl_probe`, 0 where it holds. The distance to x_s*:
@@ -57,6 +60,7 @@ from fedjax_async.theory.asyncmanifold_rate import (
     ManifoldBound,
     ManifoldConstants,
     fedasync_bound,
+    largest_lr_manifold,
     manifold_bound,
     manifold_rate,
     quality_term,
@@ -227,6 +231,7 @@ __all__ = [
     "largest_lr_asynflc",
     "largest_lr_asynflc_ef",
     "largest_lr_fedbuff",
+    "largest_lr_manifold",
     "largest_lr_pushcen",
     "learned_control_point",
     "local_displacement",

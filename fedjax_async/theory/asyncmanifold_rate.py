@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 from fedjax_async import check
+from fedjax_async.theory.rates import require_admissible
 
 
 class ManifoldConstants(NamedTuple):
@@ -109,12 +110,17 @@ def quality_term(c: ManifoldConstants) -> Any:
     return (1 - c.quality) * (over * c.lowest + (1 - over) * c.highest)
 
 
-def manifold_bound(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:
+def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyond: bool = False) -> ManifoldBound:
     """Eq. 69; derived again, or ``printed`` with the constant 1 in place of each O.
 
-    Raises: ``ValueError`` naming the first constant that is out of range, of arrays the place too.
+    ``beyond``: compute it for learning rates above :func:`largest_lr_manifold`, too, where it claims nothing.
+
+    Raises: ``ValueError`` naming the first constant that is out of range, of arrays the place too, or eta_l and the
+    largest that is admissible.
     """
     c = _checked(constants)
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_manifold(c), "eq. 63")
     optimisation, step, of_clients, of_prox = (1, 1, 1, 1) if printed else (2, 5, 40, 5)
     noisy = 4 * c.gradient**2 + c.variance
     of_penalty = c.gradient**2 if printed else noisy
@@ -129,6 +135,13 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False) -> Ma
         (c.local_steps * c.lr) ** 2 * drift,
         c.lr**2 * bent,
     )
+
+
+def largest_lr_manifold(constants: ManifoldConstants) -> Any:
+    """Largest eta_l of eq. 63, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
+    c = _checked(constants._replace(lr=1.0))
+    with np.errstate(divide="ignore"):
+        return np.divide(1.0, c.mu * c.proximal_smoothness * c.local_steps)
 
 
 def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:
