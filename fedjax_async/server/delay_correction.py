@@ -37,8 +37,10 @@ def delay_corrected(correction: Correction | Callable[[Facts], Correction], fact
     The weight is 1. It is 0, which rejects the arrival, if the corrected delta or the new state of the correction is
     not finite: DC-ASGD squares the delta, so it may overflow although the delta is finite.
 
-    >>> from fedjax_async.geometry import orthocorrect
+    >>> from fedjax_async.geometry import orthocorrect, orthodyn
     >>> server = rule(delay_corrected(orthocorrect(alpha=0.5)), optimizer=optax.sgd(1.0))
+    >>> own_switch = orthodyn(switch=lambda trend: trend.arrivals > 100)
+    >>> server = rule(delay_corrected(own_switch), optimizer=optax.sgd(1.0))
 
     ``correction`` may be a function of the facts of the run, which the engine passes through ``given``.
     """

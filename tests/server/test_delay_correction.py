@@ -244,7 +244,7 @@ def test_without_the_facts_of_a_run_a_share_never_passes():
 @pytest.mark.parametrize(("switch", "fractions"), [("norm", (0.5, 0.25)), ("share", (0.5, 0.75))])
 def test_the_second_fraction_has_a_default(switch, fractions):
     uploads = [u._replace(delta=u.delta * 0.9**i) for i, u in enumerate(random_uploads(8))]
-    options = {"switch": switch, "phases": "orthograd+asgd+orthopos", "decay": 0.5}
+    options = {"switch": switch, "phases": "orthograd+asgd+orthopos", "decay": 0.5, "server_lr": 0.3}
     with jax.enable_x64(True):
         have = end(orthodyn, uploads, **options)
         first, second = fractions
