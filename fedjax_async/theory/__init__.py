@@ -13,7 +13,7 @@ finds this point and its distance to the minimiser. ``training_field.py`` measur
 local training, at a model and as a probe along a run.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
-learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
+learns a curve of low loss between two of them. ``asyncmanifold_rate.py`` has AsyncManifold's bound and rate,
 ``curve_quality.py`` estimates its constants along a run. ``pushcen_rate.py`` has PushCen-ADFL's bound.
 
 The bounds, all for smooth losses. A run or :func:`estimate` measures the constants, except those marked with a star:
@@ -56,6 +56,15 @@ from fedjax_async.theory.asynchronous_rates import (
     fedbuff_bound,
     largest_lr_fedbuff,
 )
+from fedjax_async.theory.asyncmanifold_rate import (
+    ManifoldBound,
+    ManifoldConstants,
+    fedasync_bound,
+    largest_lr_manifold,
+    manifold_bound,
+    manifold_rate,
+    quality_term,
+)
 from fedjax_async.theory.closed_forms import (
     ClosedForm,
     affine_iterate,
@@ -93,15 +102,6 @@ from fedjax_async.theory.field_rates import (
 )
 from fedjax_async.theory.fixed_points import Found, fixed_point, fixed_point_shift, minimiser
 from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
-from fedjax_async.theory.manifold_rate import (
-    ManifoldBound,
-    ManifoldConstants,
-    fedasync_bound,
-    largest_lr_manifold,
-    manifold_bound,
-    manifold_rate,
-    quality_term,
-)
 from fedjax_async.theory.orders import (
     LearningRates,
     corollary_1,

@@ -59,7 +59,10 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     one = folder / "shared"
     assert cli.main(("explain", str(one), "--quiet", "--examples", "50")) == 0
     printed = capsys.readouterr().out
-    assert "training it once more with a probe" in printed and "6 of 8 arrivals moved the model and changed it by" in printed
+    assert (
+        "training it once more with a probe" in printed
+        and "6 of 8 arrivals moved the model and changed it by" in printed
+    )
     names = {f"{name}.{ending}" for name in ("clients", "staleness", "classes") for ending in ("csv", "md")}
     assert {path.name for path in (one / "explain").iterdir()} == names | {
         "arrivals.csv", "explained.json", "swings.png"
@@ -83,7 +86,7 @@ def test_a_folder_gets_tables_and_a_picture_and_is_read_the_next_time(folder, ca
     [
         ("peers", {}, "run .*peers = 'independent': must be one with a server"),
         ("missing", {}, "there is no such folder"),
-        (".", {}, r"has no manifest.json itself: its runs are in it, such as .*peers"),
+        (".", {}, r"has no manifest.json; the runs in it are .*peers"),
         ("shared", {"part": "train"}, "part = 'train': must be one of validation, test"),
         ("shared", {"examples": 0}, "examples = 0"),
     ],

@@ -176,3 +176,33 @@ def test_constants_out_of_range_are_named(field):
         manifold_bound(SOME._replace(**{field: -1.0}))
     with pytest.raises(ValueError, match="mu = 0"):
         manifold_rate(SOME._replace(mu=0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": np.array([10.0, 0.0])}, r"steps\[1\] = 0\.0: must be a finite number > 0"),
+        ({"gradient": jnp.array([[1.0], [-2.0]])}, r"gradient\[1, 0\] = -2\.0: must be a finite number >= 0"),
+        ({"first": np.array([3.0, np.nan])}, r"first\[1\] = nan: must be a finite number$"),
+        ({"quality": np.float64(0.0)}, r"quality = 0\.0: must be a finite number > 0"),
+        ({"lr": "0.1"}, r"lr = '0\.1': must be a finite number > 0"),
+        ({"lowest": 4.0}, r"lowest = 4\.0: must be at most highest, 3\.5"),
+        ({"steps": np.ones(2), "lr": np.ones(3)}, r"shapes = \{'steps': \(2,\), 'lr': \(3,\)\}: must be such that"),
+    ],
+)
+def test_arrays_are_checked_number_by_number(change, message):
+    for bound in (manifold_bound, manifold_rate, fedasync_bound):
+        if bound is manifold_bound or not {"lr", "quality"} & change.keys():  # which the others set
+            with pytest.raises(ValueError, match=message):
+                bound(SOME._replace(**change))
+
+
+def test_constants_may_be_arrays_and_tracers():
+    steps = np.array([10.0, 100.0])
+    at_once, traced = (
+        manifold_bound(SOME._replace(steps=steps)),
+        jax.jit(lambda t: manifold_bound(SOME._replace(steps=t)).total),
+    )
+    for k, t in enumerate(steps):
+        one = manifold_bound(SOME._replace(steps=t)).total
+        assert at_once.total[k] == pytest.approx(one) and float(traced(t)) == pytest.approx(one, rel=1e-5)
