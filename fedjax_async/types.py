@@ -232,7 +232,11 @@ class Parts(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing."""
+    """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing.
+
+    ``function.needs``, optional: names of the parts without which it says nothing, ``("test",)``; a run whose clients
+    have no such part is then refused.
+    """
 
     function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
     every: int = 1  # at every ``every``-th arrival, beginning with the first

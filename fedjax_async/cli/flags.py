@@ -254,8 +254,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
-        help="train in jobs of a scheduler: slurm or local, with options partition=, time= "
-        "(minutes), memory= (GB), cpus=, gpus=, account=, qos=, constraint=, at_once=",
+        help="train in jobs of a scheduler: slurm or local, with options partition=, time= (minutes), memory= (GB), "
+        "cpus=, gpus=, account=, qos=, constraint=, at_once=; ray, with cpus=, gpus=, memory=, retries=; or array, "
+        "which numbers the jobs for the command `job`",
     )
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
@@ -298,6 +299,9 @@ def _add_runs(command: Command) -> None:
     _add_outputs(compare, "runs/compare")
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
+    job = command("job", "train one job of a sweep that was submitted as an array", _later("sweep", "job"))
+    job.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the sweep, or a copy of it")
+    job.add_argument("index", type=whole, metavar="N", help="the number of the job, from 0")
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(

@@ -12,6 +12,7 @@ from fedjax_async.clock import at_or_before, cut, fault_counts, used_arrivals, w
 from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
+from fedjax_async.geometry import PHASE_COLUMN
 from fedjax_async.types import Params, Run, Schedule
 
 # Of the clock's counts, those that every run reports.
@@ -137,9 +138,16 @@ def make_run(
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
         "trained_in_vain": _followed(schedule, outcome.in_vain),
         **{name: faults[name] for name in FAULTS},
+        **_phase_changes(records),
         **outcome.counters,
     }
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
+
+
+def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """How often a delay correction with phases (OrthoDyn) went on to a later one; nothing for other rules."""
+    phase = records.get(PHASE_COLUMN)
+    return {} if phase is None else {"phase_changes": int(np.count_nonzero(np.diff(phase, prepend=0)))}
 
 
 def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:

@@ -115,7 +115,7 @@ def explain(
     if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
         say(f"{out}: has the arrivals of this run, which were read")
         return kept
-    say(f"{where}: has no steps of its server; training it once more with a probe")
+    say(f"{where}: does not keep the models between its arrivals; training it once more with a probe")
     if folder is not None:
         load_plugins(folder)
     settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
