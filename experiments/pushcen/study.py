@@ -86,6 +86,11 @@ TASKS: dict[str, Task] = {
         {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
         {"dataset": "cifar10_fifth", "clients": 20, "time": 10.0},
     ),
+    "cifar10_60s": Task(
+        "CIFAR-10, LeNet",
+        {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
+        {"dataset": "cifar10_fifth", "clients": 20},
+    ),
     "cifar100": Task(
         "CIFAR-100, ResNet-18",
         {**_COMMON, "dataset": "cifar100", "model": "resnet18:variant=full,norm=local", "clients": 50},
