@@ -12,7 +12,8 @@ then becomes a grouped convolution, slow on a CPU, while the others become batch
   of ``im2col`` at a third of its memory traffic. See ``tiles.py``.
 * ``winograd``  Winograd's algorithm on tiles of 4 x 4 outputs: a quarter of ``im2col``'s multiplications and 2.25
   copies of the input instead of 9. 3 x 3 kernels at stride 1 in float32 or float64; any other is ``im2col``.
-* ``winograd_small``  the same on tiles of 2 x 2 outputs, for images of a few pixels. See ``winograd.py``.
+* ``winograd_small``  the same on tiles of 2 x 2 outputs: for 3 x 3 kernels on images of a few pixels, and for 5 x 5
+  kernels, with 36 of 100 multiplications. See ``winograd.py``.
 
 Grouped convolutions: ``lax`` for any number of groups, ``taps`` for depthwise ones, which is the sum over all kernel
 positions of the shifted input times one number a channel. Its backward pass took the same time written by hand,
@@ -96,9 +97,9 @@ def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arra
 
 def winograd_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, tile: int = 4) -> Array:
     """Winograd's algorithm on tiles of ``tile x tile`` outputs where it applies, else ``im2col``."""
-    if not fits(x, kernel, strides):
+    if not fits(tile, x, kernel, strides):
         return im2col_conv(x, kernel, strides, padding)
-    return winograd_product(grid_of(tile, (x.shape[1], x.shape[2]), padding), x, kernel)
+    return winograd_product(grid_of(tile, kernel.shape[0], (x.shape[1], x.shape[2]), padding), x, kernel)
 
 
 def depthwise_taps(x: Array, kernel: Array, strides: Pair, padding: Padding, groups: int) -> Array:
