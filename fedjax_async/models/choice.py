@@ -28,7 +28,6 @@ import numpy as np
 from fedjax_async import disk, registry
 from fedjax_async.home import default_data_dir
 from fedjax_async.models.lowerings import LOWERINGS
-from fedjax_async.models.winograd import TRANSFORMS
 
 Pair = tuple[int, int]
 AUTO = "auto"
@@ -128,16 +127,16 @@ def candidates(shape: ConvShape, backend: str) -> list[str]:
     """Lowerings worth measuring.
 
     On a CPU not ``lax``, which takes seconds inside a loop; ``banded`` only where its matrix has up to a million
-    entries; Winograd's only at stride 1, for 3 x 3 kernels and, the small tiles, for 5 x 5.
+    entries; Winograd's only at stride 1, for 3 x 3 or, ``winograd_tiled``, 5 x 5 kernels.
     """
     (kh, kw), _, (_, columns), (c_in, c_out) = shape
     names = ["im2col", "tiled"] if backend == "cpu" else ["lax", "im2col", "tiled"]
     if kh * columns**2 * c_in * c_out <= 2**20:
         names.append("banded")
-    if shape.strides == (1, 1):
-        names += [
-            name for name, tile in (("winograd", 4), ("winograd_small", 2)) if (tile, kh) in TRANSFORMS and kh == kw
-        ]
+    if (kh, kw) == (3, 3) and shape.strides == (1, 1):
+        names += ["winograd", "winograd_small"]
+    if (kh, kw) == (5, 5) and shape.strides == (1, 1):
+        names.append("winograd_tiled")
     return names
 
 

@@ -1,13 +1,12 @@
-"""Convolution with 3 x 3 or 5 x 5 kernels at stride 1 by Winograd's minimal filtering, as three matrix products.
+"""Convolution with 3 x 3 kernels at stride 1 by Winograd's minimal filtering, as three matrix products.
 
-A *tile* is ``m x m`` neighbouring outputs, m = 4 or 2, and reads ``n x n`` inputs, ``n = m + r - 1`` for an ``r x r``
-kernel. With ``d`` the patch of a tile, ``g`` a kernel and three constant matrices ``A``, ``B``, ``G`` the outputs are
+A *tile* is ``m x m`` neighbouring outputs, m = 4 or 2, and reads ``n x n`` inputs, ``n = m + 2``.
+With ``d`` the patch of a tile, ``g`` a kernel and three constant matrices ``A``, ``B``, ``G`` the outputs are
 
     Y = A^T [(G g G^T) * (B^T d B)] A            (elementwise product, summed over input channels)
 
-so that a tile takes ``n^2`` multiplications for each pair of channels instead of ``r^2 m^2``: for r = 3 a quarter of
-them with m = 4, four ninths with m = 2; for r = 5 and m = 2 a bit more than a third. Over all tiles, with ``T`` tiles
-in the batch and row-major ``vec``:
+so that a tile takes ``n^2`` multiplications for each pair of channels instead of ``9 m^2``: a quarter of them for
+m = 4, four ninths for m = 2. Over all tiles, with ``T`` tiles in the batch and row-major ``vec``:
 
     V [n^2, T * C_in]   = kron(B^T, B^T) @ patches
     U [n^2, C_in, C_out] = kron(G, G) @ kernel
@@ -17,17 +16,15 @@ in the batch and row-major ``vec``:
 The gradient is the adjoint of each of these steps, written by hand: automatic differentiation would add the patches
 back by ``n^2`` padded arrays. Reverse mode only (reverse over reverse works), as in ``tiles.py``.
 
-Rounding: the entries of the transforms for n = 6 reach 8, so errors are larger than those of other lowerings. Tested in
-float32 with normal inputs and 128 channels: at most 1e-5 of the largest entry for n = 6, 2e-6 for n = 4, outputs and
+Rounding: the entries of the transforms for m = 4 reach 8, so errors are larger than those of other lowerings. Tested in
+float32 with normal inputs and 128 channels: at most 1e-5 of the largest entry for m = 4, 2e-6 for m = 2, outputs and
 both gradients; in float64 within 1e-10 of ``lax``.
 
-Source: Lavin and Gray (2016), Fast algorithms for convolutional neural networks, section 4.1 (m = 2) and 4.3 (m = 4);
-for r = 5 the same points 0, 1, -1, 2, -2 and infinity, whose data transform depends on n alone.
+Source: Lavin and Gray (2016), Fast algorithms for convolutional neural networks, section 4.1 (m = 2) and 4.3 (m = 4).
 """
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 from typing import NamedTuple
 
@@ -43,73 +40,52 @@ Padding = tuple[Pair, Pair]
 
 
 class Transforms(NamedTuple):
-    """The matrices of the one-dimensional algorithm: ``data [n, n]``, ``kernel [n, r]``, ``output [m, n]``."""
+    """The matrices of the one-dimensional algorithm: ``data [n, n]``, ``kernel [n, 3]``, ``output [m, n]``."""
 
     data: np.ndarray
     kernel: np.ndarray
     output: np.ndarray
 
 
-_SIX = np.array([
-    [4, 0, -5, 0, 1, 0],
-    [0, -4, -4, 1, 1, 0],
-    [0, 4, -4, -1, 1, 0],
-    [0, -2, -1, 2, 1, 0],
-    [0, 2, -1, -2, 1, 0],
-    [0, 4, 0, -5, 0, 1],
-])  # fmt: skip
-
-# (m, r) -> the transforms of tiles of m x m outputs and r x r kernels
 TRANSFORMS = {
-    (2, 3): Transforms(
+    2: Transforms(
         np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
         np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2,
         np.array([[1, 1, 1, 0], [0, 1, -1, -1]]),
     ),
-    (4, 3): Transforms(
-        _SIX,
+    4: Transforms(
+        np.array([
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ]),
         np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
         np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]),
-    ),
-    (2, 5): Transforms(
-        _SIX,
-        np.array([
-            [6, 0, 0, 0, 0],
-            [-4, -4, -4, -4, -4],
-            [-4, 4, -4, 4, -4],
-            [1, 2, 4, 8, 16],
-            [1, -2, 4, -8, 16],
-            [0, 0, 0, 0, 24],
-        ]) / 24,
-        np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 1]]),
     ),
 }  # fmt: skip
 
 
 class Grid(NamedTuple):
-    """Sizes of one convolution: tile and kernel side, inputs and outputs (rows, columns), padding before, tiles.
+    """Sizes of one convolution: tile side, inputs and outputs (rows, columns), padding before, tiles along each axis.
 
     The last tiles may reach beyond the outputs; what they compute there is dropped.
     """
 
     tile: int
-    kernel: int
     inputs: Pair
     outputs: Pair
     before: Pair
-    tiles: Pair  # along each axis
-
-    @property
-    def patch(self) -> int:
-        """n, the side of a tile's inputs."""
-        return self.tile + self.kernel - 1
+    tiles: Pair
 
 
-def grid_of(tile: int, kernel: int, inputs: Pair, padding: Padding) -> Grid:
-    """The grid of a convolution of images of this size with ``kernel x kernel`` kernels."""
-    rows, columns = (size + sum(pads) - kernel + 1 for size, pads in zip(inputs, padding))
+def grid_of(tile: int, inputs: Pair, padding: Padding) -> Grid:
+    """The grid of a 3 x 3 convolution of images of this size."""
+    rows, columns = (size + sum(pads) - 2 for size, pads in zip(inputs, padding))
     tiles = (-(-rows // tile), -(-columns // tile))
-    return Grid(tile, kernel, inputs, (rows, columns), (padding[0][0], padding[1][0]), tiles)
+    return Grid(tile, inputs, (rows, columns), (padding[0][0], padding[1][0]), tiles)
 
 
 def applied(matrix: np.ndarray, x: Array) -> Array:
@@ -120,35 +96,34 @@ def applied(matrix: np.ndarray, x: Array) -> Array:
 
 def patches_of(x: Array, grid: Grid) -> Array:
     """``[B, H, W, C] -> [n^2, B * tiles, C]``: the inputs of every tile, position within the patch first."""
-    m, n = grid.tile, grid.patch
-    pads = [(a, m * count + n - m - a - size) for count, a, size in zip(grid.tiles, grid.before, grid.inputs)]
+    m, n = grid.tile, grid.tile + 2
+    pads = [(a, m * count + 2 - a - size) for count, a, size in zip(grid.tiles, grid.before, grid.inputs)]
     x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
     last = [m * (count - 1) + 1 for count in grid.tiles]
     taps = [x[:, i : i + last[0] : m, j : j + last[1] : m] for i in range(n) for j in range(n)]
     return jnp.stack(taps).reshape(n * n, -1, x.shape[3])
 
 
-def _overlapped(x: Array, position: int, tile: int, m: int) -> Array:
-    """Add the positions within the patches beyond the first m to those of the next tiles: axis of n to m, t to more.
+def _overlapped(x: Array, position: int, tile: int) -> Array:
+    """Add the last two positions within the patches to the first two of the next tile: axis of n to m, of t to t + 1.
 
     ``position`` and ``tile`` are the axes of the position within a patch and of the tiles.
     """
-    n, beyond = x.shape[position], -(-x.shape[position] // m) - 1
-    parts = []
-    for k in range(beyond + 1):
-        pads, end = [(0, 0)] * x.ndim, min(n, (k + 1) * m)
-        pads[tile], pads[position] = (k, beyond - k), (0, (k + 1) * m - end)
-        parts.append(jnp.pad(lax.slice_in_dim(x, k * m, end, axis=position), pads))
-    return functools.reduce(jnp.add, parts)
+    m = x.shape[position] - 2
+    none = [(0, 0)] * x.ndim
+    own, over = list(none), list(none)
+    own[tile], over[tile], over[position] = (0, 1), (1, 0), (0, m - 2)
+    first = jnp.pad(lax.slice_in_dim(x, 0, m, axis=position), own)
+    return first + jnp.pad(lax.slice_in_dim(x, m, m + 2, axis=position), over)
 
 
 def patches_added(patches: Array, grid: Grid) -> Array:
     """Adjoint of ``patches_of``: ``[n^2, B * tiles, C] -> [B, H, W, C]``."""
-    m, n, (rows, columns) = grid.tile, grid.patch, grid.inputs
-    x = patches.reshape(n, n, -1, *grid.tiles, patches.shape[2])
-    x = _overlapped(_overlapped(x, 1, 4, m), 0, 3, m)  # [m, m, B, more rows, more columns, C]
-    x = x.transpose(2, 3, 0, 4, 1, 5).reshape(x.shape[2], m * x.shape[3], m * x.shape[4], -1)
-    return x[:, grid.before[0] : grid.before[0] + rows, grid.before[1] : grid.before[1] + columns]
+    (m, inputs, _, before, tiles), n = grid, grid.tile + 2
+    x = patches.reshape(n, n, -1, *tiles, patches.shape[2])
+    x = _overlapped(_overlapped(x, 1, 4), 0, 3)  # [m, m, B, rows + 1, columns + 1, C]
+    x = x.transpose(2, 3, 0, 4, 1, 5).reshape(x.shape[2], m * (tiles[0] + 1), m * (tiles[1] + 1), -1)
+    return x[:, before[0] : before[0] + inputs[0], before[1] : before[1] + inputs[1]]
 
 
 def outputs_of(tiles: Array, grid: Grid) -> Array:
@@ -173,22 +148,22 @@ def _product(left: Array, right: Array, axes: Pair) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def winograd_product(grid: Grid, x: Array, kernel: Array) -> Array:
-    """``x [B, H, W, C_in]`` convolved with ``kernel [r, r, C_in, C_out]``: ``[B, H_out, W_out, C_out]``."""
+    """``x [B, H, W, C_in]`` convolved with ``kernel [3, 3, C_in, C_out]``: ``[B, H_out, W_out, C_out]``."""
     return _product_forward(grid, x, kernel)[0]
 
 
 def _product_forward(grid: Grid, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    transforms = TRANSFORMS[grid.tile, grid.kernel]
+    transforms = TRANSFORMS[grid.tile]
     v = applied(transforms.data, patches_of(x, grid))
-    u = applied(transforms.kernel, kernel.reshape(-1, *kernel.shape[2:]))
+    u = applied(transforms.kernel, kernel.reshape(9, *kernel.shape[2:]))
     return outputs_of(applied(transforms.output, _product(v, u, (2, 1))), grid), (v, u)
 
 
 def _product_backward(grid: Grid, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    (v, u), transforms = saved, TRANSFORMS[grid.tile, grid.kernel]
+    (v, u), transforms = saved, TRANSFORMS[grid.tile]
     dm = applied(transforms.output.T, tiles_of(dy, grid))
     du = _product(v, dm, (1, 1))
-    dkernel = applied(transforms.kernel.T, du).reshape(grid.kernel, grid.kernel, *du.shape[1:])
+    dkernel = applied(transforms.kernel.T, du).reshape(3, 3, *du.shape[1:])
     # dead code, and so removed, where no gradient with respect to x is asked for (the first layer)
     dx = patches_added(applied(transforms.data.T, _product(dm, u, (2, 2))), grid)
     return dx, dkernel
@@ -197,10 +172,9 @@ def _product_backward(grid: Grid, saved: tuple[Array, Array], dy: Array) -> tupl
 winograd_product.defvjp(_product_forward, _product_backward)
 
 
-def fits(tile: int, x: Array, kernel: Array, strides: Pair) -> bool:
-    """Whether this module computes a convolution: a pair of ``TRANSFORMS`` at stride 1, in float32 or better.
+def fits(x: Array, kernel: Array, strides: Pair) -> bool:
+    """Whether this module computes a convolution: 3 x 3 at stride 1, in float32 or better.
 
     The transforms would lose all of bfloat16's digits.
     """
-    rows, columns = kernel.shape[:2]
-    return rows == columns and (tile, rows) in TRANSFORMS and tuple(strides) == (1, 1) and x.dtype.itemsize >= 4
+    return kernel.shape[:2] == (3, 3) and tuple(strides) == (1, 1) and x.dtype.itemsize >= 4
