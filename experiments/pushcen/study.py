@@ -81,15 +81,15 @@ TASKS: dict[str, Task] = {
         {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20},
         {"time": 12.0},
     ),
+    "fashion_mnist_6k_60s": Task(
+        "Fashion-MNIST (5,000 training images), LeNet-5",
+        {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20},
+        {},
+    ),
     "cifar10": Task(
         "CIFAR-10, LeNet",
         {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
         {"dataset": "cifar10_fifth", "clients": 20, "time": 10.0},
-    ),
-    "cifar10_60s": Task(
-        "CIFAR-10, LeNet",
-        {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},
-        {"dataset": "cifar10_fifth", "clients": 20},
     ),
     "cifar100": Task(
         "CIFAR-100, ResNet-18",
