@@ -11,17 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition
-from fedjax_async.config.settings import USUAL_PARTITION, Settings
+from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
 from fedjax_async.data.federated import with_validation
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
-
-# Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
-OF_NAMED_DATA = ("eval_examples", "test_fraction")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -41,9 +38,11 @@ def _comes_by_clients(dataset: Any) -> bool:
     return isinstance(dataset, (Federation, FederatedData))
 
 
-def comes_by_clients(dataset: Any) -> bool:
-    """Whether the data set of a setting comes with clients of its own."""
-    return _comes_by_clients(_dataset(dataset))
+def brings_client_tests(s: Settings) -> bool:
+    """Whether the data set comes with clients of its own, or with test examples of the natural owners that it keeps."""
+    dataset = _dataset(s.dataset)
+    owned = not _comes_by_clients(dataset) and dataset.test_groups is not None
+    return _comes_by_clients(dataset) or (owned and str(s.partition or "natural") == "natural")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -55,7 +54,8 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
-    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
+    fields = ("test_x", "test_y", *(("test_groups",) if whole.test_groups is not None else ()))
+    return whole._replace(**{field: getattr(whole, field)[chosen] for field in fields})
 
 
 @registry.cached_by_name(maxsize=64)
@@ -82,8 +82,7 @@ def data_of(s: Settings) -> FederatedData:
     are dealt already and the settings say how to cut a data set, validation parts aside.
     """
     if isinstance(_dataset(s.dataset), FederatedData):
-        for name in OF_NAMED_DATA:
-            check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
+        concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
     return _data(s.dataset, s.eval_examples, *options)
 
@@ -98,7 +97,7 @@ def with_owners(settings: Settings) -> Settings:
         return dataclasses.replace(settings, partition=partition)
     allowed = "left out: the clients' data are given, and nothing is left to deal"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
-    if settings.clients != Settings.__dataclass_fields__["clients"].default:
+    if settings.clients != DEFAULTS["clients"]:
         check_count(settings.clients, dataset)
     return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
 
@@ -167,10 +166,14 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
         )
     outputs = jax.eval_shape(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
-        classes = outputs.shape[-1]
+        classes, positions = outputs.shape[-1], outputs.shape[1:-1]
         check.require(
             classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
         )
+        wanted = tuple(data.y.shape[1:])
+        labels = f"labels of shape {['B', *wanted]}"
+        allowed = f"{['B', *wanted, classes]}, since {data.name} has {labels}".replace("'", "")
+        check.require(positions == wanted, "shape of model outputs", ["B", *positions, classes], allowed)
 
 
 def params_dtype(compute: str) -> str:

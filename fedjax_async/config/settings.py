@@ -1,4 +1,7 @@
-"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them."""
+"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them.
+
+A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``_CHECKS``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
@@ -126,6 +129,7 @@ EXAMPLES = {
     "batching": "a text such as 'vmap'",
     "optimizer": "a text such as 'sgd:momentum=0.9'",
     "metrics": "a text such as 'top:k=5,macro_f1'",
+    "energy": "a text such as 'csv:path=watts.csv'",
     "memory_limit": "a text such as '4GB'",
 }
 
@@ -143,8 +147,6 @@ SYNONYMS = {
 }
 
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
-# Settings that only the wave engine uses.
-OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +252,12 @@ class Settings:
         "measures",
     )
 
+    energy: str | None = _field(
+        None,
+        "count what jobs and messages cost the devices, in columns energy and carbon, e.g. boards or csv:path=FILE",
+        "measures",
+    )
+
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
@@ -282,10 +290,8 @@ class Settings:
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
                 requirement(name, value)
-        for name in OF_WAVES:
-            given = getattr(self, name)
-            waves = self.engine != "reference" or given is None
-            check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        if self.engine == "reference":
+            concerns.refuse("reference", given_in(self))
         check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
@@ -297,8 +303,6 @@ class Settings:
             raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
 
 
-# Settings that a client algorithm of the user's own brings itself.
-OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
@@ -306,9 +310,17 @@ OPTIONAL = (
 )  # fmt: skip
 
 
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+
+
 def fields_of(settings: Settings) -> dict[str, Any]:
     """The settings by name, with the objects that they hold."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
+def given_in(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name."""
+    return {name: value for name, value in fields_of(settings).items() if value != DEFAULTS[name]}
 
 
 def as_dict(settings: Settings) -> dict[str, Any]:
@@ -323,7 +335,7 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
     if _trains_by_itself(settings):
-        plain |= dict.fromkeys(OF_CLIENT)
+        plain |= {name: None for name in concerns.without_effect("own_client") if plain.get(name)}
     return plain | ({"own": parts} if parts else {})
 
 
@@ -345,4 +357,5 @@ def require_named(settings: Settings) -> None:
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
     fields = own.restored(content, objects or {})
-    return Settings(**{name: value for name, value in fields.items() if not (name in OF_CLIENT and value is None)})
+    brought = concerns.without_effect("own_client")
+    return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})
