@@ -35,7 +35,7 @@ TABLE = Path(__file__).with_name("lowerings.csv")
 KEY = ("backend", "kernel", "stride", "outputs", "c_in", "c_out")
 BATCH, STEPS, CLIENTS = 32, 2, 4  # of a measurement
 FOLLOWING = 8  # channels of the product that follows the convolution
-LEAST_GAIN = 0.95  # the usual lowering stays unless another takes at most this share of its time
+LEAST_GAIN = 0.9  # the usual lowering stays unless another takes at most this share of its time: measurements vary
 
 
 class ConvShape(NamedTuple):
