@@ -20,10 +20,7 @@ from fedjax_async.results import tables
 from fedjax_async.results.metrics import final_accuracy
 from fedjax_async.results.sweeps import sweep
 
-VARIANTS = [
-    *[Variant(name, {"method": spec}) for name, spec in METHODS.items()],
-    Variant("orthofl, shared", {"method": f"{METHODS['orthofl']},reference=shared"}),
-]
+VARIANTS = [Variant(name, {"method": spec}) for name, spec in METHODS.items()]
 
 
 def ceiling(given: argparse.Namespace) -> dict[str, Any]:

@@ -200,7 +200,9 @@ def rpi_table(profiles: str = "slow") -> Table:
     return table._replace(mean=table.mean[keep], std=table.std[keep], compute=compute, group=None)
 
 
-def _from_table(table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str) -> DelayModel:
+def _from_table(
+    table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str, replacement: bool = False
+) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
     sample = registry.find("family", FAMILIES, family)
@@ -209,7 +211,8 @@ def _from_table(table: Table, family: str, scaling: Scaling, client_speeds: Spee
 
     def draw_profiles(count: int, seed: int) -> Profiles:
         if table.client is None:
-            rows = chance.deck(seed, "devices", len(table.mean), count)
+            draw = chance.dice if replacement else chance.deck
+            rows = draw(seed, "devices", len(table.mean), count)
         else:
             rows = csv_tables.rows_of(table.client, count, source)
         return Profiles(table.mean[rows], table.std[rows], share[rows])
@@ -222,22 +225,24 @@ def rpi(
     *,
     profiles: str = "slow",
     family: str = "normal",
+    replacement: bool = False,
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
 
-    Clients draw profiles without replacement from a deck that is reshuffled when it runs out, and each
-    job draws a Gaussian, redrawn while <= 0 (any other ``family`` keeps the profiles' mean and std). By
-    default a round takes its measured time whatever the model and the work; ``reference_steps`` and
+    Clients draw profiles without replacement from a deck that is reshuffled when it runs out (with
+    ``replacement`` from all of them each time), and each job draws a Gaussian, redrawn while <= 0 (any other
+    ``family`` but ``normal_or_mean`` keeps the profiles' mean and std). By default a round takes its measured time whatever the model and the work; ``reference_steps`` and
     ``reference_bytes`` (down + up, of one round as measured) rescale the compute and the communication
     part of it. The communication part is total - compute. No split is known for the five fast
     profiles: they count as all compute.
 
-    Source: the latency table released with OrthoFL (the released code replaces draws <= 0 by the
-    mean instead).
+    Source: the latency table released with OrthoFL. Its code draws as
+    ``rpi:family=normal_or_mean,replacement=true`` where there are as many clients as profiles or more.
     """
-    return _from_table(rpi_table(profiles), family, scaling, client_speeds, "rpi")
+    check.one_of("replacement", replacement, (False, True))
+    return _from_table(rpi_table(profiles), family, scaling, client_speeds, "rpi", replacement)
 
 
 @takes(client_speeds=speeds_of, scaling=measured_scaling_of)
