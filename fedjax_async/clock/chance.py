@@ -12,8 +12,8 @@ cosines of arrays depend on the instructions of the processor. Uniform draws are
 The second half of the file holds the *families* of positive random durations, registry ``FAMILIES``. A family is
 ``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
 deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
-Every family keeps the mean, except ``normal`` and ``normal_or_mean``, in which positive durations cost that. What a family does with ``std``
-is said in its docstring.
+Every family keeps the mean, except ``normal`` and ``normal_or_mean``: what they do with draws <= 0 raises it. What a
+family does with ``std`` is said in its docstring.
 
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
 constants of Stafford's variant 13, as in SplitMix64.

@@ -232,11 +232,11 @@ def rpi(
     """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
 
     Clients draw profiles without replacement from a deck that is reshuffled when it runs out (with
-    ``replacement`` from all of them each time), and each job draws a Gaussian, redrawn while <= 0 (any other
-    ``family`` but ``normal_or_mean`` keeps the profiles' mean and std). By default a round takes its measured time whatever the model and the work; ``reference_steps`` and
-    ``reference_bytes`` (down + up, of one round as measured) rescale the compute and the communication
-    part of it. The communication part is total - compute. No split is known for the five fast
-    profiles: they count as all compute.
+    ``replacement`` each draws from all of them), and each job draws a Gaussian, redrawn while <= 0 (any
+    other ``family`` but ``normal_or_mean`` keeps the profiles' mean and std). By default a round takes its
+    measured time whatever the model and the work; ``reference_steps`` and ``reference_bytes`` (down + up,
+    of one round as measured) rescale the compute and the communication part of it. The communication part
+    is total - compute. No split is known for the five fast profiles: they count as all compute.
 
     Source: the latency table released with OrthoFL. Its code draws as
     ``rpi:family=normal_or_mean,replacement=true`` where there are as many clients as profiles or more.

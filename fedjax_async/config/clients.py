@@ -49,6 +49,7 @@ def client_of(
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
+        check.require(s.augment is None, "augment", s.augment, f"left out: {_BRINGS}")
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
         used = with_factory(chosen, given)

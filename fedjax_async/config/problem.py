@@ -14,10 +14,12 @@ from fedjax_async import check, registry, tree
 from fedjax_async.config import own
 from fedjax_async.config.contracts import checked_partition
 from fedjax_async.config.settings import USUAL_PARTITION, Settings
-from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
+from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
+from fedjax_async.data.augment import check_augment
 from fedjax_async.data.federated import with_validation
+from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
-from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 # Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
@@ -85,7 +87,8 @@ def data_of(s: Settings) -> FederatedData:
         for name in OF_NAMED_DATA:
             check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
-    return _data(s.dataset, s.eval_examples, *options)
+    data = _data(s.dataset, s.eval_examples, *options)
+    return data if s.normalise is None else normalised(data, s.normalise)
 
 
 def with_owners(settings: Settings) -> Settings:
@@ -115,7 +118,19 @@ def check_count(clients: Any, data: FederatedData) -> None:
 def model_of(s: Settings, data: FederatedData) -> Model:
     """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
     chosen = _model(s.model, input_shape(data), data.num_classes)
-    return _ready(chosen, data.decode, s.compute, s.remat)
+    augment = _augment(s.augment)
+    if augment is not None:
+        check_augment(augment, row_of(data.x))
+    return _ready(chosen, data.decode, s.compute, s.remat, augment)
+
+
+def _augment(spec: str | None) -> Any:
+    """The augmentation that a spec names, or the object that stands for one; None without any."""
+    given = own.thing_of("augment", spec)
+    if given is None:
+        return None if spec is None else augmentation(spec)
+    check.require(callable(given), "augment", own.shown(given), f"a name or {own.KINDS['augment']}")
+    return own.lasting(given)
 
 
 @registry.cached_by_name(maxsize=16)
@@ -146,10 +161,11 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
 
 
 @lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
-    """The model on raw rows, computing in the dtype asked for."""
+def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -> Model:
+    """The model on raw rows, computing in the dtype asked for, which trains on augmented rows if asked for."""
     ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
-    return rematerialised(ready) if remat else ready
+    ready = rematerialised(ready) if remat else ready
+    return ready if augment is None else augmented(ready, augment)
 
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:

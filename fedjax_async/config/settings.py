@@ -25,6 +25,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 def _known(field: str, value: Any) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
+    from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.peer_outcome import GLOBAL_TESTS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
@@ -37,6 +38,7 @@ def _known(field: str, value: Any) -> None:
         "compress_per": GROUPINGS,
         "slots": SLOT_DTYPES,
         "batching": BATCHINGS,
+        "normalise": NORMALISATIONS,
     }
     check.one_of(field, value, registries[field])
 
@@ -89,6 +91,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "global_tests": _known,
     "batching": _known,
+    "normalise": _known,
     "eval_examples": check.whole,
     "train_examples": check.whole,
     "fine_tune": check.whole,
@@ -118,6 +121,8 @@ EXAMPLES = {
     "faults": "a text such as 'drop:probability=0.1'",
     "network": "a text such as 'link:down=1e6,up=2e5'",
     "partition": "a text such as 'iid'",
+    "augment": "a text such as 'crop:padding=4+flip'",
+    "normalise": "a text such as 'training'",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",
@@ -188,6 +193,14 @@ class Settings:
     validation_fraction: float | None = _field(
         None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
+
+    normalise: str | None = _field(
+        None,
+        "inputs standardised by the data set's published constants (published, the default where it has some), by the "
+        "training part's own mean and deviation (training), or not at all (none)",
+        "data",
+    )
+    augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     client: str | None = _field(
@@ -302,7 +315,7 @@ OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune",
+    "fine_tune", "normalise", "augment",
 )  # fmt: skip
 
 

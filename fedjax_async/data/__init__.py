@@ -8,10 +8,12 @@ Before a run all of them pass :func:`check_data` (``checking.py``). Then, as nee
   ``population.py``;
 - published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
   ``images.py``, ``har.py`` and ``text.py`` read their files, ``own_copy.py`` a copy that the user has,
-  ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs;
+  ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs (``normalise.py`` with other constants);
+- training images are changed at random by ``augment.py``;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 
+from fedjax_async.data.augment import AUGMENTATIONS, augmentation
 from fedjax_async.data.checking import check_data
 from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
@@ -25,6 +27,7 @@ from fedjax_async.data.problems import Quadratic, quadratic, quadratic_problem, 
 from fedjax_async.data.virtual import Generated, Identity, generate, generated
 
 __all__ = [
+    "AUGMENTATIONS",
     "DATASETS",
     "PARTITIONERS",
     "Dataset",
@@ -32,6 +35,7 @@ __all__ = [
     "Generated",
     "Identity",
     "Quadratic",
+    "augmentation",
     "ceiling",
     "check_data",
     "client_rows",
