@@ -69,7 +69,7 @@ class Task(NamedTuple):
 DELAY = "rpi:family=normal_or_mean,replacement=true"
 _COMMON: dict[str, Any] = {"delay": DELAY, "epochs": 5.0, "batch_size": 128, "lr": 0.01}
 _SKEWED = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=3"}
-_CIFAR = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=1"}
+_CIFAR = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=1", "augment": "crop:padding=4+flip"}
 TASKS: dict[str, Task] = {
     "mnist": Task(
         "MNIST, LeNet-5",
@@ -79,13 +79,16 @@ TASKS: dict[str, Task] = {
     ),
     "cifar10": Task(
         "CIFAR-10, VGG-11",
-        {**_CIFAR, "dataset": "cifar10", "model": "vgg11", "clients": 10},
+        {**_CIFAR, "dataset": "cifar10:train=40000", "model": "vgg11", "clients": 10},
         500,
         {"epochs": None, "steps": 10, "batch_size": 32, "updates": 60, "eval_examples": 1000},
     ),
     "20newsgroups": Task(
         "20 Newsgroups, MiniLM + LoRA (the paper: DistilBERT)",
-        {**_SKEWED, "dataset": "newsgroups20", "model": "minilm_lora", "clients": 20, "optimizer": "adam", "lr": 5e-5},
+        {
+            **{**_SKEWED, "dataset": "newsgroups20:max_length=512", "model": "minilm_lora", "clients": 20},
+            **{"batch_size": 8, "optimizer": "adamw:weight_decay=0,clip=1", "lr": 5e-5, "decay": "linear"},
+        },
         200,
         {
             **{"dataset": "newsgroups20:max_length=64", "epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3},
@@ -100,7 +103,7 @@ TASKS: dict[str, Task] = {
     ),
     "cifar100": Task(
         "CIFAR-100, MobileNetV2",
-        {**_CIFAR, "dataset": "cifar100", "model": "mobilenetv2", "clients": 100},
+        {**_CIFAR, "dataset": "cifar100:train=40000", "model": "mobilenetv2", "clients": 100},
         100_000,
         {"epochs": None, "steps": 5, "batch_size": 32, "updates": 200, "eval_examples": 1000},
     ),

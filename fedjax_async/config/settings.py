@@ -208,7 +208,9 @@ class Settings:
     )
     optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
     lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
-    decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
+    decay: str = _field(
+        "constant", "learning rate over server steps, e.g. cosine:steps=500; linear: within each job", "training"
+    )
     batch_size: int = _field(32, "local minibatch size B", "training")
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")

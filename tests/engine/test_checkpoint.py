@@ -11,7 +11,7 @@ import pytest
 from fedjax_async import disk
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
-from tests.engine.problem import case, client
+from tests.engine.problem import case, noisy_client
 from tests.engine.test_contract import carrying, remembering
 
 
@@ -29,7 +29,7 @@ def killer(at):
 
 def problem():
     given = case(remembering(), "buffer:size=2", "exponential:mean=1", updates=40)
-    return given._replace(components=given.components._replace(client=carrying(client())))
+    return given._replace(components=given.components._replace(client=carrying(noisy_client())))
 
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
