@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -226,6 +227,7 @@ def rpi(
     profiles: str = "slow",
     family: str = "normal",
     replacement: bool = False,
+    pooled: bool = False,
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
@@ -238,11 +240,43 @@ def rpi(
     of one round as measured) rescale the compute and the communication part of it. The communication part
     is total - compute. No split is known for the five fast profiles: they count as all compute.
 
+    ``pooled``: all clients have one distribution, with the mean and deviation of the rounds of all profiles
+    together; ``family=uniform`` is then uniform from the 5th to the 95th percentile of these rounds, taken
+    as Gaussians conditioned on being positive (OrthoFL 2025, appendix B.4).
+
     Source: the latency table released with OrthoFL. Its code draws as
     ``rpi:family=normal_or_mean,replacement=true`` where there are as many clients as profiles or more.
     """
     check.one_of("replacement", replacement, (False, True))
-    return _from_table(rpi_table(profiles), family, scaling, client_speeds, "rpi", replacement)
+    check.one_of("pooled", pooled, (False, True))
+    table = rpi_table(profiles)
+    table = _pooled(table, family) if pooled else table
+    return _from_table(table, family, scaling, client_speeds, "rpi", replacement)
+
+
+def _pooled(table: Table, family: str) -> Table:
+    """One profile for all: mean and deviation of all rounds; for ``uniform``, those of its range."""
+    mean = float(np.mean(table.mean))
+    std = math.sqrt(np.mean(np.square(table.std) + np.square(table.mean)) - mean**2)
+    if family == "uniform":
+        low, high = (_percentile(table, share) for share in (0.05, 0.95))
+        mean, std = (low + high) / 2, (high - low) / math.sqrt(12)
+    compute = None if table.compute is None else np.array([mean * np.sum(table.compute) / np.sum(table.mean)])
+    return Table(np.array([mean]), np.array([std]), compute, None, None)
+
+
+def _percentile(table: Table, share: float) -> float:
+    """Seconds below which ``share`` of all rounds lie, each profile a Gaussian conditioned on being positive."""
+
+    def below(seconds: float) -> float:
+        up_to = [NormalDist(mean, std).cdf for mean, std in zip(table.mean, table.std)]
+        return float(np.mean([(cdf(seconds) - cdf(0.0)) / (1 - cdf(0.0)) for cdf in up_to]))
+
+    low, high = 0.0, float(np.max(table.mean + 10 * table.std))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < share else (low, middle)
+    return high
 
 
 @takes(client_speeds=speeds_of, scaling=measured_scaling_of)

@@ -22,7 +22,7 @@ from fedjax_async.compress.centroids import (
     wcp,
 )
 from fedjax_async.compress.compose import chain, on_tree, topk_qsgd
-from fedjax_async.compress.payload import Centroids, Compressor, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import Buckets, Centroids, Compressor, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd, scaled_sign, sign
 from fedjax_async.compress.sizes import bits, most_bits, values_bits, wire_bytes
 from fedjax_async.compress.sparse import randk, topk, topk_fast
@@ -43,6 +43,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
 
 __all__ = [
     "COMPRESSORS",
+    "Buckets",
     "Centroids",
     "Clustered",
     "Compressor",

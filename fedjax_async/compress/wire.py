@@ -11,6 +11,7 @@ kind   detail                       fields
 4, 5   float type of the norm       D, steps in 2 bytes, norm, levels: 4 at a fixed width, 5 in Elias' gamma code
 6      code of the indices          D, k, indices, part of k values
 7      float type of the centroids  D, K - 1 in a byte, K - 1 centroids, D indices of ceil(log2 K) bits, at least 1
+8, 9   float type of the norms      D, entries of a bucket, steps in 2 bytes, norms, levels as in 4, 5
 ====== ============================ =====================================================================
 
 Indices are a bitmap (0), k numbers of ceil(log2 D) bits (1), or their gaps in Rice's code (2): the shortest of the
@@ -31,13 +32,24 @@ import numpy as np
 from fedjax_async import check
 from fedjax_async.compress import codes, sizes
 from fedjax_async.compress.codes import Chunks, Source
-from fedjax_async.compress.payload import MOST_CENTROIDS, MOST_STEPS, Centroids, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import (
+    MOST_CENTROIDS,
+    MOST_STEPS,
+    Buckets,
+    Centroids,
+    Dense,
+    Levels,
+    Payload,
+    Signs,
+    Sparse,
+)
 
 _REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}
 _MOST_LENGTH = 2**31 - 1
 _MOST_PARTS = 65535
 _DEEPEST = 8
 _TUPLE, _DENSE, _SCALED, _UNSCALED, _FIXED, _GAMMA, _SPARSE, _CENTROIDS = range(8)
+_FIXED_BUCKETS, _GAMMA_BUCKETS = 8, 9
 
 
 def encode(payload: Payload) -> bytes:
@@ -104,7 +116,9 @@ def _require_size(size: Any) -> None:
 def _encode_part(payload: Payload) -> bytes:
     writer = _WRITERS.get(type(payload))
     if writer is None:
-        raise ValueError(f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Sparse, Centroids")
+        raise ValueError(
+            f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Buckets, Sparse, Centroids"
+        )
     return writer(jax.tree.map(np.asarray, payload))
 
 
@@ -148,17 +162,27 @@ def _write_signs(payload: Signs) -> bytes:
 
 
 def _write_levels(payload: Levels) -> bytes:
+    return _leveled(payload, 0, _FIXED, _GAMMA)
+
+
+def _write_buckets(payload: Buckets) -> bytes:
+    check.whole("bucket", payload.bucket, 1, _MOST_LENGTH)
+    norms, levels = payload.norm.size, payload.level.size
+    check.require(norms == -(-levels // payload.bucket), "norm", f"{norms} numbers", "one for each bucket")
+    return _leveled(payload, 1, _FIXED_BUCKETS, _GAMMA_BUCKETS, payload.bucket)
+
+
+def _leveled(payload: Levels | Buckets, dimensions: int, by_width: int, by_gamma: int, *lengths: int) -> bytes:
     _shaped("level", payload.level, 1, "i")
     _shaped("steps", payload.steps, 0, "i")
-    code, norm = _real_bytes("norm", payload.norm, 0)
+    code, norm = _real_bytes("norm", payload.norm, dimensions)
     level, steps = payload.level.astype(np.int64), int(payload.steps)
     check.whole("steps", steps, 1, MOST_STEPS)
     check.require(bool((np.abs(level) <= steps).all()), "level", int(np.abs(level).max(initial=0)), f"within {steps}")
     plain = codes.fixed(level + steps, (2 * steps).bit_length())
     gamma = codes.gamma(2 * np.abs(level) + (level < 1))  # 0, +1, -1, +2, ... are 1, 2, 3, 4, ...
-    kind = _FIXED if len(plain) <= len(gamma) else _GAMMA
-    stream = plain if kind == _FIXED else gamma
-    return _head(kind, code, len(level)) + steps.to_bytes(2, "little") + norm + stream
+    kind, stream = (by_width, plain) if len(plain) <= len(gamma) else (by_gamma, gamma)
+    return _head(kind, code, len(level), *lengths) + steps.to_bytes(2, "little") + norm + stream
 
 
 def _write_sparse(payload: Sparse) -> bytes:
@@ -212,6 +236,7 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
     Dense: _write_dense,
     Signs: _write_signs,
     Levels: _write_levels,
+    Buckets: _write_buckets,
     Sparse: _write_sparse,
     Centroids: _write_centroids,
 }
@@ -284,13 +309,30 @@ def _read_unscaled(source: Source, detail: int, size: int, depth: int) -> Signs:
     return Signs(codes.read_bits(source, size), np.ones((), _REALS[detail]), scaled=False)
 
 
-def _read_levels(source: Source, detail: int, size: int, stream: Callable[[Source, int, int], Chunks]) -> Levels:
+Stream = Callable[[Source, int, int], Chunks]
+
+
+def _read_levels(source: Source, detail: int, size: int, stream: Stream) -> Levels:
+    norm, level, steps = _read_leveled(source, detail, size, 1, stream)
+    return Levels(level, norm[0], steps)
+
+
+def _read_buckets(source: Source, detail: int, size: int, stream: Stream) -> Buckets:
+    bucket = codes.read_varint(source, _MOST_LENGTH)
+    if bucket == 0:
+        raise ValueError("message: a bucket of 0 entries")
+    norm, level, steps = _read_leveled(source, detail, size, -(-size // bucket), stream)
+    return Buckets(level, norm, steps, bucket)
+
+
+def _read_leveled(source: Source, detail: int, size: int, norms: int, stream: Stream) -> tuple[Any, Any, Any]:
+    """The norms, the levels and the steps."""
     steps = int.from_bytes(source.read(2), "little")
-    norm = _read_real(source, detail, 1)[0]
+    norm = _read_real(source, detail, norms)
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"message: {steps} steps")
     level = _read_whole(_within(stream(source, size, steps), steps), size, np.int16)
-    return Levels(level, norm, np.int32(steps))
+    return norm, level, np.int32(steps)
 
 
 def _within(levels: Chunks, steps: int) -> Chunks:
@@ -369,6 +411,8 @@ _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _GAMMA: lambda source, detail, size, depth: _read_levels(source, detail, size, _gamma_levels),
     _SPARSE: _read_sparse,
     _CENTROIDS: _read_centroids,
+    _FIXED_BUCKETS: lambda source, detail, size, depth: _read_buckets(source, detail, size, _fixed_levels),
+    _GAMMA_BUCKETS: lambda source, detail, size, depth: _read_buckets(source, detail, size, _gamma_levels),
 }
 
 _INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [
