@@ -103,6 +103,7 @@ def draw_tasks(rows: list[dict[str, Any]], path: Path) -> None:
         rest = [row["communication (s)"] for row in own]
         axes.bar(at, rest, 0.07, bottom=compute, color=PALETTE[1], label="communication" if place == 0 else None)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=10)
     axes.set_xticks(range(len(tasks)), tasks)
     axes.set_ylabel("mean seconds a round")
     axes.legend(frameon=False)
