@@ -92,10 +92,11 @@ def local_training(
             return gradient if correct is None else correct(gradient, weights, message)
 
         gradient, moved = loss_gradient(old)
+        factor: Array | None = None
         if isinstance(scale, WithinJob):
             factor = scale.factor(k, jnp.asarray(message.local_steps))
-        else:
-            factor = None if scale is None else scale(jnp.asarray(message.version))
+        elif scale is not None:
+            factor = scale(jnp.asarray(message.version))
         weights, state = tree.optimize(
             optimizer,
             total(gradient, old),

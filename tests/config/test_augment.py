@@ -34,6 +34,13 @@ def test_the_oracle_and_other_batches_see_the_same_images(augmented):
     assert augmented.settings["augment"] == AUGMENT
 
 
+def test_a_rate_that_falls_within_the_job_is_that_of_the_oracle():
+    own = {"decay": "linear:floor=0.1", "optimizer": "adamw:clip=0.5"}
+    one, other = (simulate(**SERVED, **own, engine=engine) for engine in ("waves", "reference"))
+    np.testing.assert_allclose(kernel(one), kernel(other), atol=1e-6)
+    assert np.abs(kernel(one) - kernel(simulate(**SERVED, **own | {"decay": "constant"}))).max() > 1e-3
+
+
 def test_evaluations_see_the_images_as_they_are(augmented):
     plain = simulate(**SERVED)
     assert "augment" not in plain.settings
