@@ -1,6 +1,6 @@
-"""What a user should know of a finished run: uploads that were not used, runs in which every upload was rejected.
+"""Warnings about finished runs: uploads that were not used, runs in which every upload was rejected.
 
-Said as Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
+They are Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
 this file when it starts.
 """
 

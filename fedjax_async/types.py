@@ -306,3 +306,8 @@ class Run(NamedTuple):
     probes: Mapping[str, dict[str, np.ndarray]] = {}
     stopped: Stopped | None = None
     best: Best | None = None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether arrivals close server steps; nodes of a run without a server have no such steps."""
+        return hasattr(self.schedule, "closes")

@@ -97,7 +97,7 @@ def run_variants(
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
     folder = given.out / "runs" / task
-    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None, overwrite=True)
+    done = sweep(base, points=points, out=folder, progress=False if given.quiet else None, overwrite=True)
     runs = iter(done.runs)
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 

@@ -31,7 +31,7 @@ def ceiling(given: argparse.Namespace) -> dict[str, Any]:
         alone["epochs"] /= setting["clients"]
     base = {**alone, "updates": updates, "eval_updates": updates}
     folder = given.out / "runs" / "20newsgroups-ceiling"
-    done = sweep(base, seeds=given.seeds, folder=folder, progress=False if given.quiet else None, overwrite=True)
+    done = sweep(base, seeds=given.seeds, out=folder, progress=False if given.quiet else None, overwrite=True)
     accuracy = tables.spread([100 * final_accuracy(run, "last") for run in done.runs])
     return {"task": "20newsgroups", "variant": "centralised (ceiling)", "accuracy (%)": accuracy, "seeds": given.seeds}
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
-from fedjax_async.config import Experiment, PeerExperiment, Settings, execute, prepare
+from fedjax_async.config import Experiment, PeerExperiment, Prepared, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
@@ -40,7 +40,7 @@ from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
-    """Formats, width and title of the pictures; ``ValueError`` for others than there are."""
+    """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
     return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
 
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
-    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for what cannot be had, before the work."""
+    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for an unknown stream or a missing package."""
     return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
 
 
@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
         _run_prepared(arguments, experiment, callbacks)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerExperiment, callbacks: Callbacks) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks) -> None:
     began = time.perf_counter()
     if arguments.out:
         require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
@@ -108,13 +108,12 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerEx
     finally:
         meter.close()
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
-    peers = isinstance(experiment, PeerExperiment)
-    steps = f"{counters['messages']} messages" if peers else f"{counters['server_steps']} server steps"
+    steps = f"{counters['server_steps']} server steps" if run.has_server else f"{counters['messages']} messages"
     print(
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
-    if peers:
+    if not run.has_server:
         print(nodes_text(run))
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
@@ -187,7 +186,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
                 arguments.methods,
                 settings,
                 seeds=arguments.seeds,
-                folder=arguments.out,
+                out=arguments.out,
                 overwrite=arguments.overwrite,
                 again=arguments.again,
                 progress=False if arguments.quiet else None,

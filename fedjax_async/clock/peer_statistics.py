@@ -91,7 +91,7 @@ def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def live_slots(schedule: PeerSchedule, waves: np.ndarray) -> int:
-    """How many message slots a run needs that writes the messages of a wave when the wave is trained."""
+    """How many message slots a run needs if it writes the messages of a wave when the wave is trained."""
     _, wave, widths = np.unique(waves, return_inverse=True, return_counts=True)
     done = np.cumsum(widths)
     return peer_slots(schedule, written=done[wave], read=(done - widths)[wave])[0]

@@ -17,7 +17,7 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 from fedjax_async.config.methods import (
     Method,
     PeerMethod,
@@ -27,7 +27,7 @@ from fedjax_async.config.methods import (
     with_client,
     with_factory,
 )
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
@@ -48,8 +48,8 @@ def client_of(
         allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
-        check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
-        check.require(s.augment is None, "augment", s.augment, f"left out: {_BRINGS}")
+        filled = ignored_by(())  # from the method, if they are not given: checked in the line above
+        concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
         used = with_factory(chosen, given)
@@ -74,7 +74,7 @@ _BRINGS = "the client algorithm (client) does not take it"
 
 def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
-    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
+    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": DEFAULTS["decay"]}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
         check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal

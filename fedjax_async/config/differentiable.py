@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry
+from fedjax_async.config import concerns
 from fedjax_async.config.experiment import Experiment, prepare
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.resolving import with_objects, without_server
+from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
 from fedjax_async.types import Array, Params, Schedule
 
@@ -26,19 +28,6 @@ class Trajectory(NamedTuple):
     times: Any  # float64[V], virtual times of the evaluations
     schedule: Schedule  # planned; ``hyper`` does not change it
 
-
-# Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
-_WITHOUT = (
-    "per_client",
-    "metrics",
-    "train_loss",
-    "train_examples",
-    "fine_tune",
-    "stop_at",
-    "patience",
-    "checkpoint",
-    "devices",
-)
 
 _OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
 
@@ -81,16 +70,11 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     ['lr', 'server.mixing']
     """
     require_settings(settings, objects)
-    for name in _WITHOUT:
-        value = getattr(settings, name)
-        check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
-    allowed = "'reject': a trajectory leaves bad uploads out, and cannot stop for them"
-    check.require(settings.on_bad == "reject", "on_bad", settings.on_bad, allowed)
-    check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
-    experiment = prepare(settings, **objects)
+    settings = with_objects(settings, **objects)
     allowed = "a method with a server: only those have a trajectory"
-    if not isinstance(experiment, Experiment):
-        raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}")
+    check.require(not without_server(settings), "method", str(settings.method), allowed)
+    concerns.refuse("trajectory", given_in(settings))
+    experiment = cast(Experiment, prepare(settings))
     components = experiment.components
     check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}

@@ -154,7 +154,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 
 
 def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Chosen:
-    """The method with local training by a factory of the user's own, which has the place of a name in ``client``."""
+    """The method with local training by a factory of the user's own, in the place of a name in ``client``."""
     check_factory("client", factory)
     return _with_local(chosen, own.lasting(factory), (), {})
 

@@ -254,7 +254,7 @@ _seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> the function, 
 
 
 def lasting(thing: Any) -> Any:
-    """An object with functions that compiled programs may be kept by: equal only if they do the same.
+    """An object whose functions can be the keys of compiled programs: two of them are equal only if they do the same.
 
     Programs are found by the functions that they were made of. Two objects with a ``__call__`` may be equal without
     doing the same, and a function does other things after a variable that it reads has changed. Such functions are

@@ -28,18 +28,25 @@ from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_o
 from fedjax_async.config.problem import data_of, initial
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound, row_of
+from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound, gradients_of, row_of
 from fedjax_async.engine.evaluation import Every, Points, points_among, require_few
-from fedjax_async.engine.peer_outcome import online
+from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.engine.peer_probes import split_probes
-from fedjax_async.engine.peer_record import planned_columns, scores_of_nodes
+from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
+from fedjax_async.engine.peer_reference import run_peer_reference
+from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Event
-from fedjax_async.types import ClientData, FederatedData, Key, Params
+from fedjax_async.types import ClientData, FederatedData, Key, Params, Run
+
+PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
 class PeerExperiment(NamedTuple):
-    """A run without a server that is ready to start: nothing has been compiled or trained yet."""
+    """A run without a server that is ready to start: nothing has been compiled or trained yet.
+
+    Its methods are those of ``Experiment``.
+    """
 
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them: names of objects replaced
@@ -67,6 +74,25 @@ class PeerExperiment(NamedTuple):
         there = online(self.schedule, self.points.time[row : row + 1])[0]
         found = scores_of_nodes(scores, there, self.components.data)
         return found | {name: column[row] for name, column in self.planned.items() if not name.startswith("bytes_")}
+
+    def run(self, **options: Any) -> PeerOutcome:
+        """Run it on the engine of its settings; ``options``: those of the engine."""
+        name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
+        if name == "waves":
+            given["probes"] = self.probes
+        engine: Callable[..., PeerOutcome] = PEER_ENGINES[name]
+        return engine(self.components, self.schedule, self.params, self.key, self.points.time, **given)
+
+    def recorded(self, outcome: PeerOutcome) -> Run:
+        """The tables of the run from what the engine returned."""
+        work = gradients_of(self.components, self.schedule)
+        data = self.components.data
+        return record_peers(self.described, self.schedule, self.points, outcome, self.planned, data, work)
+
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
+        data = self.components.data
+        return self.components.peer, self.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
 
 
 class PeerResolved(NamedTuple):

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition
-from fedjax_async.config.settings import USUAL_PARTITION, Settings
+from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
 from fedjax_async.data.federated import with_validation
@@ -21,9 +21,6 @@ from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
-
-# Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
-OF_NAMED_DATA = ("eval_examples", "test_fraction")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -84,8 +81,7 @@ def data_of(s: Settings) -> FederatedData:
     are dealt already and the settings say how to cut a data set, validation parts aside.
     """
     if isinstance(_dataset(s.dataset), FederatedData):
-        for name in OF_NAMED_DATA:
-            check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
+        concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
     data = _data(s.dataset, s.eval_examples, *options)
     return data if s.normalise is None else normalised(data, s.normalise)
@@ -101,7 +97,7 @@ def with_owners(settings: Settings) -> Settings:
         return dataclasses.replace(settings, partition=partition)
     allowed = "left out: the clients' data are given, and nothing is left to deal"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
-    if settings.clients != Settings.__dataclass_fields__["clients"].default:
+    if settings.clients != DEFAULTS["clients"]:
         check_count(settings.clients, dataset)
     return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
 

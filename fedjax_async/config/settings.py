@@ -1,4 +1,7 @@
-"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them."""
+"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them.
+
+A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``_CHECKS``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
@@ -148,8 +151,6 @@ SYNONYMS = {
 }
 
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
-# Settings that only the wave engine uses.
-OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,10 +298,8 @@ class Settings:
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
                 requirement(name, value)
-        for name in OF_WAVES:
-            given = getattr(self, name)
-            waves = self.engine != "reference" or given is None
-            check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        if self.engine == "reference":
+            concerns.refuse("reference", given_in(self))
         check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
@@ -312,8 +311,6 @@ class Settings:
             raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
 
 
-# Settings that a client algorithm of the user's own brings itself.
-OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
@@ -321,9 +318,17 @@ OPTIONAL = (
 )  # fmt: skip
 
 
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
+
+
 def fields_of(settings: Settings) -> dict[str, Any]:
     """The settings by name, with the objects that they hold."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
+def given_in(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name."""
+    return {name: value for name, value in fields_of(settings).items() if value != DEFAULTS[name]}
 
 
 def as_dict(settings: Settings) -> dict[str, Any]:
@@ -338,7 +343,7 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
     if _trains_by_itself(settings):
-        plain |= dict.fromkeys(OF_CLIENT)
+        plain |= {name: None for name in concerns.without_effect("own_client") if plain.get(name)}
     return plain | ({"own": parts} if parts else {})
 
 
@@ -360,4 +365,5 @@ def require_named(settings: Settings) -> None:
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
     fields = own.restored(content, objects or {})
-    return Settings(**{name: value for name, value in fields.items() if not (name in OF_CLIENT and value is None)})
+    brought = concerns.without_effect("own_client")
+    return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})

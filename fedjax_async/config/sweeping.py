@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.config import own
-from fedjax_async.config.experiment import Experiment, prepare
+from fedjax_async.config import concerns, own
+from fedjax_async.config.execution import execute
+from fedjax_async.config.experiment import Experiment, Prepared, prepare
 from fedjax_async.config.peers import PeerExperiment
-from fedjax_async.config.settings import Settings
-from fedjax_async.config.simulation import execute, recorded
+from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound, facts_of, shapes_of_server
@@ -33,8 +33,6 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
-# Settings of a run by itself that a sweep decides for all its runs together.
-OF_SWEEP = ("lanes", "devices", "memory_limit", "checkpoint")
 CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
 
 
@@ -50,20 +48,13 @@ class Group(NamedTuple):
     about: str  # what the runs share
 
 
-def _shared(e: Experiment | PeerExperiment) -> tuple[Any, ...]:
+def _shared(e: Prepared) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
-    p, s, d = e.components, e.settings, e.components.data
+    p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
-    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
-    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
-    if isinstance(e, PeerExperiment):
-        kept = (e.schedule.fragments, e.global_tests, len(d.size), d.x.shape[1:])
-        return e.components.peer, p.client, p.model, names, shapes, options, kept
-    closes = bool(np.all(e.schedule.closes))
-    shared = (data, options, closes, e.measures.shared())
-    return e.components.server, p.client, p.model, names, shapes, *shared
+    return e.shared(), p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -84,9 +75,7 @@ def plan_groups(
     if lanes is not None:
         check.whole("lanes", lanes)
     for one in settings:
-        for name in OF_SWEEP:
-            value = getattr(one, name)
-            check.require(value is None, name, value, "left out of the runs of a sweep, which sees to it as a whole")
+        concerns.refuse("sweep", given_in(one))
     experiments = [
         prepare(s, probes=probes, planning=None if planning is None else planning(i)) for i, s in enumerate(settings)
     ]
@@ -97,14 +86,19 @@ def plan_groups(
     limit = memory_limit or default_limit()
     groups = []
 
-    def one_by_one(members: tuple[int, ...]) -> Group:
-        nodes = [e for i in members if isinstance(e := experiments[i], PeerExperiment)]
-        return _one_by_one(members, nodes, memory_limit, lanes)
-
     for members in found.values():
-        alike = {i: experiment for i in members if isinstance(experiment := experiments[i], Experiment)}
-        groups.append(_stacked(tuple(members), alike, limit, lanes) if alike else one_by_one(tuple(members)))
+        servers, nodes = _apart({i: experiments[i] for i in members})
+        if servers:
+            groups.append(_stacked(tuple(members), servers, limit, lanes))
+        else:
+            groups.append(_one_by_one(tuple(members), list(nodes.values()), memory_limit, lanes))
     return groups
+
+
+def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, PeerExperiment]]:
+    """The runs with a server, which can be trained side by side, and those without, which cannot."""
+    servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
+    return servers, {i: e for i, e in experiments.items() if isinstance(e, PeerExperiment)}
 
 
 def _one_by_one(
@@ -191,7 +185,7 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
-    watch: Callable[[int, Experiment | PeerExperiment], Watch] | None = None,
+    watch: Callable[[int, Prepared], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
@@ -204,7 +198,7 @@ def execute_group(
     """
     prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
-    experiments = {i: e for i, e in prepared.items() if isinstance(e, Experiment)}
+    experiments, _ = _apart(prepared)
     if not experiments or prepared[group.members[0]].settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
@@ -228,12 +222,12 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(i, watches[i].finish(recorded(e, outcome), outcome))
+            on_finished(i, watches[i].finish(e.recorded(outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 
 
-def _in_lanes(e: Experiment | PeerExperiment, lanes: int) -> Experiment | PeerExperiment:
+def _in_lanes(e: Prepared, lanes: int) -> Prepared:
     """The run as it is executed alone in so many lanes; the oracle has none. Its results keep their settings."""
     if e.settings.engine == "reference":
         return e
@@ -241,7 +235,7 @@ def _in_lanes(e: Experiment | PeerExperiment, lanes: int) -> Experiment | PeerEx
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
-    """What a run reports to that is one of several, after ``before`` updates of others."""
+    """The progress callback of one of several runs, which comes after ``before`` updates of others."""
 
     def report(done: int, of: int, **status: float) -> None:
         del of

@@ -47,7 +47,7 @@ CHUNK = 500  # test examples that are evaluated at a time
 
 @lru_cache(maxsize=64)
 def _job(client: Client) -> Any:
-    """Compiled: all of one job, and what is to be known of its upload."""
+    """Compiled: one whole job, and what is recorded of its upload."""
 
     def job(
         hyper: Any, root: Key, number: Any, version: Any, message: Message, kept: State, data: ClientData, who: Any,
@@ -80,7 +80,7 @@ def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, A
 
 
 @lru_cache(maxsize=64)
-def _scores(model: Model, labels: bool) -> Any:
+def scores_of_examples(model: Model, labels: bool) -> Any:
     """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
 
     def scores(params: Params, x: Any, y: Any) -> Any:
@@ -115,7 +115,7 @@ class _Tests:
 
     def __init__(self, model: Model, x: Any, y: Any) -> None:
         labels = bool(np.issubdtype(y.dtype, np.integer))
-        self._scores, self._x, self._y = _scores(model, labels), np.asarray(x), np.asarray(y)
+        self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
 
     def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +129,7 @@ class _Tests:
         return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
 
     def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, where ``owner`` says whose each example is, over each client's part."""
+        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
         scores = self.each(params, np.arange(len(self._y)))
         found = {name: _mean(values) for name, values in zip(("loss", "accuracy"), scores)}
         if owner is None:

@@ -46,7 +46,7 @@ def client_scores(runs: Iterable[Run]) -> list[str]:
 
 
 def of_model(score: str) -> tuple[str, str]:
-    """Whose score a client's is, and which.
+    """The model that a client's score belongs to, and the score itself.
 
     >>> of_model("own_accuracy"), of_model("loss")
     (('own models', 'accuracy'), ('global model', 'loss'))

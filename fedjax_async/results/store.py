@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.clock import PeerSchedule, is_peer_schedule, load_peer_schedule, save_peer_schedule
+from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
 from fedjax_async.types import Best, Params, Run, Stopped
@@ -152,7 +152,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether the folder is missing, or holds only what a process leaves that was killed before its first file."""
+    """Whether the folder is missing, or holds only the leftovers of a process that was killed before its first file."""
     if not folder.exists():
         return True
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
@@ -181,7 +181,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         disk.write(folder / name, content)
-    (save_peer_schedule if isinstance(run.schedule, PeerSchedule) else save_schedule)(folder / SCHEDULE, run.schedule)
+    (save_schedule if run.has_server else save_peer_schedule)(folder / SCHEDULE, run.schedule)
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
         "format": FORMAT,

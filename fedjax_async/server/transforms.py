@@ -4,7 +4,7 @@ A transform is ``update(direction, state, params, arrival) -> (direction, state,
 chain is the upload. ``weight`` is the scalar by which the transform multiplied the direction, or 1 if it did
 something else. The run records the product of these weights. An arrival of weight 0 counts as rejected.
 
-The file ends with the staleness weights ``s(tau)``: how much an update still counts that is tau server steps old.
+The file ends with the staleness weights ``s(tau)``: how much an update that is tau server steps old still counts.
 """
 
 from __future__ import annotations

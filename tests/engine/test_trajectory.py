@@ -151,19 +151,6 @@ def test_numbers_that_the_run_does_not_have_are_refused():
             f(given, params)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"per_client": True, "test_fraction": 0.2}, "per_client = True: must be left out"),
-        ({"patience": 3}, "patience = 3: must be left out"),
-        ({"slots": "bfloat16"}, "slots = 'bfloat16': must be 'full'"),
-    ],
-)
-def test_what_a_trajectory_cannot_do_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        trajectory(Settings(model="logistic", clients=3, updates=6, **changes))
-
-
 def test_a_segment_is_a_whole_number():
     with pytest.raises(ValueError, match="segment = 0"):
         trajectory(Settings(model="logistic", clients=3, updates=6), segment=0)
