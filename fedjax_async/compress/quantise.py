@@ -84,8 +84,8 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
     Args:
       bucket: give every `bucket` entries a norm of their own, which is sent with them; D in beta is then `bucket`.
         None: one norm for the whole vector.
-      norm: ``euclidean``, or ``max``: steps of the largest magnitude, which no entry exceeds by far where all are
-        about as large. Then ``beta = min(D/(4 s^2), sqrt(D)/s)``.
+      norm: ``euclidean``, or ``max``, the largest magnitude: shorter steps, the more so the more entries there are.
+        Then ``beta = min(D/(4 s^2), sqrt(D)/s)``.
 
     Source: Alistarh et al. (2017), sections 3.1 and 4 (buckets, maximum norm) and lemma 3.1; Basu et al. (2019),
     lemma 2. The bound for the maximum norm: a rounding has variance at most 1/4 of a step's square.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,9 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
-CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
+# Between two checkpoints of a stack, where a folder for checkpoints is given.
+CHECKPOINT_UPDATES = 2000
+CHECKPOINT_SECONDS = 300.0
 
 
 class Group(NamedTuple):
@@ -260,4 +263,5 @@ def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     identity = {"settings": [e.described for e in members]}
     # by itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere
     name = hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
-    return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
+    seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
+    return Keeper(folder / name, CHECKPOINT_UPDATES, identity, seconds)

@@ -49,6 +49,14 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_checkpoint_is_due_after_so_many_updates_or_seconds(tmp_path):
+    by_updates, by_seconds = Keeper(tmp_path, 5, {}), Keeper(tmp_path, 5, {}, seconds=0.0)
+    assert [by_updates.due(position) for position in (0, 1, 4, 5)] == [False, False, False, True]
+    assert [by_seconds.due(position) for position in (0, 1)] == [False, True]
+    by_seconds.save(1, Snapshot(1, [], {}))
+    assert not by_seconds.due(1) and by_seconds.due(2)
+
+
 @pytest.fixture
 def saved(tmp_path):
     """Two checkpoints, at updates 5 and 10."""
