@@ -24,7 +24,7 @@ BASELINE = "fedavg, epochs 5"
 
 
 def variants(task: str, scale: str) -> list[Variant]:
-    """OrthoFL with each mixing rate and five epochs, then the methods with each number of epochs."""
+    """OrthoFL with each mixing rate and the scale's number of epochs, then the methods with each number of epochs."""
     setting, _ = setting_of(TASKS[task], scale)
     # local steps of the measured compute time: those of an average client in five epochs
     usual = 5 * (500 if task == "smoke" else 6000) / setting["batch_size"]
@@ -34,7 +34,7 @@ def variants(task: str, scale: str) -> list[Variant]:
         return Variant(f"{name}, {picture}", {"method": method, "epochs": epochs, "delay": delay}, picture)
 
     rates = [
-        variant(f"{name} {rate:g}", f"{name}:mixing={rate:g},exponent=0.5", 5.0, "mixing")
+        variant(f"{name} {rate:g}", f"{name}:mixing={rate:g},exponent=0.5", setting["epochs"], "mixing")
         for name in COMPARED[1:]
         for rate in RATES
         if rate != 0.6  # which is among the next
