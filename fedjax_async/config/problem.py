@@ -74,6 +74,13 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
         raise
 
 
+@registry.cached_by_name(maxsize=64)
+def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
+    """The data of :func:`_data`, with inputs standardised as asked for."""
+    data = _data(*dealt)
+    return data if normalise is None else normalised(data, normalise)
+
+
 def data_of(s: Settings) -> FederatedData:
     """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
@@ -83,8 +90,7 @@ def data_of(s: Settings) -> FederatedData:
     if isinstance(_dataset(s.dataset), FederatedData):
         concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
-    data = _data(s.dataset, s.eval_examples, *options)
-    return data if s.normalise is None else normalised(data, s.normalise)
+    return _inputs(s.normalise, s.dataset, s.eval_examples, *options)
 
 
 def with_owners(settings: Settings) -> Settings:
