@@ -18,9 +18,11 @@ import pytest
 
 # Most of the suite's time is compilation. LLVM's part is the least at level 0, where tests train small models; commands
 # that tests start train longer, and level 1 pays. XLA's former emitters compile in half the time of the new ones (of
-# which alone JAX 0.12 knows). XLA reads its flags once, when it starts.
+# which alone JAX 0.12 knows). Cut into 32 pieces for as many threads, a small program takes a quarter more, and many
+# more maps of memory. XLA reads its flags once, when it starts.
 FORMER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
-HERE, COMMANDS = (f"--xla_backend_optimization_level={level}{FORMER}" for level in (0, 1))
+WHOLE = f" --xla_cpu_parallel_codegen_split_count=1{FORMER}"
+HERE, COMMANDS = (f"--xla_backend_optimization_level={level}{WHOLE}" for level in (0, 1))
 if os.environ.get("XLA_FLAGS", COMMANDS) == COMMANDS:
     os.environ["XLA_FLAGS"] = HERE
     jax.devices()

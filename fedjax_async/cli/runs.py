@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +209,22 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
         )
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
-    print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
+    print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
+    print(_training_text({method: each[0] for method, each in runs.items()}))
     print(comparison)
     pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
     print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
+
+
+def _training_text(runs: Mapping[str, Run]) -> str:
+    """The clients' optimisers and learning rates, if the methods have different ones: a line, else nothing."""
+    methods: dict[str, list[str]] = {}
+    for method, run in runs.items():
+        methods.setdefault(f"{run.settings['optimizer']} at {run.settings['lr']:g}", []).append(method)
+    if len(methods) == 1:
+        return ""
+    each = "; ".join(f"{training}: {', '.join(names)}" for training, names in methods.items())
+    return f"clients train with {each} (--optimizer and --lr give all the same)\n"
 
 
 def plan(arguments: argparse.Namespace) -> None:

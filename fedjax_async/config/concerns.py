@@ -81,6 +81,7 @@ metrics              world     x       -      x          x      -           -   
 train_loss           world     x       -      x          x      -           -        x           x
 train_examples       world     x       -      x          x      -           -        x           x
 fine_tune            world     x       -      x          x      -           -        -           x
+energy               world     x       -      x          x      -           -        x           x
 
 seed                 seed      x       x      x          x      x           x        x           x
 engine               compared  x       x      x          x      -           x        x           x

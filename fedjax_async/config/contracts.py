@@ -140,10 +140,13 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
 
 
 def _check_labels(outputs: Any, y: Any, note: str) -> None:
-    """What the usual loss, the cross entropy, needs: a row of logits and an integer label an example."""
+    """What the usual loss, the cross entropy, needs: a row of logits for each label, which is an integer."""
     labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
-    good = y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.integer)
+    sequences = y.ndim == 2 and outputs.shape[:-1] == y.shape
+    good = (y.ndim == 1 or sequences) and jnp.issubdtype(y.dtype, jnp.integer)
     check.require(good, "data.y", _shown(y), f"{labels}: models.from_flax(net, input_shape=..., loss=...)")
+    if sequences:
+        return
     flat = f"[{ROWS}, classes] for {ROWS} examples; {note}: flatten it first, x.reshape(len(x), -1)"
     _fits(outputs.ndim == 2, "model.apply", outputs, flat)
 

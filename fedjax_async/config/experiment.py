@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, plan
+from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
 from fedjax_async.config.clients import client_of, compressing, traffic_of
@@ -117,6 +117,8 @@ class Experiment(NamedTuple):
         """The tables of the run from what the engine returned."""
         options: dict[str, Any] = {"waits": waits_for_close(self.components)}
         options["gradients"] = gradients_of(self.components, self.schedule)
+        if self.settings.energy is not None:
+            options["devices"] = energy.bind(self.settings.energy, self.schedule.num_clients, self.settings.seed)
         return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
 
     def shared(self) -> tuple[Any, ...]:
@@ -194,6 +196,8 @@ def resolve(settings: Settings) -> Resolved:
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
+    if s.energy is not None:
+        energy.bind(s.energy, len(data.size), s.seed)
     return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 

@@ -19,8 +19,8 @@ from fedjax_async.types import FederatedData, Model, Params
 
 # Columns of the evaluations, and starts of the columns of clients, which no metric may have.
 TAKEN = (
-    "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up", "run",
-    "seed",
+    "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up",
+    "energy", "carbon", "run", "seed",
 )  # fmt: skip
 STARTS = ("client_", "own_", "tuned_", "validation_")
 

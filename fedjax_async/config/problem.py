@@ -40,9 +40,11 @@ def _comes_by_clients(dataset: Any) -> bool:
     return isinstance(dataset, (Federation, FederatedData))
 
 
-def comes_by_clients(dataset: Any) -> bool:
-    """Whether the data set of a setting comes with clients of its own."""
-    return _comes_by_clients(_dataset(dataset))
+def brings_client_tests(s: Settings) -> bool:
+    """Whether the data set comes with clients of its own, or with test examples of the natural owners that it keeps."""
+    dataset = _dataset(s.dataset)
+    owned = not _comes_by_clients(dataset) and dataset.test_groups is not None
+    return _comes_by_clients(dataset) or (owned and str(s.partition or "natural") == "natural")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -54,7 +56,8 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
-    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
+    fields = ("test_x", "test_y", *(("test_groups",) if whole.test_groups is not None else ()))
+    return whole._replace(**{field: getattr(whole, field)[chosen] for field in fields})
 
 
 @registry.cached_by_name(maxsize=64)
@@ -185,10 +188,14 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
         )
     outputs = jax.eval_shape(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
-        classes = outputs.shape[-1]
+        classes, positions = outputs.shape[-1], outputs.shape[1:-1]
         check.require(
             classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
         )
+        wanted = tuple(data.y.shape[1:])
+        labels = f"labels of shape {['B', *wanted]}"
+        allowed = f"{['B', *wanted, classes]}, since {data.name} has {labels}".replace("'", "")
+        check.require(positions == wanted, "shape of model outputs", ["B", *positions, classes], allowed)
 
 
 def params_dtype(compute: str) -> str:

@@ -25,7 +25,7 @@ from fedjax_async.config.methods import (
     preset_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.problem import check_count, check_model, comes_by_clients, initial, model_of, with_owners
+from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
 from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in, moments
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
@@ -102,7 +102,7 @@ def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
         allowed = f"left out: {s.method} has messages of its own"
         check.require(s.compress is None, "compress", str(s.compress), allowed)
     fraction = s.test_fraction
-    if fraction is None and s.eval_examples is None and not comes_by_clients(s.dataset):
+    if fraction is None and s.eval_examples is None and not brings_client_tests(s):
         fraction = TEST_FRACTION
     silent = sends_nothing(s.method, s.exchange)
     allowed = f"left out: the nodes of {s.method} send nothing" + (
@@ -126,7 +126,7 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
         changes["exchange" if peers[method] else "timing"] = None
     if len(set(peers.values())) == 2:
         changes |= {name: DEFAULTS[name] for name in concerns.without_effect("nodes" if peers[method] else "server")}
-        if common.test_fraction is None and common.eval_examples is None and not comes_by_clients(common.dataset):
+        if common.test_fraction is None and common.eval_examples is None and not brings_client_tests(common):
             changes["test_fraction"] = TEST_FRACTION
     nodes = [name for name in peers if peers[name]]
     silent = {name: sends_nothing(name, None if brings_timing(name) else common.exchange) for name in nodes}

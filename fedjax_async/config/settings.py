@@ -134,6 +134,7 @@ EXAMPLES = {
     "batching": "a text such as 'vmap'",
     "optimizer": "a text such as 'sgd:momentum=0.9'",
     "metrics": "a text such as 'top:k=5,macro_f1'",
+    "energy": "a text such as 'csv:path=watts.csv'",
     "memory_limit": "a text such as '4GB'",
 }
 
@@ -263,6 +264,12 @@ class Settings:
         None,
         "at every evaluation, each client trains a copy of the global model for so many local steps and scores it on "
         "its own test part",
+        "measures",
+    )
+
+    energy: str | None = _field(
+        None,
+        "count what jobs and messages cost the devices, in columns energy and carbon, e.g. boards or csv:path=FILE",
         "measures",
     )
 

@@ -7,9 +7,10 @@ Before a run all of them pass :func:`check_data` (``checking.py``). Then, as nee
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
   ``population.py``;
 - published data sets: ``published.py`` says where they come from, ``fetch.py`` gets them (``archive.py``),
-  ``images.py``, ``har.py`` and ``text.py`` read their files, ``own_copy.py`` a copy that the user has,
-  ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs (``normalise.py`` with other constants);
-- training images are changed at random by ``augment.py``;
+  ``images.py``, ``har.py``, ``text.py`` and ``shakespeare.py`` (with ``characters.py``) read their files,
+  ``own_copy.py`` a copy that the user has, ``arrays.py`` and ``tfds.py`` store them, ``decode.py`` makes model inputs
+  (``normalise.py``: with other constants), ``augment.py`` changes training images at random;
+- files of other projects (LEAF, TFF, Flower ...), and data sets of PyTorch: ``formats/``;
 - clients larger than memory: ``memmap.py`` (on disk) and ``virtual.py`` (computed when read).
 """
 
@@ -19,6 +20,7 @@ from fedjax_async.data.datasets import DATASETS, list_datasets, load, verify
 from fedjax_async.data.embedded import digits, fashion_mnist_6k
 from fedjax_async.data.federated import Dataset, Federation, client_rows, federate
 from fedjax_async.data.fetch import fetch
+from fedjax_async.data.formats import FORMATS, from_torch
 from fedjax_async.data.memmap import open_folder, pack, packed_offsets, write_clients, write_folder
 from fedjax_async.data.own import from_arrays
 from fedjax_async.data.partition import PARTITIONERS, split_clients
@@ -29,6 +31,7 @@ from fedjax_async.data.virtual import Generated, Identity, generate, generated
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
+    "FORMATS",
     "PARTITIONERS",
     "Dataset",
     "Federation",
@@ -44,6 +47,7 @@ __all__ = [
     "federate",
     "fetch",
     "from_arrays",
+    "from_torch",
     "generate",
     "generated",
     "list_datasets",

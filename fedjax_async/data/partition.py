@@ -6,11 +6,13 @@ appears exactly once, no client is empty, and the indices of each client ascend.
 
 ``PARTITIONERS`` at the end lists them. First come the shared checks and whole-number arithmetic, then the partitioners
 that ignore the labels (IID, unequal sizes, natural owners), then those that give the clients different class mixes
-(Dirichlet, shards, disjoint halves).
+(Dirichlet, shards, disjoint halves, a table).
 """
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -321,6 +323,55 @@ def halves(*, blocks: int = 2) -> Partitioner:
     return partition
 
 
+def table(*, path: str) -> Partitioner:
+    """Label skew from a table: each class is dealt in proportion to its column of a CSV file, a row a client.
+
+    ``path``: a file whose header is a name of the clients' column and the classes in ascending order, and whose rows
+    are a client's name and its counts or shares, such as ``compute_counts(...).to_csv(path)`` of flwr-datasets. The
+    counts of a data set's own partition are met exactly. There must be as many rows as clients.
+    """
+    shares = _read_shares(str(path))
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        require(len(shares) == num_clients, "num_clients", num_clients, f"{len(shares)}, the rows of '{path}'")
+        count = shares.shape[1]
+        require(count == len(sizes), f"'{path}': classes", count, f"{len(sizes)}, those of the data set")
+        counts = np.stack([apportion(int(n), column) for n, column in zip(sizes, shares.T)], axis=1)
+        empty = int(np.argmin(counts.sum(axis=1)))
+        require(bool(counts[empty].any()), f"'{path}': row {empty + 1}", "no example", "shares that give one at least")
+        return deal_classes(classes, counts, rng)
+
+    return partition
+
+
+def _read_shares(path: str) -> np.ndarray:
+    """The numbers of a table, float64 [N, C]; each class needs a positive one."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *rows = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__})") from error
+    require(len(header) > 1 and len(rows) > 0, "path", path, "a table with a column a class and a row a client")
+    found = np.zeros((len(rows), len(header) - 1))
+    for line, cells in enumerate(rows):
+        require(len(cells) == len(header), f"{path}, row {line + 1}", f"{len(cells)} cells", f"{len(header)} cells")
+        for column, cell in enumerate(cells[1:]):
+            try:
+                value = float(cell)
+            except ValueError:
+                value = math.nan
+            good = math.isfinite(value) and value >= 0
+            require(good, f"{path}, row {line + 1}, {header[column + 1]}", cell, "a finite number >= 0")
+            found[line, column] = value
+    unowned = np.flatnonzero(found.sum(axis=0) == 0)
+    require(
+        len(unowned) == 0, path, f"only zeros for {[header[1 + c] for c in unowned[:3]]}", "a client for each class"
+    )
+    return found
+
+
 PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -330,6 +381,7 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "quantity": quantity,
     "power_law": power_law,
     "natural": natural,
+    "table": table,
 }
 
 

@@ -21,6 +21,7 @@ from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, shapes_of_server
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
+from fedjax_async.models import hits
 from fedjax_async.types import (
     Array,
     ClientAlgorithm,
@@ -154,10 +155,13 @@ def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Ar
 
 
 def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``."""
+    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``.
+
+    Of a sequence of labels, the share that is right.
+    """
     outputs = model.apply(params, x)
     loss = model.loss(outputs, y)
-    hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+    hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
     return loss, hit.astype(loss.dtype)
 
 

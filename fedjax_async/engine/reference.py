@@ -26,6 +26,7 @@ from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
+from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
@@ -86,7 +87,7 @@ def scores_of_examples(model: Model, labels: bool) -> Any:
     def scores(params: Params, x: Any, y: Any) -> Any:
         outputs = model.apply(params, x)
         loss = model.loss(outputs, y)
-        hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+        hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
         return loss, hit.astype(loss.dtype)
 
     return jax.jit(scores)

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_async.engine.components import Client, Components, bound
 from fedjax_async.engine.measures import FINE_TUNING, Measures, training_rows
 from fedjax_async.local import job_key, run_steps
+from fedjax_async.models import hits
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import ClientData, Key, Message, Model, Params
 
@@ -93,8 +94,11 @@ class MeasuresByHand:
         scores: dict[str, Any] = {"loss": np.nan, "accuracy": np.nan}
         if len(test[1]):
             labels = np.issubdtype(test[1].dtype, np.integer)
-            right = np.argmax(self.outputs(params, test[0]), -1) == test[1] if labels else np.nan
-            scores = {"loss": np.mean(self.losses(params, test)), "accuracy": np.mean(right, dtype=np.float64)}
+            right = hits(*map(jnp.asarray, (self.outputs(params, test[0]), test[1]))) if labels else np.nan
+            scores = {
+                "loss": np.mean(self.losses(params, test)),
+                "accuracy": np.mean(np.asarray(right), dtype=np.float64),
+            }
         named = {f"client_tuned_{name}": np.asarray(value, self.real) for name, value in scores.items()}
         return named | self.named("client_tuned_", params, test)
 

@@ -23,7 +23,16 @@ from fedjax_async.results.store import BEST, CHECKPOINTS, load
 from fedjax_async.types import Evaluation, Run
 
 SAVED = "callbacks.json"  # beside the settings of a run that is not finished
-PLACES = ("time", "update", "step", "bytes_up", "bytes_down", "values_bytes_up")  # evaluations' columns without scores
+PLACES = (
+    "time",
+    "update",
+    "step",
+    "bytes_up",
+    "bytes_down",
+    "values_bytes_up",
+    "energy",
+    "carbon",
+)  # evaluations' columns without scores
 
 
 class Callbacks(NamedTuple):

@@ -115,7 +115,7 @@ def explain(
     if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
         say(f"{out}: has the arrivals of this run, which were read")
         return kept
-    say(f"{where}: has no steps of its server; training it once more with a probe")
+    say(f"{where}: does not keep the models between its arrivals; training it once more with a probe")
     if folder is not None:
         load_plugins(folder)
     settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
@@ -153,7 +153,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     part, rows, pool = _rows(data, part)
     chosen = rows if len(rows) <= examples else rows[np.linspace(0, len(rows), examples, endpoint=False).astype(int)]
     x, y = (np.asarray(values[chosen]) for values in pool)
-    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) else None
+    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
     groups = classes if classes is not None and classes <= MOST_CLASSES else None
     schedule, points = planned(resolved)
     facts = facts_of(schedule)

@@ -201,12 +201,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             return manifest
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
-        found = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        found = f"it has no {MANIFEST}{_runs_inside(folder)}" if folder.is_dir() else "there is no such folder"
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
         found = f"its {MANIFEST} is not ours"
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")
+
+
+def _runs_inside(folder: Path) -> str:
+    """The first runs below ``folder``, as a comparison or sweep keeps them, for a message; empty if there are none."""
+    found = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 
 
 def read_checked(folder: Path, name: str, digest: str) -> bytes:

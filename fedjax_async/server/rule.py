@@ -141,7 +141,7 @@ def rule(
             accumulated=aggregate.add(before, result.direction, share, arrival),
             oldest=_oldest(state.oldest, arrival, result.accepted),
         )
-        return new, memory, Info(share * result.factor.astype(share.dtype))
+        return new, memory, result.info(share)
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,13 +25,26 @@ SPECS = [
     "quantity",
     "power_law:exponent=1.5",
     "natural",
+    "table:path=TABLE",
 ]
 
 
 def deal(spec, labels, num_clients, seed=0):
     labels = np.asarray(labels)
+    if spec.endswith("TABLE"):
+        classes = max(len(np.unique(labels)), 1)
+        shares = 1 + np.random.default_rng(seed).integers(0, 3, (max(num_clients, 1), classes))
+        spec = spec.removesuffix("TABLE") + str(table_file(shares))
     partition = bind("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97)()
     return partition(labels, num_clients, np.random.default_rng(seed))
+
+
+def table_file(shares):
+    """A table in the layout of flwr-datasets' ``compute_counts(...).to_csv()``."""
+    path = Path(tempfile.gettempdir()) / f"shares-{os.getpid()}.csv"
+    lines = [["Partition ID", *range(shares.shape[1])], *([i, *row] for i, row in enumerate(shares.tolist()))]
+    path.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    return path
 
 
 def balanced(examples, classes=10, seed=0):
@@ -284,3 +301,24 @@ def test_split_needs_two_examples():
 def test_a_partitioner_of_ones_own_is_checked(parts):
     with pytest.raises(ValueError, match="partition = "):
         check_partition([np.array(p, int) for p in parts], 3, 2)
+
+
+def test_a_table_of_counts_is_met_exactly_and_shares_in_proportion():
+    labels = balanced(100, classes=4)
+    counts = np.array([[5, 0, 25, 10], [20, 25, 0, 15]])
+    np.testing.assert_array_equal(class_table(deal_table(counts, labels), labels), counts)
+    np.testing.assert_array_equal(class_table(deal_table(counts / 25, labels), labels), counts)
+    for wrong, message in [
+        (counts[:, :3], "classes = 3: must be 4, those of the data set"),
+        (np.where(counts == 25, -1, counts), r"row 1, 2 = '-1': must be a finite number >= 0"),
+        (counts * [1, 0, 1, 1], r"only zeros for \['1'\]"),
+        (np.array([[0, 0, 0, 0], [1, 1, 1, 1]]), "row 1 = 'no example'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            deal_table(wrong, labels)
+    with pytest.raises(ValueError, match="num_clients = 3: must be 2, the rows of"):
+        PARTITIONERS["table"](path=table_file(counts))(labels, 3, np.random.default_rng(0))
+
+
+def deal_table(shares, labels):
+    return PARTITIONERS["table"](path=table_file(shares))(labels, len(shares), np.random.default_rng(0))

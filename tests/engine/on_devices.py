@@ -32,12 +32,8 @@ def cases():
         yield f"peers {batching}", run_peer_waves, gossip, {"batching": batching, "max_width": 8}
 
 
-def main(out: str, devices: int, *distributed: str) -> None:
-    """Run every case and save parameters, losses and norms."""
-    if distributed:
-        coordinator, processes, rank = distributed
-        jax.distributed.initialize(coordinator, int(processes), int(rank))
-    jax.config.update("jax_enable_x64", True)
+def outcomes(devices: int) -> dict[str, np.ndarray]:
+    """Parameters, losses and norms of every case."""
     found = {}
     for name, run, given, options in cases():
         outcome = run(*given, devices=devices, **options)
@@ -45,8 +41,17 @@ def main(out: str, devices: int, *distributed: str) -> None:
         found |= {f"{name} {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
         found[f"{name} loss"] = outcome.scores["loss"]
         found[f"{name} norm"] = outcome.records["upload_norm"]
+    return found
+
+
+def main(out: str, devices: int, *distributed: str) -> None:
+    """Run every case and save what came out."""
+    if distributed:
+        coordinator, processes, rank = distributed
+        jax.distributed.initialize(coordinator, int(processes), int(rank))
+    jax.config.update("jax_enable_x64", True)
     assert len(jax.devices()) >= devices
-    np.savez(out, **found)
+    np.savez(out, **outcomes(devices))
 
 
 if __name__ == "__main__":

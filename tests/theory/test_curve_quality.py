@@ -33,8 +33,9 @@ def test_a_control_point_at_the_midpoint_gives_one():
 
 def test_a_run_of_asynccurve_has_the_columns():
     settings = Settings(
-        method="asynccurve", model="logistic", clients=3, updates=4, steps=2, eval_examples=20, partition="iid"
-    )
+        method="asynccurve:correction=orthograd", model="logistic", clients=3, updates=4, steps=2, eval_examples=20,
+        partition="iid",
+    )  # fmt: skip
     data = data_of(settings)
     probe = theory.curve_probe(model_of(settings, data), part="train", grid=2)
     run = simulate(settings, probes={"curve": probe})
@@ -42,6 +43,10 @@ def test_a_run_of_asynccurve_has_the_columns():
     assert np.isfinite(table["quality"]).all() and (table["quality"] > 0).all()
     assert (table["divergence"] >= 1 - 1e-5).all()  # a curve that bends orthogonally to its chord
     np.testing.assert_array_equal(table["staleness"], run.updates["staleness"])
+    for part in ("test", "validation"):
+        allowed = rf"must be left out, or given with {part}_fraction > 0: no client has a {part} part"
+        with pytest.raises(ValueError, match=rf"probes\['curve'\] = 'of {part} parts': {allowed}"):
+            simulate(settings, probes={"curve": theory.curve_probe(model_of(settings, data), part=part)})
 
 
 @pytest.mark.parametrize(
