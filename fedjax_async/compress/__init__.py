@@ -3,8 +3,8 @@
 Start with ``COMPRESSORS``: factories of pure functions on one vector. ``payload.py`` has the contract, ``sparse.py``,
 ``quantise.py`` and ``centroids.py`` the compressors, ``compose.py`` chains of them and :func:`on_tree`, which
 compresses a pytree. ``sizes.py`` counts the bits of a message inside a compiled run. ``wire.py`` makes and reads its
-bytes on the host, from the fields of ``fields.py`` and the bit codes of ``codes.py``. ``centroids.py`` also encodes whole models for peers
-(:func:`wcp`), with the k-means of ``clustering.py``.
+bytes on the host, from the fields of ``fields.py`` and the bit codes of ``codes.py``. ``centroids.py`` also encodes
+whole models for peers (:func:`wcp`), with the k-means of ``clustering.py``.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.data.partition import PARTITIONERS, _draw_in_turns, apportion, check_partition, split_clients
+from fedjax_async.data.drawing import draw_in_turns
+from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
 
 SPECS = [
@@ -129,7 +130,7 @@ def test_labels_must_be_classes_for_label_skew():
 def test_clients_of_an_exhausted_class_go_on_to_the_next_that_has_some():
     mixes = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
     sizes, need = np.array([30, 10, 2, 18]), np.array([20, 20, 20])
-    counts = _draw_in_turns(mixes, need, sizes, 3, np.random.default_rng(0))
+    counts = draw_in_turns(mixes, need, sizes, 3, np.random.default_rng(0))
     np.testing.assert_array_equal(counts.sum(axis=0), sizes)
     np.testing.assert_array_equal(counts.sum(axis=1), need)
     assert counts[:2, 3].sum() <= 2 and counts[2, 3] >= 16, "the third client draws its own class while some is left"
