@@ -1,8 +1,8 @@
 """Data sets, and their division among clients: ``Dataset`` in, ``FederatedData`` out.
 
-Start with :func:`federate` (``federated.py``): it applies a partitioner (``partition.py``, ``drawing.py``) to a data set.
-``datasets.py`` lists the data sets and loads them by name. :func:`from_arrays` (``own.py``) takes arrays of your own.
-Before a run all of them pass :func:`check_data` (``checking.py``). Then, as needed:
+Start with :func:`federate` (``federated.py``): it applies a partitioner (``partition.py``, ``drawing.py``) to a data
+set. ``datasets.py`` lists the data sets and loads them by name. :func:`from_arrays` (``own.py``) takes arrays of your
+own. Before a run all of them pass :func:`check_data` (``checking.py``). Then, as needed:
 
 - data in the package, generated problems, a population of any size: ``embedded.py``, ``problems.py``,
   ``population.py``;
