@@ -23,7 +23,7 @@ from fedjax_async.config.measures import require_column
 from fedjax_async.config.methods import METHODS, Method, PeerMethod, check_factory, check_fields, client_options
 from fedjax_async.config.own import JOINED, shown
 from fedjax_async.config.peer_methods import check_exchange
-from fedjax_async.data import DATASETS, PARTITIONERS
+from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
@@ -50,6 +50,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "network": NETWORKS,
     "dataset": DATASETS,
     "partition": PARTITIONERS,
+    "augment": AUGMENTATIONS,
     "model": MODELS,
     "client": CLIENTS,
     "optimizer": OPTIMIZERS,
@@ -71,7 +72,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
         ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
-        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
+        ``augment`` (``augment(key, x) -> x``), ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a
+        ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
       preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,

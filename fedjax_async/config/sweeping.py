@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ CPU_WIDTH = 32
 SHARE = 0.5
 # Updates between checkpoints where a folder for them is given: of a stack, and of a run without a server by itself.
 CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
+CHECKPOINT_SECONDS = 300.0  # of a stack too: 2,000 updates of long jobs may take hours
 
 
 class Group(NamedTuple):
@@ -267,7 +269,9 @@ def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
-    return Keeper(folder / _name(members, lanes), CHECKPOINT_UPDATES, {"settings": [e.described for e in members]})
+    identity = {"settings": [e.described for e in members]}
+    seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
+    return Keeper(folder / _name(members, lanes), CHECKPOINT_UPDATES, identity, seconds)
 
 
 def _name(members: Sequence[Prepared], lanes: int) -> str:
