@@ -22,6 +22,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "energy": ("clock", "ENERGY"),
     "partitions": ("data", "PARTITIONERS"),
     "datasets": ("data", "DATASETS"),
+    "augmentations": ("data", "AUGMENTATIONS"),
     "models": ("models", "MODELS"),
     "clients": ("config.plugins", "CLIENTS"),
     "optimizers": ("local", "OPTIMIZERS"),
@@ -39,7 +40,8 @@ def entries(kind: str) -> dict[str, Any]:
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     same = ("availability", "faults", "energy", "staleness", "sampling", "metrics")
     singular = kind if kind in same else kind.removesuffix("s")
-    return registry.entries({"compressors": "compress", "topologies": "topology"}.get(kind, singular), builtin)
+    irregular = {"compressors": "compress", "topologies": "topology", "augmentations": "augment"}
+    return registry.entries(irregular.get(kind, singular), builtin)
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:

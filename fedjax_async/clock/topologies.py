@@ -84,7 +84,7 @@ def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
 
 
 def gossip(*, receivers: int = 10) -> TopologyModel:
-    """Each push goes to `receivers` other nodes, drawn uniformly without replacement among those online then."""
+    """Each push goes to `receivers` of the others online then (to all if there are fewer), drawn uniformly."""
     check.whole("receivers", receivers)
     return lambda num_clients, seed: Topology(num_clients, random=min(receivers, num_clients - 1))
 

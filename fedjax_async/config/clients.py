@@ -30,7 +30,7 @@ from fedjax_async.config.methods import (
 from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
-from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
@@ -122,8 +122,9 @@ def _training(
     ``text``: of the options, since 1, 1.0 and True are equal.
     """
     scale = registry.bind("decay", DECAYS, decay)()
-    allowed = "a function of the version, or None"
-    check.require(scale is None or callable(scale), f"decay {decay}: what its factory returned", scale, allowed)
+    allowed = "a function of the version, a WithinJob, or None"
+    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(known, f"decay {decay}: what its factory returned", scale, allowed)
     takes = registry.options_of(client)
 
     def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:

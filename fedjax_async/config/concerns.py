@@ -47,6 +47,8 @@ partition            world     x       x      x          x      x           x   
 clients              world     x       x      x          x      x           x        x           x
 test_fraction        world     x       x      x          x      x           x        x           -
 validation_fraction  world     x       x      x          x      x           x        x           x
+normalise            world     x       x      x          x      x           x        -           x
+augment              tuned     x       x      x          x      x           x        -           x
 
 model                world     x       x      x          x      x           x        x           x
 client               compared  x       x      x          x      x           x        x           x

@@ -14,10 +14,12 @@ from fedjax_async import check, registry, tree
 from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition
 from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
-from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
+from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
+from fedjax_async.data.augment import check_augment
 from fedjax_async.data.federated import with_validation
+from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
-from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 
@@ -75,6 +77,13 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
         raise
 
 
+@registry.cached_by_name(maxsize=64)
+def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
+    """The data of :func:`_data`, with inputs standardised as asked for."""
+    data = _data(*dealt)
+    return data if normalise is None else normalised(data, normalise)
+
+
 def data_of(s: Settings) -> FederatedData:
     """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
@@ -84,7 +93,7 @@ def data_of(s: Settings) -> FederatedData:
     if isinstance(_dataset(s.dataset), FederatedData):
         concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
-    return _data(s.dataset, s.eval_examples, *options)
+    return _inputs(s.normalise, s.dataset, s.eval_examples, *options)
 
 
 def with_owners(settings: Settings) -> Settings:
@@ -114,7 +123,19 @@ def check_count(clients: Any, data: FederatedData) -> None:
 def model_of(s: Settings, data: FederatedData) -> Model:
     """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
     chosen = _model(s.model, input_shape(data), data.num_classes)
-    return _ready(chosen, data.decode, s.compute, s.remat)
+    augment = _augment(s.augment)
+    if augment is not None:
+        check_augment(augment, row_of(data.x))
+    return _ready(chosen, data.decode, s.compute, s.remat, augment)
+
+
+def _augment(spec: str | None) -> Any:
+    """The augmentation that a spec names, or the object that stands for one; None without any."""
+    given = own.thing_of("augment", spec)
+    if given is None:
+        return None if spec is None else augmentation(spec)
+    check.require(callable(given), "augment", own.shown(given), f"a name or {own.KINDS['augment']}")
+    return own.lasting(given)
 
 
 @registry.cached_by_name(maxsize=16)
@@ -145,10 +166,11 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
 
 
 @lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
-    """The model on raw rows, computing in the dtype asked for."""
+def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -> Model:
+    """The model on raw rows, computing in the dtype asked for, which trains on augmented rows if asked for."""
     ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
-    return rematerialised(ready) if remat else ready
+    ready = rematerialised(ready) if remat else ready
+    return ready if augment is None else augmented(ready, augment)
 
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:

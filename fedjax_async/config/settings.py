@@ -28,6 +28,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 def _known(field: str, value: Any) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
+    from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.peer_outcome import GLOBAL_TESTS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
@@ -40,6 +41,7 @@ def _known(field: str, value: Any) -> None:
         "compress_per": GROUPINGS,
         "slots": SLOT_DTYPES,
         "batching": BATCHINGS,
+        "normalise": NORMALISATIONS,
     }
     check.one_of(field, value, registries[field])
 
@@ -92,6 +94,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "global_tests": _known,
     "batching": _known,
+    "normalise": _known,
     "eval_examples": check.whole,
     "train_examples": check.whole,
     "fine_tune": check.whole,
@@ -121,6 +124,8 @@ EXAMPLES = {
     "faults": "a text such as 'drop:probability=0.1'",
     "network": "a text such as 'link:down=1e6,up=2e5'",
     "partition": "a text such as 'iid'",
+    "augment": "a text such as 'crop:padding=4+flip'",
+    "normalise": "a text such as 'training'",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",
@@ -191,13 +196,23 @@ class Settings:
         None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
+    normalise: str | None = _field(
+        None,
+        "inputs standardised by the data set's published constants (published, the default where it has some), by the "
+        "training part's own mean and deviation (training), or not at all (none)",
+        "data",
+    )
+    augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
+
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
     optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
     lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
-    decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
+    decay: str = _field(
+        "constant", "learning rate over server steps, e.g. cosine:steps=500; linear: within each job", "training"
+    )
     batch_size: int = _field(32, "local minibatch size B", "training")
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
@@ -306,7 +321,7 @@ class Settings:
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune",
+    "fine_tune", "normalise", "augment",
 )  # fmt: skip
 
 

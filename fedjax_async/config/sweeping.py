@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,9 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
-CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
+# Updates between checkpoints where a folder for them is given: of a stack, and of a run without a server by itself.
+CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
+CHECKPOINT_SECONDS = 300.0  # of a stack too: 2,000 updates of long jobs may take hours
 
 
 class Group(NamedTuple):
@@ -203,7 +207,10 @@ def execute_group(
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
-            on_finished(i, execute(_in_lanes(e, group.batches), progress=report, watch=watches[i]))
+            alone, kept = _by_itself(e, group.batches, folder)
+            on_finished(i, execute(alone, progress=report, checkpoints=kept, watch=watches[i]))
+            if kept is not None:
+                shutil.rmtree(kept, ignore_errors=True)
             before += e.total
         return
     first = experiments[group.members[0]].settings
@@ -227,11 +234,16 @@ def execute_group(
             keeper.clear()
 
 
-def _in_lanes(e: Prepared, lanes: int) -> Prepared:
-    """The run as it is executed alone in so many lanes; the oracle has none. Its results keep their settings."""
+def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, Path | None]:
+    """The run as it is executed alone in so many lanes, and where its checkpoints are; the oracle has neither.
+
+    Its results keep their settings.
+    """
     if e.settings.engine == "reference":
-        return e
-    return e._replace(settings=dataclasses.replace(e.settings, lanes=lanes))
+        return e, None
+    every = None if folder is None else CHECKPOINT_EVENTS
+    changed = dataclasses.replace(e.settings, lanes=lanes, checkpoint=every)
+    return e._replace(settings=changed), None if folder is None else folder / _name([e], lanes)
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
@@ -258,6 +270,14 @@ def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     identity = {"settings": [e.described for e in members]}
-    # by itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere
-    name = hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
-    return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
+    seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
+    return Keeper(folder / _name(members, lanes), CHECKPOINT_UPDATES, identity, seconds)
+
+
+def _name(members: Sequence[Prepared], lanes: int) -> str:
+    """Of the folder for the checkpoints of runs side by side.
+
+    By itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere.
+    """
+    identity = {"settings": [e.described for e in members]}
+    return hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]

@@ -56,20 +56,28 @@ def fashion_mnist(*, data_dir: DataDir = None, download: bool = False) -> Datase
     return load_published("fashion_mnist", data_dir, download)
 
 
-def cifar10(*, data_dir: DataDir = None, download: bool = False) -> Dataset:
+def cifar10(*, train: int = 50_000, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 colour 32 x 32 images of ten kinds of things; fetched once.
 
-    Options as for ``mnist``. Source: Krizhevsky (2009).
+    ``train``: only the first so many training images (their published order is random). Other options as for
+    ``mnist``. Source: Krizhevsky (2009).
     """
-    return load_published("cifar10", data_dir, download)
+    return _first(load_published("cifar10", data_dir, download), train)
 
 
-def cifar100(*, path: DataDir = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
+def _first(data: Dataset, train: int) -> Dataset:
+    """The data set with its first ``train`` training examples."""
+    whole("train", train, high=len(data.y))
+    return data if train == len(data.y) else data._replace(x=data.x[:train], y=data.y[:train])
+
+
+def cifar100(*, train: int = 50_000, path: DataDir = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS or your folder.
 
     It is read from a folder that TFDS has prepared as array records, or from the published binary files, and kept as
-    prepared arrays in the published order. ``path``: a folder or archive with ``train.bin`` and ``test.bin``, needed
-    once. ``download``: let TFDS download and prepare it first; this needs a network and TensorFlow.
+    prepared arrays in the published order. ``train``: only the first so many training images. ``path``: a folder or
+    archive with ``train.bin`` and ``test.bin``, needed once. ``download``: let TFDS download and prepare it first;
+    this needs a network and TensorFlow.
     Source: Krizhevsky (2009).
     """
 
@@ -80,7 +88,7 @@ def cifar100(*, path: DataDir = None, data_dir: DataDir = None, download: bool =
             tfds.require_tensorflow("cifar100")
         return tfds.read_in_order("cifar100", _prepared("cifar100", home, download))
 
-    return _kept("cifar100", data_dir, read, decode.cifar100, 100, "load cifar100:download=true")
+    return _first(_kept("cifar100", data_dir, read, decode.cifar100, 100, "load cifar100:download=true"), train)
 
 
 def tiny_imagenet(*, path: DataDir = None, data_dir: DataDir = None) -> Dataset:

@@ -31,7 +31,7 @@ from fedjax_async.models.nnx import from_module, from_nnx, is_module
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
-from fedjax_async.models.wrap import decoded, from_flax, in_dtype, rematerialised
+from fedjax_async.models.wrap import augmented, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -68,6 +68,7 @@ __all__ = [
     "ConvPool",
     "GroupNorm",
     "Metric",
+    "augmented",
     "avg_pool",
     "char_gru",
     "char_transformer",

@@ -112,6 +112,24 @@ def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
     return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
 
 
+_AUGMENT = 0xA06  # folded into the key of a local step, so that dropout draws what it would draw without
+
+
+def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
+    """``model`` of raw rows that changes them at random while it trains: where a key is given, and only there.
+
+    ``augment(key, x) -> x``, as in ``data.AUGMENTATIONS``; its key follows from that of the local step.
+    """
+
+    def changed(key: Key, x: Array) -> Array:
+        return augment(jax.random.fold_in(key, _AUGMENT), x)
+
+    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
+        return model.apply(params, x if key is None else changed(key, x), key)
+
+    return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, changed(key, x), key, mask))
+
+
 def in_dtype(model: Model, dtype: Any) -> Model:
     """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
 
@@ -19,6 +20,7 @@ SPECS = [
     "dirichlet:alpha=0.5",
     "dirichlet:alpha=0.05,min_size=2",
     "dirichlet_balanced:alpha=0.1",
+    "dirichlet_balanced:alpha=0.1,at_a_time=3",
     "shards:classes_per_client=2",
     "halves:blocks=2",
     "quantity",
@@ -106,6 +108,7 @@ def test_more_clients_than_examples(spec):
         ("dirichlet:min_size=101", "min_size"),
         ("dirichlet:alpha=0.001,min_size=90,max_tries=5", "alpha"),
         ("dirichlet_balanced:alpha=0", "alpha"),
+        ("dirichlet_balanced:at_a_time=0", "at_a_time"),
         ("shards:classes_per_client=0", "classes_per_client"),
         ("shards:classes_per_client=11", "classes_per_client"),
         ("halves:blocks=11", "blocks"),
@@ -122,6 +125,25 @@ def test_labels_must_be_classes_for_label_skew():
     with pytest.raises(ValueError, match="labels = 'float64"):
         deal("dirichlet", np.linspace(0, 1, 50), 5)
     check_partition(deal("iid", np.linspace(0, 1, 50), 5), 50, 5)
+
+
+def test_clients_of_an_exhausted_class_go_on_to_the_next_that_has_some():
+    mixes = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
+    sizes, need = np.array([30, 10, 2, 18]), np.array([20, 20, 20])
+    counts = draw_in_turns(mixes, need, sizes, 3, np.random.default_rng(0))
+    np.testing.assert_array_equal(counts.sum(axis=0), sizes)
+    np.testing.assert_array_equal(counts.sum(axis=1), need)
+    assert counts[:2, 3].sum() <= 2 and counts[2, 3] >= 16, "the third client draws its own class while some is left"
+    assert counts[:2, 0].sum() + counts[2, 0] == 30 and counts[2, :3].sum() == 20 - counts[2, 3]
+
+
+def test_drawing_in_turns_is_milder_than_drawing_all_at_once():
+    labels = balanced(6000)
+    turns, once = (
+        np.mean([concentration(deal(f"dirichlet_balanced:alpha=0.1{how}", labels, 10, s), labels) for s in range(6)])
+        for how in (",at_a_time=3", "")
+    )
+    assert 0.2 < turns < once - 0.02
 
 
 def test_iid_sizes_and_mixes():
