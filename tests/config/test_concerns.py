@@ -27,8 +27,8 @@ GIVEN = {
     "server_steps": 3, "eval_time": 5.0, "eval_updates": 2, "eval_steps": 2, "eval_at": "1", "eval_examples": 9,
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",
     "train_loss": True, "train_examples": 9, "fine_tune": 1, "energy": "flat", "engine": "reference",
-    "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16", "remat": True, "checkpoint": 2,
-    "on_bad": "raise",
+    "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16",
+    "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
 BESIDE = {"late": {"timeout": 9.0}}  # what a setting needs, to be given at all
 CLIENT = ClientAlgorithm(*[lambda *args: None] * 4)  # never called

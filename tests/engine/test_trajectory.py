@@ -139,6 +139,8 @@ def test_from_settings_it_is_simulate():
 
 def test_numbers_that_the_run_does_not_have_are_refused():
     f, hyper, params, *_ = trajectory(Settings(model="logistic", clients=3, updates=6))
+    with pytest.raises(KeyError, match=r"validation_loss.*must be one of loss, .* validation_fraction"):
+        jax.eval_shape(f, hyper, params)["validation_loss"]
     wrong = {
         r"hyper = 'typo': unknown \(known: server.mixing, lr, example_weight\)": hyper | {"typo": 1.0},
         r"hyper = \['lr'\]: must be all numbers of the run, also server.mixing": {"lr": 0.1},

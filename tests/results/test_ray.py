@@ -25,10 +25,11 @@ INSTALL = "this test needs Ray: pip install '.[ray]'"
 METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "asgd")  # a group each
 SWEEP = f"""
 [base]
-model = "mlp"
-clients = 6
-updates = 600
-eval_updates = 300
+model = "logistic"
+clients = 4
+steps = 2
+updates = 120
+eval_updates = 30
 [grid]
 method = {list(METHODS)}
 """
