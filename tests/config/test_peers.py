@@ -96,7 +96,7 @@ def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(t
         return found
 
     def start():
-        return sweep(base, {"topology": ["ring", "complete"]}, folder=tmp_path, callbacks=[watching], progress=False)
+        return sweep(base, {"topology": ["ring", "complete"]}, out=tmp_path, callbacks=[watching], progress=False)
 
     with pytest.raises(Killed):
         start()
