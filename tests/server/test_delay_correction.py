@@ -203,12 +203,14 @@ def test_running_statistics_become_the_clients_and_have_no_part_in_the_correctio
 
 
 def test_orthodyn_switches_after_a_share_of_the_run():
-    """The first 30 % of the arrivals as OrthoGrad, the others as OrthoPos, in either engine and when buffered."""
+    """The first 30 % of the arrivals as OrthoGrad, the others as OrthoPos, in either engine; also when buffered."""
     with jax.enable_x64(True):
         for timing in ("every", "buffer:size=3"):
             given = case(orthodyn(switch="share", fraction=0.3), timing, updates=20)
             want = run_reference(*given)
             close(run_waves(*given).params, want.params, 1e-9)
+            if timing != "every":
+                continue  # what the phases do does not depend on when steps close
             never = run_reference(*case(orthograd(), timing, updates=20)).params
             always = run_reference(*case(orthopos(), timing, updates=20)).params
             for other in (never, always):
