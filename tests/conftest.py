@@ -41,7 +41,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture
 def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that compares a command's numbers with this process's, bit for bit."""
+    """For a test that compares a command's numbers with this process's, bit for bit, or whose command runs briefly."""
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
@@ -71,6 +71,12 @@ def compiled_programs_are_let_go() -> Iterator[None]:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

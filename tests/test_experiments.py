@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {
@@ -43,8 +43,7 @@ def scripts(benchmarks):
 
 
 def start(script, *options, cwd):
-    command = [sys.executable, str(script), *map(str, options)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    done = forked.python([str(script), *map(str, options)], cwd=cwd)
     assert done.returncode == 0, done.stderr
 
 
@@ -53,6 +52,8 @@ def check_table(path):
     assert "hardware" in path.read_text().splitlines()[0]
 
 
+# at their smallest size they compile for longer than they run
+@pytest.mark.usefixtures("commands_compile_as_here")
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=True))
 def test_benchmark(script, part, tmp_path):
     start(script, "--smoke", *part, "--out", tmp_path / "table.csv", cwd=tmp_path)
@@ -61,6 +62,7 @@ def test_benchmark(script, part, tmp_path):
         check_table(path)
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=False))
 def test_paper(script, part, tmp_path):
     start(script, "--scale", "smoke", "--quiet", *part, "--out", tmp_path / "out", cwd=tmp_path)

@@ -36,6 +36,16 @@ def _loss(model: Model) -> Any:
 
 
 @lru_cache(maxsize=64)
+def _values(metric: Metric) -> Any:
+    return jax.jit(metric.values)
+
+
+@lru_cache(maxsize=64)
+def _finish(metric: Metric) -> Any:
+    return jax.jit(metric.finish)
+
+
+@lru_cache(maxsize=64)
 def _tuned(tuner: Client, steps: int) -> Any:
     """Compiled: the params after so many local steps from a start."""
 
@@ -73,13 +83,13 @@ class MeasuresByHand:
         """A metric of some examples; NaN of none."""
         if not len(examples[1]):
             return np.asarray(np.nan, self.real)
-        values = metric.values(jnp.asarray(self.outputs(params, examples[0])), jnp.asarray(examples[1]))
+        values = _values(metric)(self.outputs(params, examples[0]), examples[1])
 
         def mean(leaf: Any) -> Any:
             return jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real)
 
         means = jax.tree.map(mean, values)
-        return np.asarray(means if metric.finish is None else metric.finish(means), self.real)
+        return np.asarray(means if metric.finish is None else _finish(metric)(means), self.real)
 
     def named(self, prefix: str, params: Params, examples: Examples) -> dict[str, np.ndarray]:
         """Every metric of some examples."""

@@ -29,13 +29,13 @@ from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
 from fedjax_async.registry import takes
 from fedjax_async.server.delay_correction import SWITCHES, delay_corrected
-from fedjax_async.server.rule import closed, guard_rails, known, rule
+from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.step_size import cyclic, moving_on, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.types import Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class CurveState(NamedTuple):
@@ -50,7 +50,10 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
 
     ``sends_steps``: whether messages hold the server's last step, twice the bytes.
     """
+    return with_facts(lambda facts: _on_curves(known(inner, facts), sends_steps))
 
+
+def _on_curves(inner: ServerAlgorithm, sends_steps: bool) -> ServerAlgorithm:
     def init(params: Params) -> tuple[CurveState, State]:
         state, memory = inner.init(params)
         return CurveState(state, jax.tree.map(jnp.zeros_like, weights_of(params)) if sends_steps else ()), memory
@@ -74,10 +77,7 @@ def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgo
         message, memory = inner.dispatch(state.inner, memory, request)
         return message._replace(extra=state.last), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return on_curves(known(inner, facts), sends_steps=sends_steps)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close)
 
 
 def end_correction(

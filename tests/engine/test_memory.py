@@ -90,7 +90,7 @@ def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
     """What JAX keeps; XLA on a CPU merges the recomputation with the first one again, an accelerator does not."""
     shape = (28, 28, 1)
     model = MODELS["cnn"](input_shape=shape, num_classes=10)
-    params, x = model.init(jax.random.key(0)), jnp.ones((8, *shape))
+    params, x = jax.jit(model.init)(jax.random.key(0)), jnp.ones((8, *shape))
 
     def kept(one):
         print_saved_residuals(lambda p: jnp.sum(one.apply(p, x)), params)

@@ -203,7 +203,7 @@ def test_running_statistics_become_the_clients_and_have_no_part_in_the_correctio
 
 
 def test_orthodyn_switches_after_a_share_of_the_run():
-    """The first 30 % of the arrivals as OrthoGrad, the others as OrthoPos, in either engine and when buffered."""
+    """The first 30 % of the arrivals as OrthoGrad, the others as OrthoPos, in either engine; also when buffered."""
     with jax.enable_x64(True):
         for timing in ("every", "buffer:size=3"):
             given = case(orthodyn(switch="share", fraction=0.3), timing, updates=20)
@@ -211,6 +211,8 @@ def test_orthodyn_switches_after_a_share_of_the_run():
             close(have.params, want.params, 1e-9)
             for each in (want, have):
                 np.testing.assert_array_equal(each.records["correction_phase"], [0] * 6 + [1] * 14)
+            if timing != "every":
+                continue  # what the phases do does not depend on when steps close
             never = run_reference(*case(orthograd(), timing, updates=20)).params
             always = run_reference(*case(orthopos(), timing, updates=20)).params
             for other in (never, always):
