@@ -35,7 +35,7 @@ from fedjax_async.server.step_size import cyclic, moving_on, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class CurveState(NamedTuple):
