@@ -204,7 +204,8 @@ class ClientAlgorithm(NamedTuple):
 
     ``init(params) -> client_state``: a row that is kept between jobs, ``()`` if there is none.
     ``begin(key, message, client_state, data) -> work``; ``step(work, k, message, data) -> work``, k = 0, 1, ...;
-    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times.
+    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times. It has no
+    ``message.local_steps``: count the steps in ``work`` if the upload depends on them.
     Optional: ``info(client_state)``, scalars to record about an upload, accepted or not, from the state after its job;
     ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
     ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;

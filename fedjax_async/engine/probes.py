@@ -29,7 +29,7 @@ def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arriv
     for name, probe in resolved.items():
         for part in getattr(probe.function, "needs", ()):
             missing = part != "train" and not np.any(held_out_rows(data, part)[2])
-            allowed = f"left out, or given with {part}_fraction > 0: no client has a {part} part"
+            allowed = f"left out, given with {part}_fraction > 0, or made for another part: no client has a {part} part"
             check.require(not missing, f"probes[{name!r}]", f"of {part} parts", allowed)
     return resolved
 

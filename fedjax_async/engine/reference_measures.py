@@ -41,8 +41,8 @@ def _values(metric: Metric) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _finish(metric: Metric) -> Any:
-    return jax.jit(metric.finish)
+def _finish(finish: Callable[[Any], Any]) -> Any:
+    return jax.jit(finish)
 
 
 @lru_cache(maxsize=64)
@@ -89,7 +89,7 @@ class MeasuresByHand:
             return jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real)
 
         means = jax.tree.map(mean, values)
-        return np.asarray(means if metric.finish is None else _finish(metric)(means), self.real)
+        return np.asarray(means if metric.finish is None else _finish(metric.finish)(means), self.real)
 
     def named(self, prefix: str, params: Params, examples: Examples) -> dict[str, np.ndarray]:
         """Every metric of some examples."""

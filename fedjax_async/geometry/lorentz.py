@@ -61,6 +61,7 @@ def lorentz_distance(x: Params, y: Params, *, beta: Traced = 1.0) -> Array:
     equal, the distance has no derivative, and the gradient is zero. Both are computed from terms of one sign (the law
     of cosines in half angles), not from the difference in the definition, and the angle from exact products of the
     coordinates. So both are accurate to rounding, also between points far out that are close or on one ray.
+    Rounding the coordinates themselves turns a ray: far out, that alone moves a point by a large distance.
 
     Args:
       x, y: pytrees of the same structure and shapes.

@@ -48,8 +48,8 @@ def divergence(points: Sequence[Params], s: Any) -> Array:
 def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str = "test") -> Estimate:
     """A probe of the curves that clients upload (method ``asynccurve``); give it in ``probes`` of ``simulate``.
 
-    ``simulate(method="asynccurve", test_fraction=0.2, probes={"curve": curve_probe(model)})``; the clients' own data
-    are part of them by ``test_fraction`` and ``validation_fraction``.
+    ``simulate(method="asynccurve", test_fraction=0.2, probes={"curve": curve_probe(model)})``; each client
+    needs examples of ``part``: ``test_fraction`` holds back a test part, ``validation_fraction`` a validation part.
 
     Columns: ``quality`` and ``divergence`` at the position of the step, ``quality_grid`` the mean of Q at ``grid``
     positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D of these, and ``staleness``,

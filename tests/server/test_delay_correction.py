@@ -102,9 +102,9 @@ def test_orthograd_and_orthopos_never_undo_the_drift(seed, lr):
 def test_dc_asgd_without_strength_is_asgd(seed, lr):
     with jax.enable_x64(True):
         uploads = random_uploads(seed, 12)
-        np.testing.assert_array_equal(
-            end(dc_asgd, uploads, strength=0.0, server_lr=lr), end(asgd, uploads, server_lr=lr)
-        )
+        corrected = end(dc_asgd, uploads, strength=0.0, server_lr=lr)
+        # two programs, which may fuse the sums differently
+        np.testing.assert_allclose(corrected, end(asgd, uploads, server_lr=lr), rtol=1e-14, atol=1e-14)
 
 
 @settings(max_examples=25)
