@@ -56,27 +56,31 @@ def fashion_mnist(*, data_dir: DataDir = None, download: bool = False) -> Datase
     return load_published("fashion_mnist", data_dir, download)
 
 
-def cifar10(*, train: int = 50_000, data_dir: DataDir = None, download: bool = False) -> Dataset:
+def cifar10(*, train: int | None = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
     """CIFAR-10: 50,000 + 10,000 colour 32 x 32 images of ten kinds of things; fetched once.
 
-    ``train``: only the first so many training images (their published order is random). Other options as for
+    ``train``: only the first so many training images [all] (their published order is random). Other options as for
     ``mnist``. Source: Krizhevsky (2009).
     """
     return _first(load_published("cifar10", data_dir, download), train)
 
 
-def _first(data: Dataset, train: int) -> Dataset:
-    """The data set with its first ``train`` training examples."""
+def _first(data: Dataset, train: int | None) -> Dataset:
+    """The data set with its first ``train`` training examples; ``None``: all."""
+    if train is None:
+        return data
     whole("train", train, high=len(data.y))
-    return data if train == len(data.y) else data._replace(x=data.x[:train], y=data.y[:train])
+    return data._replace(x=data.x[:train], y=data.y[:train])
 
 
-def cifar100(*, train: int = 50_000, path: DataDir = None, data_dir: DataDir = None, download: bool = False) -> Dataset:
+def cifar100(
+    *, train: int | None = None, path: DataDir = None, data_dir: DataDir = None, download: bool = False
+) -> Dataset:
     """CIFAR-100: 50,000 + 10,000 colour 32 x 32 images of a hundred kinds of things; through TFDS or your folder.
 
     It is read from a folder that TFDS has prepared as array records, or from the published binary files, and kept as
-    prepared arrays in the published order. ``train``: only the first so many training images. ``path``: a folder or
-    archive with ``train.bin`` and ``test.bin``, needed once. ``download``: let TFDS download and prepare it first;
+    prepared arrays in the published order. ``train``: only the first so many training images [all]. ``path``: a folder
+    or archive with ``train.bin`` and ``test.bin``, needed once. ``download``: let TFDS download and prepare it first;
     this needs a network and TensorFlow.
     Source: Krizhevsky (2009).
     """

@@ -158,7 +158,10 @@ tiled_product.defvjp(_product_forward, _product_backward)
 def _largest(z: Array) -> tuple[Array, Array]:
     """Maximum over the leading axis of 4, and the index of its first occurrence (int8)."""
     m = jnp.maximum(jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3]))
-    index = jnp.where(z[0] == m, 0, jnp.where(z[1] == m, 1, jnp.where(z[2] == m, 2, 3)))
+    # Not ``z[i] == m``: XLA may compute z again beside m, with other rounding, and then no entry equals the maximum.
+    first, second = z[0] >= z[1], z[2] >= z[3]
+    before = jnp.maximum(z[0], z[1]) >= jnp.maximum(z[2], z[3])
+    index = jnp.where(before, jnp.where(first, 0, 1), jnp.where(second, 2, 3))
     return m, index.astype(jnp.int8)
 
 

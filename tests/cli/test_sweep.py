@@ -249,7 +249,7 @@ def test_the_example_of_the_help_is_a_whole_sweep(capsys, tmp_path):
 
 def test_the_commands_of_the_help_parse():
     commands = re.findall(r"^ +(fedjax-async .+)$", sweep_file.SWEEP_EPILOG, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 6
     for command in commands:
         assert callable(cli.parser().parse_args(shlex.split(command)[1:]).action)
 

@@ -370,14 +370,14 @@ def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
     engine = sweep_engine.use(monkeypatch)
     results = []
 
-    def map_array(function, *columns):
-        for arguments in zip(*columns, strict=True):  # a job starts before the submission returns
-            thread = threading.Thread(target=lambda given=arguments: results.append(function(*given)))
+    def start(calls):
+        for call in calls:  # a job starts before the submission returns
+            thread = threading.Thread(target=lambda given=call: results.append(cluster.train_members(*given)))
             thread.start()
             thread.join()
-        return [SimpleNamespace(job_id=str(number)) for number in range(len(columns[0]))]
+        return [(str(number), None) for number in range(len(calls))]
 
-    monkeypatch.setattr(cluster, "_executor", lambda *arguments: SimpleNamespace(map_array=map_array))
+    monkeypatch.setitem(cluster.STARTS, "local", lambda folder, target: start)
     work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]})))
     assert len(cluster.submit(work, tmp_path / "sweep", "local")) == 2
     assert results == ["2 runs", "1 runs"] and len(engine.trained) == 3
@@ -385,7 +385,7 @@ def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch):
 
 def test_a_folder_in_use_gets_no_jobs(tmp_path, monkeypatch):
     sweep_engine.use(monkeypatch)
-    monkeypatch.setattr(cluster, "_executor", lambda *arguments: SimpleNamespace(map_array=never))
+    monkeypatch.setitem(cluster.STARTS, "local", lambda folder, target: never)
     work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1]})))
     with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
         cluster.submit(work, tmp_path, "local")

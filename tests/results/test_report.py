@@ -72,7 +72,7 @@ def test_a_comparison(tmp_path):
 )
 def test_a_comparison_takes_no_folder_of_something_else(tmp_path, name, found):
     (tmp_path / name).write_text("{}")
-    small = {"model": "logistic", "clients": 4, "updates": 4, "folder": tmp_path}
+    small = {"model": "logistic", "clients": 4, "updates": 4, "out": tmp_path}
     with pytest.raises(ValueError, match=f"must be empty or hold a comparison, but it holds {found}"):
         compare(["fedasync"], **small)
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [name]

@@ -177,7 +177,7 @@ def test_the_curves_show_the_chosen_ones():
 
 def test_roles_are_kept_in_the_folder(tmp_path, monkeypatch):
     sweep_engine.use(monkeypatch)
-    options = {"seeds": 2, "folder": tmp_path, "progress": False}
+    options = {"seeds": 2, "out": tmp_path, "progress": False}
     grid = {"lr": [0.1, 0.3], "clients": [5, 6]}
     with pytest.raises(ValueError, match=r"roles\['lr'\] = 'tune'"):
         sweep(Settings(updates=9), grid, roles={"lr": "tune"}, **options)
