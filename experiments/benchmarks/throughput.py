@@ -97,8 +97,9 @@ def bare_program(base: Experiment, batching: str = "vmap", *, counted: bool = Fa
     """The arithmetic alone, compiled; with ``counted`` the number of steps is an argument, not known beforehand."""
     model, data = base.components.model, base.components.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
+    usual = steps_of(base.settings.model)
 
-    def job(params: Any, positions: jax.Array, offset: jax.Array, steps: Any = steps_of(base.settings.model)) -> Any:
+    def job(params: Any, positions: jax.Array, offset: jax.Array, steps: Any = usual) -> Any:
         key = jax.random.key(offset)
 
         def step(k: jax.Array, params: Any) -> Any:
