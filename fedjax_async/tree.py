@@ -14,19 +14,23 @@ from fedjax_async.types import Array, Params, Path
 
 def gather(tree: Any, index: Any) -> Any:
     """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar; no range check."""
-    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False), tree)
 
 
 def scatter(tree: Any, index: Any, rows: Any) -> Any:
     """A copy of ``tree`` with ``rows`` written to the row(s) ``index``; no range check."""
-    return jax.tree.map(lambda leaf, row: leaf.at[index].set(row, mode="promise_in_bounds"), tree, rows)
+
+    def written(leaf: Array, row: Array) -> Array:
+        return leaf.at[index].set(row, mode="promise_in_bounds", wrap_negative_indices=False)
+
+    return jax.tree.map(written, tree, rows)
 
 
 def scatter_where(tree: Any, index: Any, rows: Any, active: Array) -> Any:
     """:func:`scatter` of several rows; rows with ``active`` (bool[W]) false are not written."""
 
     def written(leaf: Array, row: Array) -> Array:
-        return leaf.at[jnp.where(active, index, leaf.shape[0])].set(row, mode="drop")
+        return leaf.at[jnp.where(active, index, leaf.shape[0])].set(row, mode="drop", wrap_negative_indices=False)
 
     return jax.tree.map(written, tree, rows)
 

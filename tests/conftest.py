@@ -18,9 +18,11 @@ import pytest
 
 # Most of the suite's time is compilation. LLVM's part is the least at level 0, where tests train small models; commands
 # that tests start train longer, and level 1 pays. XLA's former emitters compile in half the time of the new ones (of
-# which alone JAX 0.12 knows). XLA reads its flags once, when it starts.
+# which alone JAX 0.12 knows). Cut into 32 pieces for as many threads, a small program takes a quarter more, and many
+# more maps of memory. XLA reads its flags once, when it starts.
 FORMER = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
-HERE, COMMANDS = (f"--xla_backend_optimization_level={level}{FORMER}" for level in (0, 1))
+WHOLE = f" --xla_cpu_parallel_codegen_split_count=1{FORMER}"
+HERE, COMMANDS = (f"--xla_backend_optimization_level={level}{WHOLE}" for level in (0, 1))
 if os.environ.get("XLA_FLAGS", COMMANDS) == COMMANDS:
     os.environ["XLA_FLAGS"] = HERE
     jax.devices()
@@ -39,7 +41,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 @pytest.fixture
 def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a test that compares a command's numbers with this process's, bit for bit."""
+    """For a test that compares a command's numbers with this process's, bit for bit, or whose command runs briefly."""
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
@@ -69,6 +71,12 @@ def compiled_programs_are_let_go() -> Iterator[None]:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {
@@ -17,11 +17,12 @@ SHARED = {
     "variants.py",
     "accelerator_parts.py",
 }  # imported by the others
-SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
+SHARED |= {"corrections.py", "late.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
+LONG |= {"tuning", "quantisers", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 PARTS = {
     "tables": ("--tables", "1"),
@@ -42,8 +43,7 @@ def scripts(benchmarks):
 
 
 def start(script, *options, cwd):
-    command = [sys.executable, str(script), *map(str, options)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    done = forked.python([str(script), *map(str, options)], cwd=cwd)
     assert done.returncode == 0, done.stderr
 
 
@@ -52,6 +52,8 @@ def check_table(path):
     assert "hardware" in path.read_text().splitlines()[0]
 
 
+# at their smallest size they compile for longer than they run
+@pytest.mark.usefixtures("commands_compile_as_here")
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=True))
 def test_benchmark(script, part, tmp_path):
     start(script, "--smoke", *part, "--out", tmp_path / "table.csv", cwd=tmp_path)
@@ -60,6 +62,7 @@ def test_benchmark(script, part, tmp_path):
         check_table(path)
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")
 @pytest.mark.parametrize(("script", "part"), scripts(benchmarks=False))
 def test_paper(script, part, tmp_path):
     start(script, "--scale", "smoke", "--quiet", *part, "--out", tmp_path / "out", cwd=tmp_path)

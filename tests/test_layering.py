@@ -118,7 +118,17 @@ def test_only_models_knows_flax():
 
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
-    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "submitit", "plotly"}
+    optional = {
+        "matplotlib",
+        "tensorflow_datasets",
+        "PIL",
+        "torch",
+        "array_record",
+        "pyarrow",
+        "h5py",
+        "submitit",
+        "plotly",
+    }
     optional |= {"tensorboard", "wandb", "ray"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:

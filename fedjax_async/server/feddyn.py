@@ -17,7 +17,7 @@ from fedjax_async.local import local_training
 from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
 from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails
+from fedjax_async.server.rule import guard_rails, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import (
     Transform,
@@ -70,7 +70,7 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
     """
     check.positive("alpha", alpha)
     require_no_steps(guards, "feddyn")
-    return _dynamic(alpha, guards, Facts())
+    return with_facts(lambda facts: _dynamic(alpha, guards, facts))
 
 
 def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
@@ -90,7 +90,7 @@ def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
             deltas=tree.where(result.accepted, deltas, state.deltas),
             guards=tree.where(result.accepted, result.state, state.guards),
         )
-        return new, memory, Info(share * result.factor.astype(share.dtype))
+        return new, memory, result.info(share)
 
     def close(state: FedDynState, memory: State) -> tuple[FedDynState, State]:
         direction, weight, emptied = average.close(state.accumulated)
@@ -105,10 +105,7 @@ def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
     def dispatch(state: FedDynState, memory: State, request: Request) -> tuple[Message, State]:
         return Message(state.params), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _dynamic(alpha, guards, facts)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close)
 
 
 class Work(NamedTuple):

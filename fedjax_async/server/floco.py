@@ -23,7 +23,7 @@ from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
 from fedjax_async.registry import takes
-from fedjax_async.server.rule import closed, guard_rails, known, rule
+from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import (
@@ -31,7 +31,6 @@ from fedjax_async.types import (
     Arrival,
     ClientAlgorithm,
     ClientData,
-    Facts,
     Info,
     Key,
     Message,
@@ -82,7 +81,8 @@ def floco(
     check.positive("server_lr", server_lr)
     check.whole("vertices", vertices)
     check.in_range("spread", spread, 0.0, 1.0)
-    return _on_simplices(rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting), vertices, spread)
+    inner = rule(guards, optimizer=optax.sgd(server_lr), weighting=weighting)
+    return with_facts(lambda facts: _on_simplices(known(inner, facts), vertices, spread))
 
 
 def _on_simplices(inner: ServerAlgorithm, vertices: int, spread: Traced) -> ServerAlgorithm:
@@ -103,10 +103,7 @@ def _on_simplices(inner: ServerAlgorithm, vertices: int, spread: Traced) -> Serv
         message, memory = inner.dispatch(state, memory, request)
         return message._replace(params=_centre(message.params), extra=message.params["offsets"]), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _on_simplices(known(inner, facts), vertices, spread)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: _centre(inner.params(state)), close)
 
 
 def _joined(params: Params, offsets: Params) -> Params:

@@ -125,7 +125,8 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     def update(state: State, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, State]:
         return combine(arrival.upload, now, seen), state
 
-    return _calibrated(average, Calibration(lambda params: (), update))
+    calibration = Calibration(lambda params: (), update)
+    return with_facts(lambda facts: _calibrated(known(average, facts), calibration))
 
 
 def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlgorithm:
@@ -150,10 +151,7 @@ def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlg
     def dispatch(state: Averaged, memory: Sent, request: Request) -> tuple[Message, Sent]:
         return Message(memory.weights), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _calibrated(known(average, facts), calibration)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close)
 
 
 class Shared(NamedTuple):
@@ -171,7 +169,10 @@ def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: 
     is; the model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
     number of accepted updates of others since the client's last accepted one.
     """
+    return with_facts(lambda facts: _sharing(known(average, facts), combine, staleness_of_others))
 
+
+def _sharing(average: ServerAlgorithm, combine: Combine, staleness_of_others: bool) -> ServerAlgorithm:
     def init(params: Params) -> tuple[Shared, Array]:
         return Shared(average.init(params)[0], params, jnp.int32(0)), jnp.int32(0)
 
@@ -191,10 +192,7 @@ def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: 
     def dispatch(state: Shared, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.weights), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return by_last(known(average, facts), combine, staleness_of_others=staleness_of_others)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: average.params(state.average), close)
 
 
 def _by_average(guards: Transform, mixed: Transform, combine: Combine) -> ServerAlgorithm:
@@ -257,7 +255,7 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     ``W <- w_m + (W - start_m)_perp`` at every arrival, whenever steps close; ``per`` as in ``orthofl``.
     """
     require_no_steps(guards, "orthofl_no_average")
-    return _by_latest(guards, orthogonal(per))
+    return with_facts(lambda facts: _by_latest(informed(guards, facts), orthogonal(per)))
 
 
 def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
@@ -269,16 +267,13 @@ def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
         result = transformed(guards, state.guards, state.params, arrival)
         start = result.arrival.start
         after = Latest(plus(start, combine(result.direction, state.params, start)), result.state)
-        weight = jnp.where(result.accepted, result.factor, 0.0).astype(result.arrival.weight.dtype)
-        return tree.where(result.accepted, after, state), memory, Info(weight)
+        share = result.accepted.astype(result.arrival.weight.dtype)
+        return tree.where(result.accepted, after, state), memory, result.info(share)
 
     def dispatch(state: Latest, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.params), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _by_latest(informed(guards, facts), combine)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, given=given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params)
 
 
 @takes(discounted=discount, guards=guard_rails)
@@ -312,7 +307,7 @@ def orthofl_pairwise(
         def init(params: Params) -> Params:
             return tree.stack_zeros(params, facts.num_clients)  # every client's latest change, [N, ...]
 
-        return _calibrated(average, Calibration(init, update))
+        return _calibrated(known(average, facts), Calibration(init, update))
 
     return with_facts(server)
 

@@ -16,7 +16,7 @@ from fedjax_async import check, tree
 from fedjax_async.local import local_training
 from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
-from fedjax_async.server.rule import closed, guard_rails, known, rule
+from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.transforms import Transform, scaled
 from fedjax_async.types import (
@@ -64,7 +64,8 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
       server_lr: ``eta_g > 0``.
     """
     check.positive("server_lr", server_lr)
-    return _controlled(rule(guards, optimizer=optax.sgd(server_lr)), Facts())
+    inner = rule(guards, optimizer=optax.sgd(server_lr))
+    return with_facts(lambda facts: _controlled(known(inner, facts), facts))
 
 
 def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
@@ -91,10 +92,7 @@ def _controlled(inner: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
         message, memory = inner.dispatch(state.inner, memory, request)
         return message._replace(extra=state.control), memory
 
-    def given(facts: Facts) -> ServerAlgorithm:
-        return _controlled(known(inner, facts), facts)
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close, given)
+    return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close)
 
 
 class Work(NamedTuple):

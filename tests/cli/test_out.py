@@ -112,7 +112,7 @@ def test_one_of_two_processes_is_refused_and_goes_on_when_the_other_is_killed(ca
 
 def test_a_killed_command_does_not_block_its_restart(capsys):
     """SIGKILL for a whole command, in the middle of its training."""
-    arguments = ["run", *SMALL[:4], "--updates", "200000", "--checkpoint", "50", "--out", "out", "--quiet"]
+    arguments = ["run", *SMALL[:4], "--updates", "20000", "--checkpoint", "50", "--out", "out", "--quiet"]
     command = [sys.executable, "-m", "fedjax_async", *arguments]
     source = str(Path(cli.__file__).parents[2])
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": source}) as process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -77,8 +78,21 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
     return done
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills):
+def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
+    """SIGKILL, for real, once there is a checkpoint; of a sweep: ``test_sweep.py``."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    with subprocess.Popen([*COMMAND, "run", *RUN, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not list(cut.glob("checkpoints/*.npz")):
+            time.sleep(0.002)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and not (cut / "manifest.json").exists()
+    assert cli.main(["resume", str(cut), "--quiet"]) == 0
+    assert cli.main(["run", *RUN, "--out", str(whole)]) == 0
+    assert files(cut) == files(whole)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills=50):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     moments = random_moments(timed([*COMMAND, "run", *RUN, "--out", str(whole)]))
     want, total, attempts = files(whole), 0, count()
@@ -89,8 +103,8 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path, kills):
         assert files(folder) == want
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills):
+@pytest.mark.slow
+def test_a_sweep_killed_at_random_moments_ends_the_same(tmp_path, kills=50):
     definition = tmp_path / "sweep.toml"
     definition.write_text(SWEEP)
     whole, cut, total, attempts = tmp_path / "whole", tmp_path / "cut", 0, count()
@@ -110,6 +124,7 @@ class Killed(BaseException):
 
 def test_a_run_killed_in_any_of_its_writes_ends_the_same(tmp_path, monkeypatch):
     """Each time one write later; a killed process leaves half a temporary file, and nobody of its number cleans up."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
     experiment = prepare(Settings(model="logistic", clients=4, updates=12, steps=2, method="fedbuff", checkpoint=4))
     run_into(experiment, tmp_path / "whole")
     want, replace, deaths = files(tmp_path / "whole"), os.replace, 0

@@ -14,7 +14,7 @@ from fedjax_async import registry
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
 from fedjax_async.local import OPTIMIZERS, local_steps, local_training
-from fedjax_async.models.wrap import cross_entropy
+from fedjax_async.models.wrap import augmented, cross_entropy
 from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import FederatedData, Model
 
@@ -42,17 +42,19 @@ def data(sizes: tuple[int, ...] = SIZES) -> FederatedData:
     )  # fmt: skip
 
 
+@jax.jit
 def _init(key):
+    """Three leaves: two layers, one of them of two tensors. Every further leaf makes every program larger."""
     a, b = jax.random.split(key)
     return {
-        "hidden": {"kernel": 0.5 * jax.random.normal(a, (FEATURES, HIDDEN)), "bias": jnp.zeros(HIDDEN)},
+        "hidden": {"kernel": 0.5 * jax.random.normal(a, (FEATURES, HIDDEN))},
         "output": {"kernel": 0.5 * jax.random.normal(b, (HIDDEN, CLASSES)), "bias": jnp.zeros(CLASSES)},
     }
 
 
 def _apply(params, x, key=None):
     x = x.astype(params["hidden"]["kernel"].dtype)
-    h = jnp.tanh(x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None])
+    h = jnp.tanh(x @ params["hidden"]["kernel"])
     return h @ params["output"]["kernel"] + params["output"]["bias"][None]
 
 
@@ -67,6 +69,13 @@ def server(name: str, **options):
 @functools.cache
 def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
     return local_training(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
+
+
+@functools.cache
+def noisy_client():
+    """``client()``, on inputs that are augmented: moved at random in every local step."""
+    model = augmented(MODEL, lambda key, x: x + 0.3 * jax.random.normal(key, x.shape, x.dtype))
+    return local_training(model, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
 
 @functools.cache

@@ -87,7 +87,7 @@ def scores_by_hand(models, who):
         rows = who.test_order[offset : offset + size]
         x, y = who.test_x[rows], who.test_y[rows]
         w = jax.tree.map(np.asarray, model)
-        logits = np.tanh(x @ w["hidden"]["kernel"] + w["hidden"]["bias"]) @ w["output"]["kernel"] + w["output"]["bias"]
+        logits = np.tanh(x @ w["hidden"]["kernel"]) @ w["output"]["kernel"] + w["output"]["bias"]
         loss = np.log(np.exp(logits).sum(1)) - logits[np.arange(size), y]
         found.append((np.mean(logits.argmax(1) == y), np.mean(loss)) if size else (np.nan, np.nan))
     return np.array(found).T

@@ -58,14 +58,14 @@ def test_one_local_step_vmapped_over_clients_equals_one_at_a_time(shape):
     y = rng.integers(0, 3, 12).astype(np.int32)
     data = federate(Dataset("images", x, y, x, y, decode.as_is, num_classes=3), "iid", 3)
     algorithm = local_training(model, optimizer=optax.sgd(0.1), batch_size=4)
-    params = model.init(jax.random.key(1))
+    params = jax.jit(model.init)(jax.random.key(1))
 
     def job(key, offset, size):
         pool = (jnp.asarray(data.x), jnp.asarray(data.y), jnp.asarray(data.order))
         return run_job(algorithm, key, Message(params), (), ClientData(*pool, offset, size), 1)[0]
 
     keys, offset, size = jax.random.split(jax.random.key(2), 3), jnp.asarray(data.offset), jnp.asarray(data.size)
-    together = jax.jit(jax.vmap(job))(keys, offset, size)
+    together = jax.tree.map(np.asarray, jax.jit(jax.vmap(job))(keys, offset, size))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(together))
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(together))  # every layer learns
     alone = jax.jit(job)(keys[1], offset[1], size[1])
@@ -75,7 +75,7 @@ def test_one_local_step_vmapped_over_clients_equals_one_at_a_time(shape):
 def test_usual_lowerings_give_the_same_network():
     x = jnp.asarray(np.random.default_rng(2).normal(size=(2, 32, 32, 3)), jnp.float32)
     usual, plain = narrow((32, 32, 3)), narrow((32, 32, 3), lowering="lax")
-    params = plain.init(jax.random.key(3))
+    params = jax.jit(plain.init)(jax.random.key(3))
     np.testing.assert_allclose(jax.jit(usual.apply)(params, x), jax.jit(plain.apply)(params, x), rtol=1e-4, atol=1e-5)
 
 
@@ -83,8 +83,8 @@ def test_only_the_full_network_has_dropout():
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 12, 12, 1)), jnp.float32)
     for variant, changes in {"small": False, "full": True}.items():
         model = narrow((12, 12, 1), variant=variant, lowering="lax")
-        params = model.init(jax.random.key(0))
-        one, other = (jax.jit(model.apply)(params, x, jax.random.key(n)) for n in (1, 2))
+        params, apply = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.apply)
+        one, other = (apply(params, x, jax.random.key(n)) for n in (1, 2))
         assert (not np.array_equal(one, other)) == changes
 
 

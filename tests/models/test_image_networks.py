@@ -121,11 +121,11 @@ def test_training_vmapped_over_clients_equals_one_at_a_time(name):
         together = jax.jit(jax.vmap(step), compiler_options=quick)(params, x, y, mask)
         one = jax.jit(step, compiler_options=quick)
         for i in range(2):
-            alone = one(*tree.gather((params, x, y, mask), i))
+            alone = one(*jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], (params, x, y, mask)))
             for have, want in zip(jax.tree.leaves(together), jax.tree.leaves(alone)):
-                scale = float(jnp.abs(want).max()) + 1e-6
+                scale = float(np.abs(want).max()) + 1e-6
                 np.testing.assert_allclose(have[i], want, rtol=0, atol=1e-8 * scale)
-        assert float(tree.norm(together[0])) > 0.1
+        assert max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(together[0])) > 0.1
 
 
 def convolved(x, kernel, strides, padding):
@@ -166,7 +166,7 @@ def test_orthofls_resnet_is_its_definition(length):
     with jax.enable_x64(True):
         rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0))
         variables = jax.tree.map(lambda leaf: jnp.asarray(rng.uniform(-1, 1, leaf.shape)), shapes)
-        variables["batch_stats"] = jax.tree.map(lambda leaf: jnp.abs(leaf) + 0.5, variables["batch_stats"])
+        variables["batch_stats"] = jax.tree.map(lambda leaf: np.abs(leaf) + 0.5, variables["batch_stats"])
         x = rng.normal(size=(3, length, 2))
         out = jax.jit(model.apply)(variables, jnp.asarray(x))
         np.testing.assert_allclose(out, orthofls(jax.tree.map(np.asarray, variables), x), rtol=1e-10, atol=1e-10)
@@ -204,7 +204,7 @@ def test_orthofls_resnet_is_the_same_in_every_lowering():
             return jax.jit(jax.value_and_grad(loss))(params["params"])
 
         expected = run("lax")
-        assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(expected[1]))
+        assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected[1]))
         for lowering in (None, *(name for name in LOWERINGS if name != "lax" and "winograd" not in name)):
             for have, want in zip(jax.tree.leaves(run(lowering)), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(have, want, rtol=1e-8, atol=1e-10)

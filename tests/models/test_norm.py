@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,7 +83,7 @@ def test_batch_norm_is_the_textbooks(shape, padded, shift, seed):
 def test_padded_rows_do_not_matter_whatever_they_hold():
     module, mask = BatchNorm(), jnp.array([True, True, False, True])
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3, 2)), jnp.float32)
-    variables = module.init(jax.random.key(0), x)
+    variables = started(module, x)
 
     @jax.jit
     def run(x):
@@ -101,12 +103,12 @@ def test_running_statistics_after_three_steps_are_pytorchs(momentum):
     with jax.enable_x64(True):
         module = BatchNorm(momentum=momentum)
         variables = module.init(jax.random.key(0), jnp.asarray(batches[0]))
-        variables = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), variables)
+        variables = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
+        train = jax.jit(lambda v, x: module.apply(v, x, True, jnp.ones(4, bool), mutable=["batch_stats"])[1])
         for x in batches:
             mean = (1 - m) * mean + m * x.reshape(-1, 2).mean(axis=0)
             var = (1 - m) * var + m * x.reshape(-1, 2).var(axis=0, ddof=1)
-            _, moved = module.apply(variables, jnp.asarray(x), True, jnp.ones(4, bool), mutable=["batch_stats"])
-            variables = {**variables, **moved}
+            variables = {**variables, **train(variables, jnp.asarray(x))}
         statistics = variables["batch_stats"]
         np.testing.assert_allclose(statistics["mean"], mean, rtol=1e-10)
         np.testing.assert_allclose(statistics["var"], var, rtol=1e-10)
@@ -136,7 +138,7 @@ def test_group_norm_is_the_textbooks(channels, asked, groups):
     with jax.enable_x64(True):
         module = GroupNorm(groups=asked)
         variables = started(module, jnp.asarray(x))
-        out = module.apply(variables, jnp.asarray(x))
+        out = jax.jit(module.apply)(variables, jnp.asarray(x))
         scale, bias = (np.asarray(variables["params"][name]) for name in ("scale", "bias"))
         cut = x.reshape(3, 4, groups, -1)
         unit = (cut - cut.mean(axis=(1, 3), keepdims=True)) / np.sqrt(cut.var(axis=(1, 3), keepdims=True) + EPS)
@@ -159,10 +161,13 @@ MASK = jnp.array([1, 1, 1, 1, 0], bool)
 KEY = jax.random.key(0)
 
 
+@cache
 def small(norm="batch"):
-    """The model, and params after a step's worth of statistics."""
+    """The model, compiled, and params after a step's worth of statistics."""
     model = from_flax(Small(norm), input_shape=(6,), private=normalisation(norm).private)
-    params = model.init(jax.random.key(1))
+    train = None if model.train is None else jax.jit(model.train)
+    model = model._replace(apply=jax.jit(model.apply), train=train)
+    params = jax.jit(model.init)(jax.random.key(1))
     return model, params if model.train is None else model.train(params, X, KEY, MASK)[1]
 
 
@@ -192,7 +197,7 @@ def test_apply_uses_the_running_statistics_and_train_the_batchs():
 def test_local_statistics_are_not_used_by_apply():
     model, params = small("local")
     shared, _ = small("batch")
-    other = {**params, "batch_stats": jax.tree.map(lambda s: s + 7, params["batch_stats"])}
+    other = {**params, "batch_stats": jax.tree.map(lambda s: np.asarray(s) + 7, params["batch_stats"])}
     np.testing.assert_array_equal(model.apply(params, X), model.apply(other, X))
     np.testing.assert_allclose(model.apply(params, X), shared.train(params, X, KEY, jnp.ones(5, bool))[0], rtol=1e-6)
     # the same network with shared statistics evaluates a client's own
@@ -202,9 +207,9 @@ def test_local_statistics_are_not_used_by_apply():
 def test_gradients_do_not_reach_the_statistics():
     model, params = small()
     total = lambda p: model.loss(model.train(p, X, KEY, MASK)[0], jnp.zeros(5, jnp.int32)).sum()  # noqa: E731
-    gradient = jax.grad(total)(params)
+    gradient = jax.jit(jax.grad(total))(params)
     assert float(tree.norm(gradient["batch_stats"])) == 0.0 < float(tree.norm(gradient["params"]))
-    through = jax.grad(lambda p: tree.norm(model.train(p, X, KEY, MASK)[1]["batch_stats"]))(params)
+    through = jax.jit(jax.grad(lambda p: tree.norm(model.train(p, X, KEY, MASK)[1]["batch_stats"])))(params)
     assert float(tree.norm(through["params"])) == 0.0
 
 
@@ -217,7 +222,8 @@ def test_wrappers_carry_train_through():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), again.train(params, X, KEY, MASK), want)
 
     def gradient(one):
-        return jax.grad(lambda p: model.loss(one.train(p, X, KEY, MASK)[0], jnp.zeros(5, jnp.int32)).sum())(params)
+        loss = lambda p: model.loss(one.train(p, X, KEY, MASK)[0], jnp.zeros(5, jnp.int32)).sum()  # noqa: E731
+        return jax.jit(jax.grad(loss))(params)
 
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), gradient(again), gradient(model))
     assert decoded(small("group")[0], lambda rows: rows).train is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +34,7 @@ from fedjax_async.server.swa import with_params
 from fedjax_async.types import Arrival, Facts, Request
 from tests.server.made_up import (
     CLIENTS,
+    D,
     closing,
     flat,
     random_uploads,
@@ -58,7 +61,7 @@ def path_of(server, uploads, *, offsets=True):
     arrivals = uploading("asynccurve", stacked(uploads))
     if not offsets:
         curve = arrivals.upload
-        arrivals = arrivals._replace(upload=curve._replace(offset=jax.tree.map(jnp.zeros_like, curve.offset)))
+        arrivals = arrivals._replace(upload=curve._replace(offset=jax.tree.map(np.zeros_like, curve.offset)))
     return plain_path(server, uploads, arrivals)
 
 
@@ -116,29 +119,42 @@ def test_a_step_along_the_curve_is_its_point(control):
         def plus(*trees):
             return jax.tree.map(lambda *leaves: sum(leaves), *trees)
 
+        old, start, delta, change, offset = jax.tree.map(np.asarray, (old, start, delta, change, offset))
         ends = (old, plus(old, delta)), (start, plus(start, change))
-        phi = plus(geometry.line(*ends[0], 0.5), offset)
-        point = geometry.bezier(
-            (ends[1][0], geometry.CONTROL_POINTS[control](phi, *ends), ends[1][1]), jnp.asarray(0.3)
-        )
-        bend = CONTROLS[control](offset, delta, change)
-        moved = STEPS["curve"](start, change, bend, jnp.asarray(0.3))
+
+        @jax.jit
+        def by_points(ends, t):
+            phi = plus(geometry.line(*ends[0], 0.5), offset)
+            return geometry.bezier((ends[1][0], geometry.CONTROL_POINTS[control](phi, *ends), ends[1][1]), t)
+
+        @jax.jit
+        def by_changes(t):
+            return STEPS["curve"](start, change, CONTROLS[control](offset, delta, change), t)
+
+        point, moved = by_points(ends, jnp.asarray(0.3)), by_changes(jnp.asarray(0.3))
         np.testing.assert_allclose(flat(plus(start, moved)), flat(point), rtol=1e-12)
     assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
 
+@cache
+def compiled(server):
+    """``(state, arrival) -> (state, info)``: an arrival that closes its step."""
+
+    def step(state, arrival):
+        state, memory, info = server.receive(state, (), arrival)
+        return closed(server, state, memory)[0], info
+
+    return jax.jit(step)
+
+
 def one(server, client, delta, *, extra, state=None, upload=None):
     """State and info after one arrival of ``client`` that closes its step."""
-    state, memory = (server.init(start_params())[0] if state is None else state), ()
+    state = server.init(start_params())[0] if state is None else state
     change = unflat(delta)
-    upload = Curve(change, jax.tree.map(jnp.zeros_like, change)) if upload is None else upload
-    real = jnp.result_type(float)
-    arrival = Arrival(
-        upload, start_params(), jnp.int32(0), jnp.ones((), real), jnp.int32(client), jnp.zeros((), real),
-        jnp.bool_(True), extra=extra,
-    )  # fmt: skip
-    state, memory, info = server.receive(state, memory, arrival)
-    return closed(server, state, memory)[0], info
+    upload = Curve(change, unflat(np.zeros(D), change["scale"].dtype)) if upload is None else upload
+    one, zero = (np.asarray(value, change["scale"].dtype) for value in (1, 0))
+    arrival = Arrival(upload, start_params(), np.int32(0), one, np.int32(client), zero, np.bool_(True), extra=extra)
+    return compiled(server)(state, arrival)
 
 
 def test_messages_hold_the_last_step_that_moved():
@@ -284,9 +300,9 @@ def test_bad_options_are_refused(make, message):
 def test_bytes_are_those_of_curves():
     small = {"model": "logistic", "clients": 5, "steps": 2, "updates": 10, "delay": "exponential"}
     plain = simulate(method="fedasync", **small).evaluations
-    run = simulate(method="asynccurve", **small)
+    run = simulate(method="asynccurve:correction=orthograd", **small)
     curve = run.evaluations
-    cold = simulate(method="asynccurve:warm=off", **small).evaluations
+    cold = simulate(method="asynccurve:correction=orthograd,warm=off", **small).evaluations
     for column, times in (("bytes_up", 2), ("bytes_down", 2)):
         np.testing.assert_array_equal(curve[column], times * plain[column])
     np.testing.assert_array_equal(cold["bytes_down"], plain["bytes_down"])

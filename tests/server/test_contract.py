@@ -133,7 +133,10 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_sweep_over_any_option_equals_separate_runs(name):
-    """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge."""
+    """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge.
+
+    That numbers do the same as tracers follows from ``test_rules.py``, where both equal NumPy.
+    """
     factory = SERVERS[name]
     needed = [item for option in traced_options(factory) for item in NEEDS.get(option, {}).items()]
     fixed = {key: value for key, value in needed if key not in TRACED}
@@ -153,8 +156,6 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
             expected, effective = alone(given)
             np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(weight, effective, rtol=1e-9)
-        plain = jax.jit(lambda: play(neutral))()  # numbers, not tracers
-        np.testing.assert_allclose(paths[0], plain[0], rtol=1e-9, atol=1e-12)
         changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
         # FedDyn's h grows with alpha and is divided by it: at the server it cancels, at the clients it does not.
         # FLOCO's spread is of the vertices around the centroid, which starts at the same params

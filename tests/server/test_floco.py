@@ -23,9 +23,19 @@ MODEL, KEY, BATCH, V = softmax_regression(), jax.random.key(11), 8, 3
 D = 15  # of the softmax regression, as [b, w]
 
 
+def first_message(server):
+    """What the server sends first, compiled."""
+    return jax.jit(lambda params: server.dispatch(*server.init(params), Request())[0])(start_params())
+
+
+def job(client, message, steps, state=()):
+    """A job of the client, compiled."""
+    return jax.jit(lambda message, state: run_job(client, KEY, message, state, client_data(), steps))(message, state)
+
+
 def vertices_of(params, offsets):
     """[V, D] from a centroid and the offsets of all vertices but the first."""
-    rest = np.stack([flat(jax.tree.map(lambda leaf, v=v: leaf[v], offsets)) for v in range(V - 1)])
+    rest = np.stack([flat(jax.tree.map(lambda leaf, v=v: np.asarray(leaf)[v], offsets)) for v in range(V - 1)])
     return flat(params) + np.concatenate([-rest.sum(axis=0)[None], rest])
 
 
@@ -41,11 +51,10 @@ def test_the_first_simplex_lies_around_the_models_initialisation():
         x = flat(start_params())
         for spread in (1.0, 0.5, 0.0):
             server = floco(spread=spread)
-            state, memory = server.init(start_params())
-            message, _ = server.dispatch(state, memory, Request())
+            message, sent = first_message(server), jax.jit(lambda p, s=server: s.params(s.init(p)[0]))
             vertices = vertices_of(message.params, message.extra)
             np.testing.assert_array_equal(flat(message.params), x)
-            np.testing.assert_array_equal(flat(server.params(state)), x)
+            np.testing.assert_array_equal(flat(sent(start_params())), x)
             moved = (vertices - x) / (spread or 1.0)
             if spread:  # vertex 0 is not shuffled: x - mean; the others differ from it by shuffles of each tensor
                 shuffled = moved + x - moved[0]
@@ -96,8 +105,8 @@ def by_hand(vertices, steps, lr, mu):
 def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu):
     with jax.enable_x64(True):
         client = floco_client(MODEL, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=mu)
-        message, _ = floco().dispatch(*floco().init(start_params()), Request())
-        upload, _ = run_job(client, KEY, message, (), client_data(), 5)
+        message = first_message(floco())
+        upload, _ = job(client, message, 5)
         want = by_hand(vertices_of(message.params, message.extra), 5, 0.3, mu)
         np.testing.assert_allclose(vertices_of(*upload), want, rtol=1e-9, atol=1e-12)
         assert np.ptp(want, axis=0).max() > 0.1  # the vertices part
@@ -105,12 +114,11 @@ def test_a_job_trains_the_vertices_at_points_of_the_simplex(mu):
 
 def test_with_one_vertex_it_is_fedavg():
     with jax.enable_x64(True):
-        one = floco(vertices=1)
-        message, _ = one.dispatch(*one.init(start_params()), Request())
+        message = first_message(floco(vertices=1))
         client = floco_client(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
         plain = local_training(MODEL, optimizer=optax.adam(0.1), batch_size=BATCH)
-        upload, _ = run_job(client, KEY, message, (), client_data(), 5)
-        delta, _ = run_job(plain, KEY, Message(start_params()), (), client_data(), 5)
+        upload, _ = job(client, message, 5)
+        delta, _ = job(plain, Message(start_params()), 5)
         np.testing.assert_allclose(flat(upload.params), flat(delta), rtol=1e-12)
     small = {"model": "logistic", "clients": 5, "updates": 20, "delay": "exponential", "lr": 0.05}
     runs = [simulate(method=f"{name}@buffer:size=4", **small) for name in ("floco:vertices=1", "fedavg")]
@@ -122,8 +130,8 @@ def test_private_leaves_are_the_same_in_all_vertices():
     """They train with the whole gradient at the sampled point, and nothing of them is sent."""
     model = MODEL._replace(private=lambda path: path == ("b",))
     client = floco_client(model, optimizer=optax.sgd(0.3), batch_size=BATCH)
-    message, _ = floco().dispatch(*floco().init(start_params()), Request())
-    upload, (_, kept) = run_job(client, KEY, message, client.init(start_params()), client_data(), 1)
+    message = first_message(floco())
+    upload, (_, kept) = job(client, message, 1, client.init(start_params()))
     assert not np.any(upload.params["b"]) and np.any(upload.params["w"]) and np.any(upload.offsets["w"])
     x, y, _ = pool()
     _, bias = start_arrays()
@@ -148,12 +156,15 @@ def test_messages_are_as_long_as_the_vertices_and_the_centroid_is_evaluated():
 def test_reaggregation_keeps_equal_directions_and_lengthens_others():
     add = reaggregated()
 
-    def mean_of(directions):
-        state = add.init(start_params())
+    @jax.jit
+    def mean(directions):
+        state, (_, back) = add.init(start_params()), jax.flatten_util.ravel_pytree(start_params())
         for direction in directions:
-            _, back = jax.flatten_util.ravel_pytree(start_params())
-            state = add.add(state, back(jnp.asarray(direction)), jnp.asarray(1.0), None)
-        return flat(add.close(state)[0])
+            state = add.add(state, back(direction), jnp.asarray(1.0), None)
+        return add.close(state)[0]
+
+    def mean_of(directions):
+        return flat(mean(np.asarray(directions)))
 
     with jax.enable_x64(True):
         a, b = np.random.default_rng(2).normal(size=(2, D))
@@ -169,7 +180,7 @@ def test_fedmrurs_client_is_fedprox_in_flat_space():
         given = {"optimizer": optax.sgd(1e-3), "batch_size": BATCH}
         mrur = fedmrur_client(MODEL, **given, proximal=0.8, sigma=2.0, beta=1e8)
         prox = local_training(MODEL, **given, proximal=0.4)
-        ours, theirs = (run_job(c, KEY, Message(start_params()), (), client_data(), 6)[0] for c in (mrur, prox))
+        ours, theirs = (job(c, Message(start_params()), 6)[0] for c in (mrur, prox))
         np.testing.assert_allclose(flat(ours), flat(theirs), rtol=1e-6)
 
 

@@ -1,0 +1,63 @@
+"""Python programs that tests start, each a process of its own, forked from one that has imported the package already.
+
+Importing JAX, flax and the package takes two seconds, which every program would spend once more. What a program reads
+of its environment later is its own: XLA's flags, folders, the arguments, standard input and output.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+PRELOADED = [
+    "jax", "optax", "flax.linen", "networkx", "matplotlib.pyplot", "fedjax_async.config", "fedjax_async.engine.run",
+    "fedjax_async.engine.peer_run", "fedjax_async.results.simulation", "fedjax_async.results.sweeps",
+    "fedjax_async.theory",
+]  # fmt: skip
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def python(arguments: Sequence[str], *, cwd: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """``python SCRIPT ...``, as ``subprocess.run`` with its output captured would run it."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = CONTEXT.Process(target=_run, args=([*arguments], str(cwd), dict(os.environ), *map(str, places)))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired([*arguments], timeout)
+        output, error = (place.read_text(encoding="utf-8") if place.exists() else "" for place in places)
+        return subprocess.CompletedProcess([*arguments], process.exitcode, output, error)
+
+
+def _run(arguments: list[str], cwd: str, environment: dict[str, str], stdout: str, stderr: str) -> None:
+    for place, descriptor in ((stdout, 1), (stderr, 2)):
+        os.dup2(os.open(place, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", buffering=1, closefd=False) for n in (1, 2))
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).parent)
+        runpy.run_path(arguments[0], run_name="__main__")
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the other threads of a program do not keep it
