@@ -27,7 +27,7 @@ Row = dict[str, Any]
 Item = tuple[str, Callable[[], list[Row]]]
 ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "scaffold", "orthofl")
 TOLERANCE = {"cpu": 1e-4}  # largest distance to the oracle over the distance travelled
-SLOW = ("cnn",)  # one round: on a CPU a call takes many seconds
+SLOW = ("cnn", *throughput.LARGE)  # one round: on a CPU a call takes many seconds
 ELSEWHERE = 1e-3  # products of other devices add in another order, and may round their factors
 
 

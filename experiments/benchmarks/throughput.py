@@ -4,8 +4,8 @@
     python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
     python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
 
-A job is 10 local SGD steps of batch 32. Inputs are random images (speed does not depend on their
-values): 28 x 28 x 1, for the CNN 32 x 32 x 3; 96 examples a client, so that every batch is full.
+A job is 10 local SGD steps of batch 32, of VGG-11 and ResNet-18 two. Inputs are random images (speed does not depend on
+their values): 28 x 28 x 1, for the CNN and these two 32 x 32 x 3; 96 examples a client, so that every batch is full.
 Everything of one model and number of clients is timed in turn, round after round, in one process.
 A ratio is computed within each round, since the machine's speed drifts; the table has its median over the rounds.
 
@@ -42,12 +42,18 @@ from fedjax_async.results import table
 
 STEPS, BATCH, SHARD = 10, 32, 96
 SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
-SHAPES |= {"vgg11": (32, 32, 3), "resnet18": (32, 32, 3)}
+LARGE = ("vgg11", "resnet18")  # a step takes most of a second on a core
+SHAPES |= dict.fromkeys(LARGE, (32, 32, 3))
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
-WIDE = {"lenet5": 100, "cnn": 8}  # more clients at once than this would not fit into memory
+WIDE = {"lenet5": 100, "cnn": 8, "vgg11": 4, "resnet18": 4}  # more clients at once than this would not fit into memory
 UNIT = 20  # a timed call has a multiple of this many jobs
 SECONDS = 1.0  # how long one timed call should last
+
+
+def steps_of(model: str) -> int:
+    """Local steps of a job."""
+    return 2 if model in LARGE else STEPS
 
 
 def decode(x: jax.Array) -> jax.Array:
@@ -71,7 +77,7 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
         method=f"{method}@{TIMINGS[method]}",
         delay=DELAYS[delay],
         model=model,
-        steps=STEPS,
+        steps=steps_of(model),
         batch_size=BATCH,
         updates=updates,
         eval_updates=updates,
@@ -82,7 +88,8 @@ def experiment(model: str, data: Any, delay: str, method: str, updates: int, eng
 
 def bare_jobs(base: Experiment, width: int) -> tuple[Any, np.ndarray, np.ndarray]:
     """Arguments of a call of :func:`bare_program`: start model, minibatches drawn beforehand, begin of each shard."""
-    positions = np.random.default_rng(0).integers(0, SHARD, (width, STEPS, BATCH), np.int32)
+    steps = steps_of(base.settings.model)
+    positions = np.random.default_rng(0).integers(0, SHARD, (width, steps, BATCH), np.int32)
     return base.params, positions, np.arange(width, dtype=np.int32) % len(base.components.data.size) * SHARD
 
 
@@ -90,8 +97,9 @@ def bare_program(base: Experiment, batching: str = "vmap", *, counted: bool = Fa
     """The arithmetic alone, compiled; with ``counted`` the number of steps is an argument, not known beforehand."""
     model, data = base.components.model, base.components.data
     x, y, order = jax.device_put((data.x, data.y, data.order))
+    usual = steps_of(base.settings.model)
 
-    def job(params: Any, positions: jax.Array, offset: jax.Array, steps: Any = STEPS) -> Any:
+    def job(params: Any, positions: jax.Array, offset: jax.Array, steps: Any = usual) -> Any:
         key = jax.random.key(offset)
 
         def step(k: jax.Array, params: Any) -> Any:
@@ -142,7 +150,7 @@ def torch_loop(model: str, data: Any, jobs: int) -> Any:
     from torch_loop import Loop  # noqa: PLC0415 (PyTorch is optional)
 
     shards = [data.order[a : a + n] for a, n in zip(data.offset, data.size)]
-    loop = Loop(model, data.x, data.y, shards, BATCH, STEPS)
+    loop = Loop(model, data.x, data.y, shards, BATCH, steps_of(model))
     clients = np.random.default_rng(0).integers(0, len(shards), jobs)
     return lambda: loop.run(clients)
 
@@ -163,7 +171,7 @@ def measure(
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
     width = min(UNIT // default_lanes(), default_width(base.params))
-    jobs = calibrated(lambda n: bare(base, width, n, "loop"), UNIT, seconds)
+    jobs = UNIT if model in LARGE else calibrated(lambda n: bare(base, width, n, "loop"), UNIT, seconds)
     contenders: dict[Any, Any] = {}
     counts: dict[Any, int] = {}
 
