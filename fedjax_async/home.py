@@ -30,6 +30,7 @@ KEPT: dict[str, Kept] = {
     "tiny_imagenet": Kept("1.0.0", False, False, "the unpacked folder tiny-imagenet-200"),
     "har": Kept("1.0.0", in_tfds=False),  # our own version: windows
     "newsgroups20": Kept("1.0.0", in_tfds=False),  # our own version: token ids
+    "shakespeare": Kept("1.0.0", in_tfds=False),  # our own version: windows of roles
 }
 PRETRAINED_VERSIONS = {"minilm": "0.1.0"}
 

@@ -1,6 +1,6 @@
-"""What a user should know of a finished run: uploads that were not used, runs in which every upload was rejected.
+"""What a user should know of a finished run: unused uploads, no upload accepted, a correction that never switched.
 
-Said as Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
+They are Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
 this file when it starts.
 """
 
@@ -18,6 +18,10 @@ class RunWarning(UserWarning):
     """A run ended in a way that its numbers alone do not show."""
 
 
+class NeverSwitched(RunWarning):
+    """OrthoDyn ended in its first phase: the run is one with that phase's correction alone."""
+
+
 class AllRejected(RunWarning):
     """Every upload of a run was rejected: it trained, and its model is the one that it began with."""
 
@@ -33,7 +37,7 @@ def all_rejected(counters: Counters) -> bool:
 
 
 def warn_about(runs: Mapping[str, Counters]) -> None:
-    """Warn once of the runs that left uploads unused, and once of those in which every upload was rejected.
+    """Warn once each of runs that left uploads unused, of runs without an accepted upload, of OrthoDyn in one phase.
 
     ``runs``: name -> counters; a run by itself may have an empty name.
     """
@@ -53,6 +57,16 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
             f"{_named(rejected)}EVERY UPLOAD WAS REJECTED (not finite, larger than norm_limit, or of weight 0): the "
             "model is still the initial one; lower the learning rate or change the limits",
             AllRejected,
+            stacklevel=3,
+        )
+
+    still = [name for name, counters in runs.items() if counters.get("phase_changes") == 0 and name not in rejected]
+    if still:
+        warnings.warn(
+            f"{_named(still)}OrthoDyn never switched: all arrivals were corrected as in its first phase (column "
+            "correction_phase); switch=share lets it switch after a share of the run, a larger fraction or a smaller "
+            "decay earlier",
+            NeverSwitched,
             stacklevel=3,
         )
 

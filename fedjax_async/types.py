@@ -75,7 +75,7 @@ class FederatedData(NamedTuple):
 
     name: str
     x: Any  # [M, ...] raw dtype
-    y: Any  # [M] int32 labels, or [M, ...] float targets
+    y: Any  # [M] int32 labels, [M, L] sequences of labels that end in zeros (padding), or [M, ...] float targets
     order: Any  # int32[M]
     offset: np.ndarray  # int32[N]
     size: np.ndarray  # int32[N]
@@ -204,7 +204,8 @@ class ClientAlgorithm(NamedTuple):
 
     ``init(params) -> client_state``: a row that is kept between jobs, ``()`` if there is none.
     ``begin(key, message, client_state, data) -> work``; ``step(work, k, message, data) -> work``, k = 0, 1, ...;
-    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times.
+    ``finish(work, message, client_state) -> (upload, client_state)``: pure, may be called several times. It has no
+    ``message.local_steps``: count the steps in ``work`` if the upload depends on them.
     Optional: ``info(client_state)``, scalars to record about an upload, accepted or not, from the state after its job;
     ``unsent(before, after)``, the state after a job if the server never applies its upload, by default ``after``;
     ``own(message, client_state) -> params``, the model that the client itself would use, by default the message's;
@@ -232,7 +233,11 @@ class Parts(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing."""
+    """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing.
+
+    ``function.needs``, optional: names of the parts without which it says nothing, ``("test",)``; a run whose clients
+    have no such part is then refused.
+    """
 
     function: Callable[[State, State, Arrival, Parts], Mapping[str, Array]]
     every: int = 1  # at every ``every``-th arrival, beginning with the first
@@ -283,7 +288,8 @@ class Run(NamedTuple):
     validation parts out, also validation_loss and validation_accuracy on all of them together. ``updates``, a row an
     arrival: client, job, dispatch_time, arrival_time (when it was applied), step, staleness, local_steps, gradients (of
     the loss, that its job computed), weight, upload_norm, accepted, closes, step_changed, used. With compressed uploads
-    evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. ``per_client``:
+    evaluations also have values_bytes_up, and updates have upload_bytes and upload_values_bytes. With the setting
+    ``energy`` both have energy (J) and carbon (g CO2e): of all clients so far, and of the job. ``per_client``:
     accuracy and loss [rows, N], and own_accuracy and own_loss if clients have models of their own; or empty.
     ``counters``: updates, unused, server_steps, local_steps and gradients (of all arrivals), unchanged_steps (closed
     without an accepted upload), rejected (not finite, too large or too stale), trained_in_vain, lost, late, ...
@@ -306,3 +312,8 @@ class Run(NamedTuple):
     probes: Mapping[str, dict[str, np.ndarray]] = {}
     stopped: Stopped | None = None
     best: Best | None = None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether arrivals close server steps; nodes of a run without a server have no such steps."""
+        return hasattr(self.schedule, "closes")

@@ -1,9 +1,8 @@
-"""The parts of AsyncManifold's experiments: smoothing, phase change, corrections as probes, tables, LEAF's files."""
+"""The parts of AsyncManifold's experiments: smoothing, phase change, corrections as probes, tables."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def module(name):
     return loaded
 
 
-phases, corrections, leaf = (module(name) for name in ("phases", "corrections", "leaf"))
+phases, corrections = (module(name) for name in ("phases", "corrections"))
 
 
 @pytest.fixture
@@ -203,36 +202,3 @@ def test_a_spec_may_say_that_the_control_point_keeps_its_offset():
         after.append(np.asarray(rule.params(rule.close(state, memory)[0])["w"]))
     np.testing.assert_array_equal(*after)
     assert not np.array_equal(after[0], np.asarray(now["w"]))
-
-
-# --- LEAF's files -----------------------------------------------------------------------------------
-
-
-def write_leaf(folder, part, users):
-    (folder / part).mkdir(parents=True, exist_ok=True)
-    for number, (name, (x, y)) in enumerate(users.items()):
-        content = {"users": [name], "num_samples": [len(y)], "user_data": {name: {"x": x, "y": y}}}
-        (folder / part / f"all_{number}.json").write_text(json.dumps(content))
-
-
-def test_femnist_is_read_from_leafs_files(tmp_path):
-    images = np.round(np.random.default_rng(0).random((5, 784)), 4)
-    users = {"f0001": (images[:2].tolist(), [3, 61]), "f0002": (images[2:].tolist(), [0, 7, 7])}
-    write_leaf(tmp_path, "train", users)
-    write_leaf(tmp_path, "test", {"f0001": users["f0001"]})
-    data = leaf.femnist(tmp_path)
-    assert (data.x.shape, data.x.dtype, data.num_classes) == ((5, 28, 28, 1), np.uint8, 62)
-    assert data.y.tolist() == [3, 61, 0, 7, 7] and data.groups.tolist() == [0, 0, 1, 1, 1] and len(data.test_y) == 2
-    np.testing.assert_allclose(data.x.reshape(5, 784) / 255, images, atol=0.5 / 255 + 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [([[0.5] * 784], [62], "f1"), ([[1.5] * 784], [1], "f1"), ([[0.5] * 783], [1], "f1"), ([[0.5] * 784], ["a"], "f1")],
-)
-def test_wrong_files_are_refused(tmp_path, x, y, message):
-    write_leaf(tmp_path, "train", {"f1": (x, y)})
-    with pytest.raises(ValueError, match=message):
-        leaf.femnist(tmp_path)
-    with pytest.raises(ValueError, match=r"leaf = .*json"):
-        leaf.femnist(tmp_path / "nowhere")

@@ -17,11 +17,12 @@ SHARED = {
     "variants.py",
     "accelerator_parts.py",
 }  # imported by the others
-SHARED |= {"corrections.py", "late.py", "leaf.py", "phases.py"}
+SHARED |= {"corrections.py", "late.py", "phases.py"}
 SCRIPTS = sorted(path for path in (ROOT / "experiments").rglob("*.py") if path.name not in SHARED)
 # These take longest, and what they call is called by the others too.
 LONG = {"centroids", "compressors", "conv", "population", "sweep", "trajectory"}  # benchmarks
 LONG |= {"figure_2", "figure_5", "figure_6", "figure_8", "figure_9", "figure_10", "table_3", "table_7"}
+LONG |= {"tuning", "quantisers", "partitions", "figure_3"}
 LONG |= {"figure_1_3", "table_methods", "antisymmetry", "tuned_staleness", "fixed_point", "rates"}
 PARTS = {
     "tables": ("--tables", "1"),

@@ -118,8 +118,18 @@ def test_only_models_knows_flax():
 
 def test_only_extras_pay_for_extras():
     """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
-    optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "submitit", "plotly"}
-    optional |= {"tensorboard", "wandb"}
+    optional = {
+        "matplotlib",
+        "tensorflow_datasets",
+        "PIL",
+        "torch",
+        "array_record",
+        "pyarrow",
+        "h5py",
+        "submitit",
+        "plotly",
+    }
+    optional |= {"tensorboard", "wandb", "ray"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path

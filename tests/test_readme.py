@@ -40,7 +40,8 @@ def test_the_main_commands_are_there():
 
 @pytest.mark.parametrize("command", ALL)
 def test_a_command_parses(command):
-    program, *arguments = shlex.split(command, comments=True)
+    numbered = re.sub(r"\$\w+", "0", command)  # a variable of a shell, which has the number of a job
+    program, *arguments = shlex.split(numbered, comments=True)
     assert program in PROJECT["scripts"]
     assert callable(cli.parser().parse_args(arguments).action)
 

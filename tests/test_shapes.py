@@ -11,7 +11,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, PyTree, UInt32, jaxtyped
 
 from fedjax_async.local import batch, permute
-from fedjax_async.models import MODELS, NEED_WEIGHTS
+from fedjax_async.models import MODELS, NEED_WEIGHTS, OF_TEXT
 from fedjax_async.server import SERVERS, closed
 from fedjax_async.types import Arrival, Info
 from tests.server.made_up import uploading
@@ -45,19 +45,20 @@ OF_NUMBERS = ("linear",)  # models whose targets are no classes
 def test_models(name):
     shape = inspect.signature(MODELS[name]).parameters["input_shape"].default
     model = MODELS[name](num_classes=CLASSES)
+    of_labels = shape if name in OF_TEXT else ()
 
     @checked
-    def forward(params: PyTree[Float32[Array, ...]], x: Float32[Array, "B ..."]) -> Float32[Array, "B classes"]:
+    def forward(params: PyTree[Float32[Array, ...]], x: Float32[Array, "B ..."]) -> Float32[Array, "B ... classes"]:
         return model.apply(params, x, jax.random.key(1))
 
     @checked
-    def losses(outputs: Float32[Array, "B classes"], y: Int32[Array, B]) -> Float32[Array, B]:
+    def losses(outputs: Float32[Array, "B ... classes"], y: Int32[Array, "B ..."]) -> Float32[Array, B]:
         return model.loss(outputs, y)
 
     params = jax.eval_shape(model.init, jax.random.key(0))
     outputs = jax.eval_shape(forward, params, jax.ShapeDtypeStruct((B, *shape), jnp.float32))
-    assert outputs.shape == (B, CLASSES)
-    jax.eval_shape(losses, outputs, jax.ShapeDtypeStruct((B,), jnp.int32))
+    assert outputs.shape == (B, *of_labels, CLASSES)
+    jax.eval_shape(losses, outputs, jax.ShapeDtypeStruct((B, *of_labels), jnp.int32))
 
 
 @pytest.mark.parametrize("name", OF_NUMBERS)

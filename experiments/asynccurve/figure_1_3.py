@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import corrections
-import leaf
 import numpy as np
 import phases
 from study import options, report, shared
 
 from fedjax_async import Method, Settings, named, results, simulate
 from fedjax_async.config import prepare
-from fedjax_async.data import Dataset, load
+from fedjax_async.data import Dataset, formats, load
 from fedjax_async.data.federated import check_dataset
 from fedjax_async.data.memmap import spans
 from fedjax_async.local import curve_training
@@ -73,12 +72,12 @@ def methods(control_epochs: int) -> dict[str, Method]:
 
 def dataset_of(task: str, given: argparse.Namespace) -> Dataset:
     """The data set, with a random part of its training examples and evenly spaced test examples."""
-    whole = leaf.femnist(given.leaf) if task == "femnist" else load(NAMES.get(task, task))
+    whole = formats.leaf(path=str(given.leaf)) if task == "femnist" else load(NAMES.get(task, task))
     scale = SCALES[given.scale]
     rows = np.random.default_rng(0).permutation(len(whole.y))[: scale["examples"]]
     tests = np.linspace(0, len(whole.test_y), min(scale["measured"], len(whole.test_y)), endpoint=False).astype(int)
     part = whole._replace(x=whole.x[rows], y=whole.y[rows], test_x=whole.test_x[tests], test_y=whole.test_y[tests])
-    return check_dataset(part._replace(groups=None))
+    return check_dataset(part._replace(groups=None, test_groups=None))
 
 
 def missing(task: str, given: argparse.Namespace) -> str | None:

@@ -165,7 +165,7 @@ def _swept(task: str, points: Sequence[Mapping[str, Any]], given: argparse.Names
     """The runs of ``points``, one after the other in one folder per task; finished ones are kept."""
     progress = False if given.quiet else None
     folder = given.out / "runs" / task
-    return sweep(setting_of(task, given.scale), points=points, folder=folder, progress=progress, overwrite=True)
+    return sweep(setting_of(task, given.scale), points=points, out=folder, progress=progress, overwrite=True)
 
 
 def runs_of(

@@ -28,9 +28,11 @@ __all__ = [
     "METHODS",
     "TASKS",
     "WINDOW",
+    "WITHOUT_A_ROW",
     "Rows",
     "Task",
     "Variant",
+    "add_reductions",
     "asynfl",
     "draw",
     "fedbuff",
@@ -119,6 +121,13 @@ METHODS: dict[str, Callable[[int], dict[str, Any]]] = {
     "asynflc_ef_top3_q4b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.03,levels=7"),
     "asynflc_ef_top3_q2b": lambda n: asynfl("c_ef", "topk_qsgd:ratio=0.03,levels=1"),
 }
+# Named in the paper's section V, without a row in Table III.
+WITHOUT_A_ROW: dict[str, Callable[[int], dict[str, Any]]] = {
+    "asynflc_q2b": lambda n: asynfl("c", "qsgd:levels=1"),
+    "asynflc_q8b": lambda n: asynfl("c", "qsgd:levels=127"),
+    "asynflc_top6": lambda n: asynfl("c", "topk:ratio=0.06"),
+    "asynflc_top10": lambda n: asynfl("c", "topk:ratio=0.1"),
+}
 
 
 def options(about: str | None, name: str) -> argparse.ArgumentParser:
@@ -162,6 +171,15 @@ DECIMALS = {
 }
 
 
+def add_reductions(runs: Mapping[str, Sequence[Run]], rows: Rows) -> None:
+    """Add FedBuff's traffic divided by the row's, seed by seed: by values alone, and on the wire."""
+    target = rows[0]["target (%)"] / 100
+    for row in rows:
+        for column, unit in (("less, values", "values_bytes_up"), ("less, wire", "bytes_up")):
+            pairs = zip(runs["fedbuff"], runs[row["variant"]], strict=True)
+            row[column] = tables.spread([to_target(a, target, unit) / to_target(b, target, unit) for a, b in pairs])
+
+
 def draw(runs: Mapping[str, Sequence[Run]], given: argparse.Namespace, name: str, task: str) -> None:
     """Accuracy and loss against virtual time: ``NAME_TASK.png`` and ``NAME_TASK_loss.png``."""
     for figure, end in ((accuracy_curve(runs, final="last"), ""), (loss_curve(runs, final="last"), "_loss")):
@@ -183,7 +201,7 @@ def study(
 
     def rows(task: str) -> Rows:
         setting, target = setting_of(task, given.scale)
-        runs = shared.run_variants(task, setting, variants(task, setting), given)
+        runs = shared.run_variants(task, setting, shared.asked_for(variants(task, setting), given), given)
         found = [summary(task, variant, seeds, target) for variant, seeds in runs.items()]
         finish(task, runs, found, given)
         return found

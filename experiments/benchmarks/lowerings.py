@@ -4,8 +4,9 @@
     python experiments/benchmarks/lowerings.py --install        # also into the package, as this backend's default
     python experiments/benchmarks/lowerings.py --smoke          # seconds: does it run
 
-Forward and both gradients of one layer, batch 32, two steps in one ``fori_loop``; ms a step, the least of interleaved
-rounds. On a CPU one client, elsewhere four under ``vmap``. Rows of other backends in the package's table are kept.
+Forward and both gradients of one layer with what follows it (``choice.py``), batch 32, two steps in one ``fori_loop``;
+ms a step, the least of interleaved rounds. On a CPU one client and processor time, elsewhere four under ``vmap``. Rows
+of other backends in the package's table are kept.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from common import write_table
 
 from fedjax_async.models.choice import KEY, TABLE, ConvShape, fastest, measured, rule
 
-NAMES = ("lax", "im2col", "banded", "tiled", "winograd", "winograd_small")
-# kernel, stride, outputs, channels in and out: the 3 x 3 layers of the package's networks
+NAMES = ("lax", "im2col", "banded", "tiled", "winograd", "winograd_small", "winograd_tiled")
+# kernel, stride, outputs, channels in and out: the 3 x 3 and 5 x 5 layers of the package's networks
 SHAPES = (
     (3, 1, 32, 3, 64), (3, 1, 30, 3, 32), (3, 1, 28, 32, 64), (3, 1, 32, 64, 64), (3, 1, 16, 64, 128),
     (3, 1, 16, 128, 128), (3, 1, 8, 128, 256), (3, 1, 8, 256, 256), (3, 1, 4, 256, 512), (3, 1, 4, 512, 512),
-    (3, 1, 2, 512, 512), (3, 2, 16, 64, 128), (3, 2, 8, 128, 256), (3, 2, 4, 256, 512),
+    (3, 1, 2, 512, 512), (3, 2, 16, 64, 128), (3, 2, 8, 128, 256), (3, 2, 4, 256, 512), (5, 1, 28, 1, 6),
+    (5, 1, 24, 1, 6), (5, 1, 10, 6, 16), (5, 1, 8, 6, 16), (5, 1, 28, 3, 32), (5, 1, 10, 32, 64),
 )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ from fedjax_async.results import table
 
 STEPS, BATCH, SHARD = 10, 32, 96
 SHAPES = {"logistic": (28, 28, 1), "mlp": (28, 28, 1), "lenet5": (28, 28, 1), "cnn": (32, 32, 3)}
+SHAPES |= {"vgg11": (32, 32, 3), "resnet18": (32, 32, 3)}
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
 WIDE = {"lenet5": 100, "cnn": 8}  # more clients at once than this would not fit into memory

@@ -42,11 +42,52 @@ class Cnn(nn.Module):
         return self.dense2(functional.dropout(functional.relu(self.dense1(x)), 0.5))
 
 
+class Block(nn.Module):
+    """ResNet's basic block: two 3 x 3 convolutions with BatchNorm beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(after), nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``[B, C, H, W] -> [B, C', H / stride, W / stride]``."""
+        out = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
+        return functional.relu(out + self.shortcut(x))
+
+
+def resnet18() -> nn.Module:
+    """ResNet-18 for 32 x 32 x 3, 11,173,962 parameters."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    before = 64
+    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(before, after, stride), Block(after, after, 1)]
+        before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+def vgg11() -> nn.Module:
+    """VGG-11 with BatchNorm for 32 x 32 x 3, 9,231,114 parameters."""
+    layers: list[nn.Module] = []
+    before = 3
+    for after, pooled in ((64, 1), (128, 1), (256, 0), (256, 1), (512, 0), (512, 1), (512, 0), (512, 1)):
+        layers += [nn.Conv2d(before, after, 3, 1, 1), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)] if pooled else []
+        before = after
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
 MODELS = {
     "logistic": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)),
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10)),
     "lenet5": Lenet5,
     "cnn": Cnn,
+    "vgg11": vgg11,
+    "resnet18": resnet18,
 }
 
 

@@ -60,10 +60,20 @@ def parse_tasks(
     """Parse with ``--tasks`` and ``--seeds`` too; the task of the smallest scale is always ``smoke``."""
     parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
     given = parse(parser)
     given.seeds = given.seeds or seeds[given.scale]
     given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
     return given
+
+
+def asked_for(variants: Sequence[Variant], given: argparse.Namespace) -> list[Variant]:
+    """The variants that ``--variants`` names, by default all; ends the program at a name that none has."""
+    names = given.variants or [variant.name for variant in variants]
+    for name in names:
+        if name not in [variant.name for variant in variants]:
+            sys.exit(f"--variants {name!r}: must be one of {', '.join(variant.name for variant in variants)}")
+    return [variant for variant in variants if variant.name in names]
 
 
 def run_variants(
@@ -87,7 +97,7 @@ def run_variants(
             points.append({key: own[key] for key in own if key in changed} | {"seed": seed} | dict(numbers(own, seed)))
     base = {key: value for key, value in setting.items() if key not in changed}
     folder = given.out / "runs" / task
-    done = sweep(base, points=points, folder=folder, progress=False if given.quiet else None, overwrite=True)
+    done = sweep(base, points=points, out=folder, progress=False if given.quiet else None, overwrite=True)
     runs = iter(done.runs)
     return {variant.name: [next(runs) for _ in range(given.seeds)] for variant in variants}
 

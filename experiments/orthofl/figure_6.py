@@ -1,9 +1,10 @@
-"""Figure 6: the contribution of OrthoFL's parts, and the reference of its released code.
+"""Figure 6: the contribution of OrthoFL's parts, in the rule of the paper and in that of its released code.
 
     python experiments/orthofl/figure_6.py --scale laptop
 
 The variants: without calibration (FedAsync); without moving average; the client's change projected instead of the
-others' shift; one projection for the whole vector instead of one per layer; the released code's reference.
+others' shift; one projection for the whole vector instead of one per layer; the released code's rule (clients share one
+calibrated state, tensors are projected apart); the paper's rule with the released code's shared state only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from study import METHODS, Variant, study
 
 VARIANTS = [
     Variant("orthofl", {"method": METHODS["orthofl"]}),
+    Variant("orthofl_released", {"method": METHODS["orthofl_released"]}),
     Variant("without calibration", {"method": METHODS["fedasync"]}),
     Variant("without moving average", {"method": "orthofl_no_average"}),
     Variant("pairwise projection", {"method": "orthofl_pairwise"}),

@@ -21,7 +21,8 @@ from variants import Variant, common, parse, report
 from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
-from fedjax_async.results.metrics import final_accuracy, relative_time
+from fedjax_async.results.curves import accuracy_curve
+from fedjax_async.results.metrics import best_accuracy, final_accuracy, relative_time
 from fedjax_async.types import Run
 
 __all__ = [
@@ -51,6 +52,7 @@ METHODS: dict[str, str] = {
     "fedbuff": "fedbuff@buffer:size=3",
     "ca2fl": "ca2fl@buffer:size=3",
     "orthofl": "orthofl:mixing=0.6,exponent=0.5",
+    "orthofl_released": "orthofl_released:mixing=0.6,exponent=0.5",
 }
 
 
@@ -63,25 +65,32 @@ class Task(NamedTuple):
     laptop: dict[str, Any]
 
 
-_COMMON: dict[str, Any] = {"delay": "rpi", "epochs": 5.0, "batch_size": 32, "lr": 0.01}
-_SKEWED = {**_COMMON, "partition": "dirichlet:alpha=0.1"}
+# What the released code does where the paper says nothing: profiles drawn with replacement, a delay <= 0 replaced by
+# the mean, batches of 128, equal shares of a Dirichlet mix that clients draw in turns.
+DELAY = "rpi:family=normal_or_mean,replacement=true"
+_COMMON: dict[str, Any] = {"delay": DELAY, "epochs": 5.0, "batch_size": 128, "lr": 0.01}
+_SKEWED = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=3"}
+_CIFAR = {**_COMMON, "partition": "dirichlet_balanced:alpha=0.1,at_a_time=1", "augment": "crop:padding=4+flip"}
 TASKS: dict[str, Task] = {
     "mnist": Task(
         "MNIST, LeNet-5",
         {**_SKEWED, "dataset": "mnist", "model": "lenet5_orthofl", "clients": 10},
         500,
-        {"epochs": 1.0, "lr": 0.05, "updates": 300},
+        {"epochs": 1.0, "lr": 0.05, "batch_size": 32, "updates": 300},
     ),
     "cifar10": Task(
         "CIFAR-10, VGG-11",
-        {**_SKEWED, "dataset": "cifar10", "model": "vgg11", "clients": 10},
-        1000,
-        {"epochs": None, "steps": 10, "updates": 60, "eval_examples": 1000},
+        {**_CIFAR, "dataset": "cifar10:train=40000", "model": "vgg11", "clients": 10},
+        500,
+        {"epochs": None, "steps": 10, "batch_size": 32, "updates": 60, "eval_examples": 1000},
     ),
     "20newsgroups": Task(
         "20 Newsgroups, MiniLM + LoRA (the paper: DistilBERT)",
-        {**_SKEWED, "dataset": "newsgroups20", "model": "minilm_lora", "clients": 20, "optimizer": "adam", "lr": 5e-5},
-        1000,
+        {
+            **{**_SKEWED, "dataset": "newsgroups20:max_length=512", "model": "minilm_lora", "clients": 20},
+            **{"batch_size": 8, "optimizer": "adamw:weight_decay=0,clip=1", "lr": 5e-5, "decay": "linear"},
+        },
+        200,
         {
             **{"dataset": "newsgroups20:max_length=64", "epochs": None, "steps": 5, "batch_size": 16, "lr": 1e-3},
             **{"updates": 80, "eval_examples": 500},
@@ -89,21 +98,22 @@ TASKS: dict[str, Task] = {
     ),
     "har": Task(
         "HAR, ResNet-18 (1-D)",
-        # 119,000 parameters, as the paper says (the standard width has 3.85 million); the network of the released
-        # code, resnet18_1d:variant=orthofl, has 1,182,496
-        {**_COMMON, "dataset": "har", "model": "resnet18_1d:width=0.174", "clients": 21, "partition": "natural"},
+        {**_COMMON, "dataset": "har", "model": "resnet18_1d:variant=orthofl", "clients": 21, "partition": "natural"},
         1000,
-        {"epochs": 1.0, "updates": 210},
+        {"model": "resnet18_1d:width=0.174", "epochs": 1.0, "batch_size": 32, "updates": 210},
     ),
     "cifar100": Task(
         "CIFAR-100, MobileNetV2",
-        {**_SKEWED, "dataset": "cifar100", "model": "mobilenetv2", "clients": 100},
-        5000,
-        {"epochs": None, "steps": 5, "updates": 200, "eval_examples": 1000},
+        {**_CIFAR, "dataset": "cifar100:train=40000", "model": "mobilenetv2", "clients": 100},
+        100_000,
+        {"epochs": None, "steps": 5, "batch_size": 32, "updates": 200, "eval_examples": 1000},
     ),
     "smoke": Task(
         "Fashion-MNIST (6,000 images), logistic regression",
-        {**_SKEWED, "dataset": "fashion_mnist_6k", "model": "logistic", "clients": 10, "epochs": 1.0, "lr": 0.05},
+        {
+            **{**_SKEWED, "dataset": "fashion_mnist_6k", "model": "logistic", "clients": 10},
+            **{"epochs": 1.0, "lr": 0.05, "batch_size": 32},
+        },
         120,
         {},
     ),
@@ -155,19 +165,29 @@ def run_task(
 
 
 def rows_of(task: str, runs: Mapping[str, Sequence[Run]], baseline: str) -> list[dict[str, Any]]:
-    """One row a variant: final accuracy in % and time to target relative to ``baseline``, over the seeds."""
-    relative = relative_time(runs, baseline, final="last")
-    return [
-        {
-            "task": task,
-            "variant": name,
-            "accuracy (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
-            f"time / {baseline}": tables.spread(relative.ratio[name]),
-            "updates": tables.spread([len(run.updates["client"]) for run in seeds]),
-            "seeds": len(seeds),
+    """One row a variant: accuracy in % and time to target relative to ``baseline``, over the seeds.
+
+    ``accuracy (%)`` is the mean of the last tenth of the evaluations, since single ones swing; ``last (%)`` is the last
+    evaluation, ``best (%)`` the best one. The target is 95 % of the lowest accuracy among the variants. ``near best``:
+    whether the mean is within one deviation of the best variant's, the larger of the two deviations.
+    """
+    relative = relative_time(runs, baseline) if baseline in runs else None
+    rows: list[dict[str, Any]] = []
+    for name, seeds in runs.items():
+        accuracy = {
+            "accuracy (%)": tables.spread([100 * final_accuracy(run) for run in seeds]),
+            "last (%)": tables.spread([100 * final_accuracy(run, "last") for run in seeds]),
+            "best (%)": tables.spread([100 * best_accuracy(run) for run in seeds]),
         }
-        for name, seeds in runs.items()
-    ]
+        time = {} if relative is None else {f"time / {baseline}": tables.spread(relative.ratio[name])}
+        updates = {"updates": tables.spread([len(run.updates["client"]) for run in seeds]), "seeds": len(seeds)}
+        rows.append({"task": task, "variant": name} | accuracy | time | updates)
+    best = max((row["accuracy (%)"] for row in rows), key=lambda spread: spread.mean)
+    for row in rows:
+        own = row["accuracy (%)"]
+        near = own.mean >= best.mean - max(own.std, best.std)
+        row["near best"] = "-" if row["seeds"] == 1 else "yes" if near else "no"
+    return rows
 
 
 def missing(task: str, scale: str) -> str | None:
@@ -180,20 +200,24 @@ def study(
     about: str | None,
     name: str,
     tasks: Sequence[str],
-    variants: Callable[[str], Sequence[Variant]] | Sequence[Variant],
+    variants: Callable[[str, str], Sequence[Variant]] | Sequence[Variant],
     *,
     baseline: str,
     budget_of: Sequence[str] = (),
+    rows_of_runs: Callable[[str, Mapping[str, Sequence[Run]], str], list[dict[str, Any]]] = rows_of,
     finish: Callable[[list[dict[str, Any]], argparse.Namespace], list[dict[str, Any]]] | None = None,
 ) -> None:
-    """A whole experiment: parse, run every task, write the table and pictures of accuracy curves."""
+    """A whole experiment: parse, run every task, write the table and pictures of accuracy curves.
+
+    ``variants``: the same for all tasks, or ``variants(task, scale)``.
+    """
     given = shared.parse_tasks(options(about, name), TASKS, tasks, SEEDS)
 
     def rows(task: str) -> shared.Rows:
-        chosen = variants(task) if callable(variants) else variants
+        chosen = shared.asked_for(variants(task, given.scale) if callable(variants) else variants, given)
         runs = run_task(task, chosen, given, budget_of=budget_of)
-        shared.draw(f"{name}_{task}", TASKS[task].title, chosen, runs, given)
-        return rows_of(task, runs, baseline)
+        shared.draw(f"{name}_{task}", TASKS[task].title, chosen, runs, given, accuracy_curve)
+        return rows_of_runs(task, runs, baseline)
 
     found = shared.over_tasks(given, lambda task: missing(task, given.scale), rows)
     report(finish(found, given) if finish is not None else found, given)

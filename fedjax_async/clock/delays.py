@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -200,7 +201,9 @@ def rpi_table(profiles: str = "slow") -> Table:
     return table._replace(mean=table.mean[keep], std=table.std[keep], compute=compute, group=None)
 
 
-def _from_table(table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str) -> DelayModel:
+def _from_table(
+    table: Table, family: str, scaling: Scaling, client_speeds: Speeds, source: str, replacement: bool = False
+) -> DelayModel:
     if scaling.reference_bytes is not None and table.compute is None:
         raise ValueError(f"reference_bytes = {scaling.reference_bytes}: {source} has no column 'compute'")
     sample = registry.find("family", FAMILIES, family)
@@ -209,7 +212,8 @@ def _from_table(table: Table, family: str, scaling: Scaling, client_speeds: Spee
 
     def draw_profiles(count: int, seed: int) -> Profiles:
         if table.client is None:
-            rows = chance.deck(seed, "devices", len(table.mean), count)
+            draw = chance.dice if replacement else chance.deck
+            rows = draw(seed, "devices", len(table.mean), count)
         else:
             rows = csv_tables.rows_of(table.client, count, source)
         return Profiles(table.mean[rows], table.std[rows], share[rows])
@@ -222,22 +226,57 @@ def rpi(
     *,
     profiles: str = "slow",
     family: str = "normal",
+    replacement: bool = False,
+    pooled: bool = False,
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
     """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
 
-    Clients draw profiles without replacement from a deck that is reshuffled when it runs out, and each
-    job draws a Gaussian, redrawn while <= 0 (any other ``family`` keeps the profiles' mean and std). By
-    default a round takes its measured time whatever the model and the work; ``reference_steps`` and
-    ``reference_bytes`` (down + up, of one round as measured) rescale the compute and the communication
-    part of it. The communication part is total - compute. No split is known for the five fast
-    profiles: they count as all compute.
+    Clients draw profiles without replacement from a deck that is reshuffled when it runs out (with
+    ``replacement`` each draws from all of them), and each job draws a Gaussian, redrawn while <= 0 (any
+    other ``family`` but ``normal_or_mean`` keeps the profiles' mean and std). By default a round takes its
+    measured time whatever the model and the work; ``reference_steps`` and ``reference_bytes`` (down + up,
+    of one round as measured) rescale the compute and the communication part of it. The communication part
+    is total - compute. No split is known for the five fast profiles: they count as all compute.
 
-    Source: the latency table released with OrthoFL (the released code replaces draws <= 0 by the
-    mean instead).
+    ``pooled``: all clients have one distribution, with the mean and deviation of the rounds of all profiles
+    together; ``family=uniform`` is then uniform from the 5th to the 95th percentile of these rounds, taken
+    as Gaussians conditioned on being positive (OrthoFL 2025, appendix B.4).
+
+    Source: the latency table released with OrthoFL. Its code draws as
+    ``rpi:family=normal_or_mean,replacement=true`` where there are as many clients as profiles or more.
     """
-    return _from_table(rpi_table(profiles), family, scaling, client_speeds, "rpi")
+    check.one_of("replacement", replacement, (False, True))
+    check.one_of("pooled", pooled, (False, True))
+    table = rpi_table(profiles)
+    table = _pooled(table, family) if pooled else table
+    return _from_table(table, family, scaling, client_speeds, "rpi", replacement)
+
+
+def _pooled(table: Table, family: str) -> Table:
+    """One profile for all: mean and deviation of all rounds; for ``uniform``, those of its range."""
+    mean = float(np.mean(table.mean))
+    std = math.sqrt(np.mean(np.square(table.std) + np.square(table.mean)) - mean**2)
+    if family == "uniform":
+        low, high = (_percentile(table, share) for share in (0.05, 0.95))
+        mean, std = (low + high) / 2, (high - low) / math.sqrt(12)
+    compute = None if table.compute is None else np.array([mean * np.sum(table.compute) / np.sum(table.mean)])
+    return Table(np.array([mean]), np.array([std]), compute, None, None)
+
+
+def _percentile(table: Table, share: float) -> float:
+    """Seconds below which ``share`` of all rounds lie, each profile a Gaussian conditioned on being positive."""
+
+    def below(seconds: float) -> float:
+        up_to = [NormalDist(mean, std).cdf for mean, std in zip(table.mean, table.std)]
+        return float(np.mean([(cdf(seconds) - cdf(0.0)) / (1 - cdf(0.0)) for cdf in up_to]))
+
+    low, high = 0.0, float(np.max(table.mean + 10 * table.std))
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < share else (low, middle)
+    return high
 
 
 @takes(client_speeds=speeds_of, scaling=measured_scaling_of)

@@ -49,8 +49,8 @@ class Arrivals(NamedTuple):
 def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
     """Every ``size`` arrivals are a server step; equals ``timing.plan_buffer`` for a scenario without conditions.
 
-    Jobs that would be sent after the end of the budget are cut off: no upload at the very moment at which the budget
-    is spent sends a client off.
+    Jobs that would be sent after the end of the budget are cut off: an upload at the very moment at which the budget
+    is spent sends no client off.
     """
     most, _ = budget(scenario, size)
     arrivals = _arrivals(scenario, size, concurrency, sampling)
@@ -124,7 +124,7 @@ def _seen_before(arrivals: Arrivals) -> np.ndarray:
 def _schedule(
     scenario: Scenario, arrivals: Arrivals, size: int, concurrency: int, fresh: np.ndarray, spent: bool
 ) -> Schedule:
-    """The schedule of these arrivals, of which the ``fresh`` are applied; ``spent``: the last one ends the budget."""
+    """The schedule of these arrivals; only the ``fresh`` ones are applied. ``spent``: the last one ends the budget."""
     came, moment = arrivals.job, arrivals.upload[arrivals.job]
     sending = int(np.searchsorted(moment, moment[-1])) if spent else len(came)
     jobs = concurrency + sending

@@ -149,7 +149,53 @@ def csv(*, path: str, shared: bool = False) -> NetworkModel:
     return _from_links(bind_links, shared)
 
 
-NETWORKS: dict[str, Callable[..., NetworkModel]] = {"link": link, "csv": csv}
+def edges(*, path: str, directed: bool = False, shared: bool = False) -> NetworkModel:
+    """Without a server, a rate for each pair of nodes, from a CSV: columns source, target, rate (bytes/s), latency (s).
+
+    Every pair of nodes that a message may go between needs one line; `directed`: from source to target only, so that
+    the way back needs another. ``shared`` as for ``link``.
+    """
+    check.kind("directed", directed, bool, "true or false")
+    check.kind("shared", shared, bool, "true or false")
+    columns = ("source", "target", "rate", "latency")
+    rows = csv_tables.read(path, columns, required=columns)
+    ends = np.array([[csv_tables.client(row, name) for name in columns[:2]] for row in rows], np.int64)
+    rate, latency = (
+        np.array([csv_tables.number(row, name, above_zero=name == "rate") for row in rows]) for name in columns[2:]
+    )
+    place = np.arange(len(rows))
+    if not directed:
+        ends, place = np.concatenate([ends, ends[:, ::-1]]), np.concatenate([place, place])
+
+    def model(num_clients: int, seed: int) -> Network:
+        nodes = max(num_clients, int(ends.max()) + 1)
+        keys, first, times = np.unique(ends @ np.array([nodes, 1]), return_index=True, return_counts=True)
+        if (times > 1).any():
+            source, target = divmod(int(keys[times > 1][0]), nodes)
+            both = "" if directed else " (a line counts for both directions)"
+            raise ValueError(f"{path}: the link from {source} to {target} occurs twice{both}")
+
+        def between(
+            senders: np.ndarray, receivers: np.ndarray, numbers: np.ndarray, size: int
+        ) -> tuple[np.ndarray, np.ndarray]:
+            wanted = np.asarray(senders, np.int64) * nodes + receivers
+            found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+            missing = wanted[keys[found] != wanted]
+            if len(missing):
+                source, target = divmod(int(missing[0]), nodes)
+                raise ValueError(f"{path}: no line for messages from node {source} to node {target}")
+            line = place[first][found]
+            return size / rate[line], latency[line]
+
+        def seconds(*jobs: object) -> np.ndarray:
+            raise ValueError("network = 'edges': must be one with a link to the server, such as 'csv'")
+
+        return Network(num_clients, seconds, between, shared)
+
+    return model
+
+
+NETWORKS: dict[str, Callable[..., NetworkModel]] = {"link": link, "csv": csv, "edges": edges}
 
 
 def bind(model: NetworkModel | str, num_clients: int, seed: int) -> Network:

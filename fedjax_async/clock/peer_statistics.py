@@ -72,6 +72,16 @@ def peer_statistics(schedule: PeerSchedule, waves: np.ndarray | None = None) -> 
     )
 
 
+def _moments(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
+    """``times`` as float64[V], after both are checked."""
+    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
+    found = np.asarray(times)
+    numbers = found.ndim == 1 and (found.dtype.kind in "iuf" or not found.size)
+    allowed = "one axis of virtual times, numbers >= 0"
+    check.require(numbers and bool((found >= 0).all()), "times", times, allowed)
+    return found.astype(np.float64)
+
+
 def readers(schedule: PeerSchedule) -> np.ndarray:
     """The event that mixes each inbox entry, int64[D]."""
     return np.repeat(np.arange(len(schedule.client)), np.diff(schedule.inbox_bounds))
@@ -91,7 +101,7 @@ def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def live_slots(schedule: PeerSchedule, waves: np.ndarray) -> int:
-    """How many message slots a run needs that writes the messages of a wave when the wave is trained."""
+    """How many message slots a run needs if it writes the messages of a wave when the wave is trained."""
     _, wave, widths = np.unique(waves, return_inverse=True, return_counts=True)
     done = np.cumsum(widths)
     return peer_slots(schedule, written=done[wave], read=(done - widths)[wave])[0]
@@ -104,6 +114,7 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
     lost, from its sending; with one that its buffer drops, from the receiver's next mixing, or at once if there is
     none; and where a node divides its mass into more parts than it sends (``reference=released``).
     """
+    times = _moments(schedule, times)
     events, before = len(schedule.client), previous_events(schedule.client)
     if not schedule.sent_mass.any():
         return Masses(*np.full((4, len(times)), math.nan))
@@ -142,10 +153,11 @@ def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.n
 
     Stretch v holds the events that mix (or end) after ``times[v - 1]`` and at or before ``times[v]``; NaN if none does.
     """
+    times = _moments(schedule, times)
     out = np.bincount(schedule.push_event, minlength=len(schedule.client))
     means = []
     for moments, counts in ((schedule.mixed_at, np.diff(schedule.inbox_bounds)), (schedule.end, out)):
-        stretch = np.searchsorted(np.asarray(times) * SLACK, moments, side="left")
+        stretch = np.searchsorted(times * SLACK, moments, side="left")
         totals, number = (np.bincount(stretch, w, len(times) + 1)[: len(times)] for w in (counts, np.ones(len(counts))))
         with np.errstate(invalid="ignore"):
             means.append(totals / number)

@@ -84,7 +84,7 @@ def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
 
 
 def gossip(*, receivers: int = 10) -> TopologyModel:
-    """Each push goes to `receivers` other nodes, drawn uniformly without replacement among those online then."""
+    """Each push goes to `receivers` of the others online then (to all if there are fewer), drawn uniformly."""
     check.whole("receivers", receivers)
     return lambda num_clients, seed: Topology(num_clients, random=min(receivers, num_clients - 1))
 
@@ -205,7 +205,9 @@ TOPOLOGIES: dict[str, Callable[..., TopologyModel]] = {
 def from_networkx(graph: Any, num_clients: int) -> Graph:
     """The graph of a networkx graph with the nodes 0..N-1; an undirected edge counts as one in each direction."""
     if set(graph) != set(range(num_clients)):
-        raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, and has {len(graph)} others")
+        missing = len(set(range(num_clients)) - set(graph))
+        found = f"it has {len(graph)} nodes and lacks {missing} of these"
+        raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, but {found}")
     edges = np.array([(u, v) for u, v in graph.edges()], np.int64).reshape(-1, 2)
     if not graph.is_directed():
         edges = np.concatenate([edges, edges[:, ::-1]])

@@ -3,8 +3,8 @@
 Start with ``COMPRESSORS``: factories of pure functions on one vector. ``payload.py`` has the contract, ``sparse.py``,
 ``quantise.py`` and ``centroids.py`` the compressors, ``compose.py`` chains of them and :func:`on_tree`, which
 compresses a pytree. ``sizes.py`` counts the bits of a message inside a compiled run. ``wire.py`` makes and reads its
-bytes on the host, by the bit codes of ``codes.py``. ``centroids.py`` also encodes whole models for peers
-(:func:`wcp`), with the k-means of ``clustering.py``.
+bytes on the host, from the fields of ``fields.py`` and the bit codes of ``codes.py``. ``centroids.py`` also encodes
+whole models for peers (:func:`wcp`), with the k-means of ``clustering.py``.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from fedjax_async.compress.centroids import (
     wcp,
 )
 from fedjax_async.compress.compose import chain, on_tree, topk_qsgd
-from fedjax_async.compress.payload import Centroids, Compressor, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import Buckets, Centroids, Compressor, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.compress.quantise import cast, identity, levels_of, qsgd, scaled_sign, sign
 from fedjax_async.compress.sizes import bits, most_bits, values_bits, wire_bytes
 from fedjax_async.compress.sparse import randk, topk, topk_fast
@@ -43,6 +43,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
 
 __all__ = [
     "COMPRESSORS",
+    "Buckets",
     "Centroids",
     "Clustered",
     "Compressor",

@@ -36,14 +36,22 @@ def chain(sparsifier: Compressor, then: Compressor) -> Compressor:
     return Compressor(compress, decompress, bits)
 
 
-def topk_qsgd(*, ratio: float = 0.1, levels: Traced = 7, scaled: bool = True) -> Compressor:
+def topk_qsgd(
+    *,
+    ratio: float = 0.1,
+    levels: Traced = 7,
+    scaled: bool = True,
+    bucket: int | None = None,
+    norm: str = "euclidean",
+) -> Compressor:
     """The k = ceil(`ratio` D) largest entries in `levels` steps of their norm, `scaled` by 1/(1 + beta).
 
     ``Q_s(Top_k(x)) / (1 + beta)`` with ``beta = min(k/s^2, sqrt(k)/s)`` contracts by ``k / (D (1 + beta))``. AsynFLC
     gives this gamma for ``Q_s(Top_k(x))`` itself, but that contracts by ``(1 - beta) k / D``, so only for
-    ``beta < 1`` (Basu et al. 2019, lemmas 1 and 2). Levels are 1, 7, 127 for the paper's 2, 4, 8 bits.
+    ``beta < 1`` (Basu et al. 2019, lemmas 1 and 2). Levels are 1, 7, 127 for the paper's 2, 4, 8 bits. ``bucket`` and
+    ``norm`` as in ``qsgd``: buckets of the kept entries, each with a norm, make beta small.
     """
-    return chain(topk(ratio=ratio), qsgd(levels=levels, scaled=scaled))
+    return chain(topk(ratio=ratio), qsgd(levels=levels, scaled=scaled, bucket=bucket, norm=norm))
 
 
 def _one_group(path: tuple[Any, ...]) -> Hashable:

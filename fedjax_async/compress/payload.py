@@ -1,4 +1,4 @@
-"""Compressors and payloads: the contract, the five kinds of payload, and what all compressors share.
+"""Compressors and payloads: the contract, the six kinds of payload, and what all compressors share.
 
 A payload is the compressed form of a vector: a pytree of the arrays that are sent. Its lengths are static, so it
 passes through ``jit`` and ``vmap``. Payloads nest: the values of a :class:`Sparse` payload are a payload themselves.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from fedjax_async import check, hashing
 from fedjax_async.types import Array, Key
 
-Payload = Any  # Dense | Signs | Levels | Sparse | Centroids, or a tuple of them
+Payload = Any  # Dense | Signs | Levels | Buckets | Sparse | Centroids, or a tuple of them
 
 MOST_STEPS = 32767
 MOST_CENTROIDS = 256  # an index is one byte
@@ -62,6 +62,17 @@ class Levels:
     level: Any  # int16[D]
     norm: Any  # float[]
     steps: Any  # int32[], from 1 to MOST_STEPS
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """Levels with a norm for every ``bucket`` entries: entry j is ``norm[j // bucket] * level[j] / steps``."""
+
+    level: Any  # int16[D]
+    norm: Any  # float[ceil(D / bucket)]
+    steps: Any  # int32[], from 1 to MOST_STEPS
+    bucket: int = field(metadata={"static": True})  # at least 1
 
 
 @jax.tree_util.register_dataclass

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
 from fedjax_async.compress.payload import (
     MOST_STEPS,
+    Buckets,
     Compressor,
     Dense,
     Levels,
@@ -70,44 +73,67 @@ def levels_of(width: int) -> int:
     return 2 ** (width - 1) - 1
 
 
-def qsgd(*, levels: Traced = 7, scaled: bool = False) -> Compressor:
+def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None, norm: str = "euclidean") -> Compressor:
     """Stochastic rounding to `levels` steps of the norm: ``||x|| sign(x_j) l_j / s``, E l_j = s |x_j| / ||x||.
 
     b bits an entry are levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8 bits. Any number from 1 to 32767 is allowed, and
     it may be traced. Unbiased, with ``E||C(x) - x||^2 <= beta ||x||^2``, ``beta = min(D/s^2, sqrt(D)/s)``. If
     `scaled`, the result is multiplied by ``1/(1 + beta)``: biased, but a contraction by that factor for every beta, as
-    error feedback needs it. Source: Alistarh et al. (2017), section 3.1 and lemma 3.1; Basu et al. (2019), lemma 2.
+    error feedback needs it.
+
+    Args:
+      bucket: give every `bucket` entries a norm of their own, which is sent with them; D in beta is then `bucket`.
+        None: one norm for the whole vector.
+      norm: ``euclidean``, or ``max``, the largest magnitude: shorter steps, the more so the more entries there are.
+        Then ``beta = min(D/(4 s^2), sqrt(D)/s)``.
+
+    Source: Alistarh et al. (2017), sections 3.1 and 4 (buckets, maximum norm) and lemma 3.1; Basu et al. (2019),
+    lemma 2. The bound for the maximum norm: a rounding has variance at most 1/4 of a step's square.
     """
     if isinstance(levels, (int, float)):
         check.whole("levels", levels, 1, MOST_STEPS)
     check.one_of("scaled", scaled, [True, False])
+    check.one_of("norm", norm, NORMS)
+    if bucket is not None:
+        check.whole("bucket", bucket, 1)
 
-    def compress(key: Key, x: Array) -> Levels:
-        require_vector(x)
-        steps, norm = jnp.asarray(levels, jnp.int32), euclidean(x)
-        real = real_of(x)
-        unit = jnp.where(norm > 0, norm, jnp.ones_like(norm)).astype(real)
+    def quantised(x: Array, random: Array, steps: Array, count: int) -> tuple[Array, Array]:
+        """The levels of x under one norm, and this norm as it is sent."""
+        size, real = NORMS[norm](x), real_of(x)
+        unit = jnp.where(size > 0, size, jnp.ones_like(size)).astype(real)
         most = steps.astype(real)
         share = jnp.minimum(jnp.abs(x).astype(real) / unit * most, most)
         low = jnp.floor(share)
-        up = uniform(key, len(x)).astype(real) < share - low
-        level = (low + up.astype(real)).astype(jnp.int16)
-        sent = norm.astype(real) / (1 + relative_variance(len(x), steps).astype(real)) if scaled else norm
-        return Levels(jnp.where(jnp.less(x, 0), -level, level), sent.astype(x.dtype), steps)
+        level = (low + (random.astype(real) < share - low).astype(real)).astype(jnp.int16)
+        beta = relative_variance(count, steps, norm).astype(real)
+        sent = size.astype(real) / (1 + beta) if scaled else size
+        return jnp.where(jnp.less(x, 0), -level, level), sent.astype(x.dtype)
 
-    def decompress(payload: Levels) -> Array:
-        norm, level = jnp.asarray(payload.norm), jnp.asarray(payload.level)
-        real = real_of(norm)
+    def compress(key: Key, x: Array) -> Levels | Buckets:
+        require_vector(x)
+        steps, random = jnp.asarray(levels, jnp.int32), uniform(key, len(x))
+        if bucket is None:
+            return Levels(*quantised(x, random, steps, len(x)), steps)
+        rows = -(-len(x) // bucket)
+        both = (jnp.pad(each, (0, rows * bucket - len(x))).reshape(rows, bucket) for each in (x, random))
+        level, sent = jax.vmap(lambda row, drawn: quantised(row, drawn, steps, bucket))(*both)
+        return Buckets(level.reshape(-1)[: len(x)], sent, steps, bucket)
+
+    def decompress(payload: Levels | Buckets) -> Array:
+        sent, level = jnp.asarray(payload.norm), jnp.asarray(payload.level)
+        if isinstance(payload, Buckets):
+            sent = jnp.repeat(sent, payload.bucket)[: len(level)]
+        real = real_of(sent)
         share = level.astype(real) / jnp.asarray(payload.steps).astype(real)
-        return (norm.astype(real) * share).astype(norm.dtype)
+        return (sent.astype(real) * share).astype(sent.dtype)
 
     return Compressor(compress, decompress, bits)
 
 
-def relative_variance(size: int, steps: Array) -> Array:
-    """``beta = min(D/s^2, sqrt(D)/s)``, the bound on QSGD's relative variance; float32[]."""
+def relative_variance(size: int, steps: Array, norm: str = "euclidean") -> Array:
+    """The bound beta on the relative variance of ``qsgd``, of ``size`` entries under one norm; float32[]."""
     s = steps.astype(jnp.float32)
-    return jnp.minimum(size / s**2, size**0.5 / s)
+    return jnp.minimum((size if norm == "euclidean" else size / 4) / s**2, size**0.5 / s)
 
 
 def euclidean(x: Array) -> Array:
@@ -117,6 +143,13 @@ def euclidean(x: Array) -> Array:
     unit = jnp.where(largest > 0, largest, jnp.ones_like(largest))
     return (largest * jnp.sqrt(jnp.sum(jnp.square(x_real / unit)))).astype(x.dtype)
 
+
+def largest_magnitude(x: Array) -> Array:
+    """``max |x_j|``, 0 for an empty vector, in the type of x."""
+    return jnp.max(jnp.abs(x), initial=0)
+
+
+NORMS: dict[str, Callable[[Array], Array]] = {"euclidean": euclidean, "max": largest_magnitude}
 
 _CASTS = {"float16": jnp.float16, "bfloat16": jnp.bfloat16}
 

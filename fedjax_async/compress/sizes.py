@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
-from fedjax_async.compress.payload import MOST_STEPS, Centroids, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.payload import MOST_STEPS, Buckets, Centroids, Dense, Levels, Payload, Signs, Sparse
 from fedjax_async.types import Array
 
 MAGIC = b"FA\x01"  # the format's version is its last byte
@@ -50,6 +50,7 @@ _LENGTH: dict[type, Callable[[Any], int]] = {
     Dense: lambda payload: payload.values.shape[0],
     Signs: lambda payload: payload.negative.shape[0],
     Levels: lambda payload: payload.level.shape[0],
+    Buckets: lambda payload: payload.level.shape[0],
     Sparse: lambda payload: payload.size,
     Centroids: lambda payload: payload.index.shape[0],
 }
@@ -78,13 +79,19 @@ def _fixed_levels(size: int, steps: Any) -> Any:
     return bytes_of_bits(size * bit_length(2 * jnp.asarray(steps, jnp.int32)))
 
 
-def _levels(payload: Levels) -> Any:
+def _levels(payload: Levels | Buckets) -> Any:
     """The shorter of a fixed width and Elias' gamma code of 1, 2, 3, ... for the levels 0, +1, -1, ..."""
     size, level = payload.level.shape[0], jnp.asarray(payload.level).astype(jnp.int32)
     suffix = jnp.sum(bit_length(2 * jnp.abs(level) + jnp.less(level, 1).astype(jnp.int32)) - 1, dtype=jnp.int32)
     gamma = bytes_of_bits(size + suffix) + bytes_of_bits(suffix)
-    head = 3 + varint_bytes(size) + _real_bytes(payload.norm)
-    return head + jnp.minimum(_fixed_levels(size, payload.steps), gamma)
+    return _levels_head(payload) + jnp.minimum(_fixed_levels(size, payload.steps), gamma)
+
+
+def _levels_head(payload: Levels | Buckets) -> int:
+    """Bytes of all but the levels: kind, lengths, steps, norms."""
+    lengths = [payload.level.shape[0], *([payload.bucket] if isinstance(payload, Buckets) else [])]
+    norms = payload.norm.shape[0] if isinstance(payload, Buckets) else 1
+    return 3 + sum(map(varint_bytes, lengths)) + norms * _real_bytes(payload.norm)
 
 
 def plain_index_bytes(size: int, k: int) -> tuple[int, int]:
@@ -121,6 +128,7 @@ _BYTES: dict[type, Callable[[Any], Any]] = {
     Dense: _dense,
     Signs: _signs,
     Levels: _levels,
+    Buckets: _levels,
     Sparse: _sparse,
     Centroids: _centroids,
 }
@@ -167,7 +175,10 @@ def values_bits(payload: Payload) -> Array:
 _VALUES: dict[type, Callable[[Any], Any]] = {
     Dense: lambda payload: BYTE * _real_bytes(payload.values) * payload.values.shape[0],
     Signs: lambda payload: payload.negative.shape[0],
-    Levels: lambda payload: payload.level.shape[0] * bit_length(2 * jnp.asarray(payload.steps, jnp.int32)),
+    **dict.fromkeys(
+        (Levels, Buckets),
+        lambda payload: payload.level.shape[0] * bit_length(2 * jnp.asarray(payload.steps, jnp.int32)),
+    ),
     Sparse: lambda payload: values_bits(payload.values),
     Centroids: lambda payload: (
         BYTE * _real_bytes(payload.centroid) * payload.centroid.shape[0]
@@ -186,10 +197,9 @@ def most_bits(payload: Payload) -> int:
 
 def _most_bytes(payload: Payload, steps_of: Callable[[Any], int]) -> int:
     def most(part: Payload) -> int:
-        if isinstance(part, Levels):
-            size = part.level.shape[0]
+        if isinstance(part, (Levels, Buckets)):
             width = (2 * steps_of(part.steps)).bit_length()
-            return 3 + varint_bytes(size) + _real_bytes(part.norm) + bytes_of_bits(size * width)
+            return _levels_head(part) + bytes_of_bits(part.level.shape[0] * width)
         if isinstance(part, Sparse):
             size, k = part.size, part.index.shape[0]
             rice = _rice(size, k, size >> rice_width(size, k))

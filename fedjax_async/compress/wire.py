@@ -11,6 +11,7 @@ kind   detail                       fields
 4, 5   float type of the norm       D, steps in 2 bytes, norm, levels: 4 at a fixed width, 5 in Elias' gamma code
 6      code of the indices          D, k, indices, part of k values
 7      float type of the centroids  D, K - 1 in a byte, K - 1 centroids, D indices of ceil(log2 K) bits, at least 1
+8, 9   float type of the norms      D, entries of a bucket, steps in 2 bytes, norms, levels as in 4, 5
 ====== ============================ =====================================================================
 
 Indices are a bitmap (0), k numbers of ceil(log2 D) bits (1), or their gaps in Rice's code (2): the shortest of the
@@ -25,19 +26,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
 from fedjax_async.compress import codes, sizes
 from fedjax_async.compress.codes import Chunks, Source
-from fedjax_async.compress.payload import MOST_CENTROIDS, MOST_STEPS, Centroids, Dense, Levels, Payload, Signs, Sparse
+from fedjax_async.compress.fields import REALS, read_real, read_whole, real_bytes, shaped
+from fedjax_async.compress.payload import (
+    MOST_CENTROIDS,
+    MOST_STEPS,
+    Buckets,
+    Centroids,
+    Dense,
+    Levels,
+    Payload,
+    Signs,
+    Sparse,
+)
 
-_REALS = {1: np.dtype("float16"), 2: np.dtype(jnp.bfloat16), 3: np.dtype("float32"), 4: np.dtype("float64")}
 _MOST_LENGTH = 2**31 - 1
 _MOST_PARTS = 65535
 _DEEPEST = 8
 _TUPLE, _DENSE, _SCALED, _UNSCALED, _FIXED, _GAMMA, _SPARSE, _CENTROIDS = range(8)
+_FIXED_BUCKETS, _GAMMA_BUCKETS = 8, 9
 
 
 def encode(payload: Payload) -> bytes:
@@ -104,29 +115,10 @@ def _require_size(size: Any) -> None:
 def _encode_part(payload: Payload) -> bytes:
     writer = _WRITERS.get(type(payload))
     if writer is None:
-        raise ValueError(f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Sparse, Centroids")
+        raise ValueError(
+            f"payload = {type(payload).__name__}: must be one of Dense, Signs, Levels, Buckets, Sparse, Centroids"
+        )
     return writer(jax.tree.map(np.asarray, payload))
-
-
-def _shaped(field: str, array: np.ndarray, dimensions: int, kind: str) -> None:
-    fits = array.ndim == dimensions and array.dtype.kind == kind
-    what = {0: "one number", 1: "a vector"}[dimensions]
-    check.require(fits, field, f"{array.dtype}{list(array.shape)}", f"{what} of one payload, of its kind {kind!r}")
-
-
-def _real_bytes(field: str, array: np.ndarray, dimensions: int) -> tuple[int, bytes]:
-    """The code of the float type, and the bits of the values."""
-    known = {dtype: code for code, dtype in _REALS.items()}
-    fits = array.dtype in known and array.ndim == dimensions
-    check.require(fits, field, f"{array.dtype}{list(array.shape)}", "floats of one payload")
-    check.require(_all_finite(array), field, "NaN or infinite", "finite")
-    word = f"<u{array.dtype.itemsize}"
-    return known[array.dtype], np.ascontiguousarray(array).view(word[1:]).astype(word).tobytes()
-
-
-def _all_finite(array: np.ndarray) -> bool:
-    with np.errstate(invalid="ignore"):  # NumPy warns of a bfloat16 NaN
-        return bool(np.isfinite(array).all())
 
 
 def _head(kind: int, detail: int, *lengths: int) -> bytes:
@@ -135,34 +127,44 @@ def _head(kind: int, detail: int, *lengths: int) -> bytes:
 
 
 def _write_dense(payload: Dense) -> bytes:
-    code, values = _real_bytes("values", payload.values, 1)
+    code, values = real_bytes("values", payload.values, 1)
     return _head(_DENSE, code, len(payload.values)) + values
 
 
 def _write_signs(payload: Signs) -> bytes:
-    _shaped("negative", payload.negative, 1, "b")
-    code, scale = _real_bytes("scale", payload.scale, 0)
+    shaped("negative", payload.negative, 1, "b")
+    code, scale = real_bytes("scale", payload.scale, 0)
     check.require(payload.scaled or payload.scale == 1, "scale", float(payload.scale), "1 unless it is sent")
     head = _head(_SCALED if payload.scaled else _UNSCALED, code, len(payload.negative))
     return head + codes.pack(payload.negative) + (scale if payload.scaled else b"")
 
 
 def _write_levels(payload: Levels) -> bytes:
-    _shaped("level", payload.level, 1, "i")
-    _shaped("steps", payload.steps, 0, "i")
-    code, norm = _real_bytes("norm", payload.norm, 0)
+    return _leveled(payload, 0, _FIXED, _GAMMA)
+
+
+def _write_buckets(payload: Buckets) -> bytes:
+    check.whole("bucket", payload.bucket, 1, _MOST_LENGTH)
+    norms, levels = payload.norm.size, payload.level.size
+    check.require(norms == -(-levels // payload.bucket), "norm", f"{norms} numbers", "one for each bucket")
+    return _leveled(payload, 1, _FIXED_BUCKETS, _GAMMA_BUCKETS, payload.bucket)
+
+
+def _leveled(payload: Levels | Buckets, dimensions: int, by_width: int, by_gamma: int, *lengths: int) -> bytes:
+    shaped("level", payload.level, 1, "i")
+    shaped("steps", payload.steps, 0, "i")
+    code, norm = real_bytes("norm", payload.norm, dimensions)
     level, steps = payload.level.astype(np.int64), int(payload.steps)
     check.whole("steps", steps, 1, MOST_STEPS)
     check.require(bool((np.abs(level) <= steps).all()), "level", int(np.abs(level).max(initial=0)), f"within {steps}")
     plain = codes.fixed(level + steps, (2 * steps).bit_length())
     gamma = codes.gamma(2 * np.abs(level) + (level < 1))  # 0, +1, -1, +2, ... are 1, 2, 3, 4, ...
-    kind = _FIXED if len(plain) <= len(gamma) else _GAMMA
-    stream = plain if kind == _FIXED else gamma
-    return _head(kind, code, len(level)) + steps.to_bytes(2, "little") + norm + stream
+    kind, stream = (by_width, plain) if len(plain) <= len(gamma) else (by_gamma, gamma)
+    return _head(kind, code, len(level), *lengths) + steps.to_bytes(2, "little") + norm + stream
 
 
 def _write_sparse(payload: Sparse) -> bytes:
-    _shaped("index", payload.index, 1, "i")
+    shaped("index", payload.index, 1, "i")
     index, size, k = payload.index.astype(np.int64), payload.size, len(payload.index)
     _require_indices(index, size)
     values = _encode_part(payload.values)
@@ -192,8 +194,8 @@ def _write_rice(index: np.ndarray, size: int) -> bytes:
 
 
 def _write_centroids(payload: Centroids) -> bytes:
-    _shaped("index", payload.index, 1, "u")
-    code, values = _real_bytes("centroid", payload.centroid, 1)
+    shaped("index", payload.index, 1, "u")
+    code, values = real_bytes("centroid", payload.centroid, 1)
     sent = len(payload.centroid)
     check.require(sent < MOST_CENTROIDS, "centroid", f"{sent} numbers", f"at most {MOST_CENTROIDS - 1} numbers")
     ascending = bool((payload.centroid[1:] >= payload.centroid[:-1]).all())
@@ -212,6 +214,7 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
     Dense: _write_dense,
     Signs: _write_signs,
     Levels: _write_levels,
+    Buckets: _write_buckets,
     Sparse: _write_sparse,
     Centroids: _write_centroids,
 }
@@ -243,54 +246,45 @@ def _decode_part(source: Source, expected: int | None = None, depth: int = 0) ->
     return reader(source, head >> 4, size, depth)
 
 
-def _read_real(source: Source, code: int, count: int) -> np.ndarray:
-    """float[count], refused unless all are finite."""
-    dtype = _REALS.get(code)
-    if dtype is None:
-        raise ValueError(f"message: unknown float type {code}")
-    word = f"<u{dtype.itemsize}"
-    values = np.frombuffer(source.read(count * dtype.itemsize), word).astype(word[1:]).view(dtype)
-    if not _all_finite(values):
-        raise ValueError("message: a value is NaN or infinite")
-    return values
-
-
-def _read_whole(chunks: Chunks, count: int, dtype: type) -> np.ndarray:
-    """The numbers of all chunks, dtype[count]; refused if there are fewer or more."""
-    numbers: np.ndarray = np.empty(count, dtype)
-    end = 0
-    for chunk in chunks:
-        low, end = end, end + len(chunk)
-        if end > count:
-            break
-        numbers[low:end] = chunk
-    if end != count:
-        raise ValueError(f"message: {end} numbers or more, not {count}")
-    return numbers
-
-
 def _read_dense(source: Source, detail: int, size: int, depth: int) -> Dense:
-    return Dense(_read_real(source, detail, size))
+    return Dense(read_real(source, detail, size))
 
 
 def _read_scaled(source: Source, detail: int, size: int, depth: int) -> Signs:
     negative = codes.read_bits(source, size)
-    return Signs(negative, _read_real(source, detail, 1)[0], scaled=True)
+    return Signs(negative, read_real(source, detail, 1)[0], scaled=True)
 
 
 def _read_unscaled(source: Source, detail: int, size: int, depth: int) -> Signs:
-    if detail not in _REALS:
+    if detail not in REALS:
         raise ValueError(f"message: unknown float type {detail}")
-    return Signs(codes.read_bits(source, size), np.ones((), _REALS[detail]), scaled=False)
+    return Signs(codes.read_bits(source, size), np.ones((), REALS[detail]), scaled=False)
 
 
-def _read_levels(source: Source, detail: int, size: int, stream: Callable[[Source, int, int], Chunks]) -> Levels:
+Stream = Callable[[Source, int, int], Chunks]
+
+
+def _read_levels(source: Source, detail: int, size: int, stream: Stream) -> Levels:
+    norm, level, steps = _read_leveled(source, detail, size, 1, stream)
+    return Levels(level, norm[0], steps)
+
+
+def _read_buckets(source: Source, detail: int, size: int, stream: Stream) -> Buckets:
+    bucket = codes.read_varint(source, _MOST_LENGTH)
+    if bucket == 0:
+        raise ValueError("message: a bucket of 0 entries")
+    norm, level, steps = _read_leveled(source, detail, size, -(-size // bucket), stream)
+    return Buckets(level, norm, steps, bucket)
+
+
+def _read_leveled(source: Source, detail: int, size: int, norms: int, stream: Stream) -> tuple[Any, Any, Any]:
+    """The norms, the levels and the steps."""
     steps = int.from_bytes(source.read(2), "little")
-    norm = _read_real(source, detail, 1)[0]
+    norm = read_real(source, detail, norms)
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(f"message: {steps} steps")
-    level = _read_whole(_within(stream(source, size, steps), steps), size, np.int16)
-    return Levels(level, norm, np.int32(steps))
+    level = read_whole(_within(stream(source, size, steps), steps), size, np.int16)
+    return norm, level, np.int32(steps)
 
 
 def _within(levels: Chunks, steps: int) -> Chunks:
@@ -313,7 +307,7 @@ def _read_sparse(source: Source, detail: int, size: int, depth: int) -> Sparse:
     k = codes.read_varint(source, size)
     if detail >= len(_INDEX_CODES):
         raise ValueError(f"message: unknown code of indices {detail}")
-    index = _read_whole(_ascending(_INDEX_CODES[detail][1](source, size, k), size), k, np.int32)
+    index = read_whole(_ascending(_INDEX_CODES[detail][1](source, size, k), size), k, np.int32)
     return Sparse(index, _decode_part(source, k, depth + 1), size)
 
 
@@ -347,10 +341,10 @@ def _summed(gaps: Chunks) -> Chunks:
 
 def _read_centroids(source: Source, detail: int, size: int, depth: int) -> Centroids:
     sent = source.read(1)[0]
-    centroid = _read_real(source, detail, sent)
+    centroid = read_real(source, detail, sent)
     if not (centroid[1:] >= centroid[:-1]).all():
         raise ValueError("message: centroids are not ascending")
-    index = _read_whole(_at_most(codes.read_fixed(source, size, sizes.centroid_width(sent + 1)), sent), size, np.uint8)
+    index = read_whole(_at_most(codes.read_fixed(source, size, sizes.centroid_width(sent + 1)), sent), size, np.uint8)
     return Centroids(centroid, index)
 
 
@@ -369,6 +363,8 @@ _READERS: dict[int, Callable[[Source, int, int, int], Payload]] = {
     _GAMMA: lambda source, detail, size, depth: _read_levels(source, detail, size, _gamma_levels),
     _SPARSE: _read_sparse,
     _CENTROIDS: _read_centroids,
+    _FIXED_BUCKETS: lambda source, detail, size, depth: _read_buckets(source, detail, size, _fixed_levels),
+    _GAMMA_BUCKETS: lambda source, detail, size, depth: _read_buckets(source, detail, size, _gamma_levels),
 }
 
 _INDEX_CODES: list[tuple[Callable[[np.ndarray, int], bytes], Callable[[Source, int, int], Chunks]]] = [

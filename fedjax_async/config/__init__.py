@@ -1,17 +1,18 @@
 """Configuration: from names and numbers to objects that the engine can execute.
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
-resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``simulation.py``) runs that.
+resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
 
-Order of reading: ``settings.py``, ``experiment.py``, ``simulation.py``. ``methods.py`` (with ``families.py``: a rule
-and its server parts as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model),
-``clients.py`` (local training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting
-by its path, such as ``method.mixing``), ``grid.py`` (the runs of a sweep) and ``sweeping.py`` (which runs share
-programs) serve sweeps. ``own.py`` (objects in the place of names), ``plugins.py`` (names for factories of the user's
-own) and ``contracts.py`` (what such parts must return) let a user's own parts stand wherever the package's do.
-``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` gives a run as a function that
-JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
+Order of reading: ``settings.py`` with ``concerns.py`` (the table that says whom each setting concerns),
+``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
+as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
+training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as
+``method.mixing``), ``grid.py`` (the runs of a sweep), ``roles.py`` (what a sweep varies a setting for) and
+``sweeping.py`` (which runs share programs) serve sweeps. ``own.py`` (objects in the place of names), ``plugins.py``
+(names for factories of the user's own) and ``contracts.py`` (what such parts must return) let a user's own parts stand
+wherever the package's do. ``watching.py`` is early stopping, the best model and callbacks. ``differentiable.py`` gives
+a run as a function that JAX differentiates, ``descent.py`` tunes its numbers along the gradient.
 """
 
 from typing import TYPE_CHECKING
@@ -21,14 +22,14 @@ from fedjax_async import lazy
 if TYPE_CHECKING:
     from fedjax_async.config.descent import Tuned, tune
     from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
-    from fedjax_async.config.experiment import Experiment, prepare
+    from fedjax_async.config.execution import execute
+    from fedjax_async.config.experiment import ENGINES, Experiment, Prepared, prepare
     from fedjax_async.config.grid import Point, expand
     from fedjax_async.config.methods import METHODS, Method, PeerMethod, method, method_options
     from fedjax_async.config.own import named
     from fedjax_async.config.peers import PeerExperiment
     from fedjax_async.config.plugins import register
     from fedjax_async.config.settings import Settings
-    from fedjax_async.config.simulation import ENGINES, execute
     from fedjax_async.config.sweeping import Group, execute_group, plan_groups
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "PerExample",
     "PerStaleness",
     "Point",
+    "Prepared",
     "Settings",
     "Trajectory",
     "Tuned",
@@ -62,7 +64,7 @@ __all__ = [
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {
-        "ENGINES": "simulation",
+        "ENGINES": "experiment",
         "METHODS": "methods",
         "Experiment": "experiment",
         "Group": "sweeping",
@@ -75,8 +77,9 @@ __getattr__, __dir__ = lazy.attach(
         "Tuned": "descent",
         "tune": "descent",
         "Point": "grid",
+        "Prepared": "experiment",
         "Settings": "settings",
-        "execute": "simulation",
+        "execute": "execution",
         "execute_group": "sweeping",
         "expand": "grid",
         "method": "methods",

@@ -17,7 +17,7 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 from fedjax_async.config.methods import (
     Method,
     PeerMethod,
@@ -27,10 +27,10 @@ from fedjax_async.config.methods import (
     with_client,
     with_factory,
 )
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
-from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
@@ -48,7 +48,8 @@ def client_of(
         allowed = "a ClientAlgorithm, a factory of one, f(model, *, ...), or a name registered for a factory"
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
-        check.require(not s.remat, "remat", s.remat, f"left out: {_BRINGS}")
+        filled = ignored_by(())  # from the method, if they are not given: checked in the line above
+        concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
         used = with_factory(chosen, given)
@@ -73,7 +74,7 @@ _BRINGS = "the client algorithm (client) does not take it"
 
 def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[str]) -> None:
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
-    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": Settings.__dataclass_fields__["decay"].default}
+    usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": DEFAULTS["decay"]}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
         check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
     proximal = "proximal" in takes or not chosen.proximal
@@ -121,8 +122,9 @@ def _training(
     ``text``: of the options, since 1, 1.0 and True are equal.
     """
     scale = registry.bind("decay", DECAYS, decay)()
-    allowed = "a function of the version, or None"
-    check.require(scale is None or callable(scale), f"decay {decay}: what its factory returned", scale, allowed)
+    allowed = "a function of the version, a WithinJob, or None"
+    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(known, f"decay {decay}: what its factory returned", scale, allowed)
     takes = registry.options_of(client)
 
     def numbers(hyper: Hyper, prefix: str) -> dict[str, Any]:

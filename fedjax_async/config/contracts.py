@@ -64,7 +64,8 @@ def returned(part: str, contract: str, function: Callable[..., Any], *given: Any
         raise ValueError(f"{part}: must be {kind}; it raised {type(error).__name__}: {line}{note}") from error
 
 
-def _fits(good: bool, part: str, found: Any, contract: str) -> None:
+def fits(good: bool, part: str, found: Any, contract: str) -> None:
+    """``ValueError`` that shows what ``part`` returned, unless ``good``."""
     if not good:
         raise ValueError(f"{part} returned {_shown(found)}: must return {contract}")
 
@@ -83,23 +84,24 @@ def _shown(found: Any) -> str:
     return f"a {type(found).__name__}"
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether it has a shape and a dtype."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def _pair(part: str, found: Any, contract: str) -> Any:
-    _fits(isinstance(found, tuple) and len(found) == 2, part, found, contract)
+    fits(isinstance(found, tuple) and len(found) == 2, part, found, contract)
     return found
 
 
-def _alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> None:
+def alike(part: str, found: Any, like: Any, contract: str, note: str = "") -> None:
     """The same structure, shapes and types as ``like``; ``note``: where ``like`` comes from."""
     same = str(jax.tree.structure(found)) == str(jax.tree.structure(like))
     note = f" ({note})" if note else ""
-    _fits(same, part, found, f"{contract} of the structure {_shown(like)}{note}")
+    fits(same, part, found, f"{contract} of the structure {_shown(like)}{note}")
     for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(like)):
-        good = _is_array(have) and have.shape == want.shape and have.dtype == want.dtype
-        _fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}{note}")
+        good = is_array(have) and have.shape == want.shape and have.dtype == want.dtype
+        fits(good, f"{part}{jax.tree_util.keystr(path)}", have, f"{contract}: here {_shown(want)}{note}")
 
 
 # --- learning ---------------------------------------------------------------------------------------
@@ -114,38 +116,41 @@ def check_model(s: Settings, model: Model, data: FederatedData) -> None:
     def tried(key: Key, x: Any, y: Any) -> None:
         params = returned("model.init", kind, model.init, key)
         leaves = jax.tree.leaves(params)
-        floats = all(_is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
-        _fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
+        floats = all(is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+        fits(bool(leaves) and floats, "model.init", params, "a pytree of float arrays")
         note = f"x is {_shown(jax.eval_shape(data.decode, x))}"
         outputs = returned("model.apply", "apply(params, x[, key]) -> outputs", model.apply, params, x, note=note)
-        good = _is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
-        _fits(good, "model.apply", outputs, f"an array of a row an example, [{ROWS}, ...] for {ROWS} of them")
+        good = is_array(outputs) and outputs.ndim > 0 and outputs.shape[0] == ROWS
+        fits(good, "model.apply", outputs, f"an array of a row an example, [{ROWS}, ...] for {ROWS} of them")
         if model.loss is cross_entropy:
             _check_labels(outputs, y, note)
         note = f"outputs are {_shown(outputs)}, y is {_shown(y)}"
         loss = returned("model.loss", "loss(outputs, y) -> [B]", model.loss, outputs, y, note=note)
-        good = _is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
-        _fits(good, "model.loss", loss, f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean")
+        good = is_array(loss) and loss.shape == (ROWS,) and jnp.issubdtype(loss.dtype, jnp.floating)
+        fits(good, "model.loss", loss, f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean")
         if model.train is not None:
             mask = jnp.ones(ROWS, loss.dtype)
             pair = "(outputs, params), the outputs as apply's"
             after = _pair(
                 "model.train", returned("model.train", f"returning {pair}", model.train, params, x, key, mask), pair
             )
-            _alike("model.train's outputs", after[0], outputs, "outputs")
-            _alike("model.train's params", after[1], params, "params")
+            alike("model.train's outputs", after[0], outputs, "outputs")
+            alike("model.train's params", after[1], params, "params")
 
     x, y = (_rows(rows) for rows in (data.x, data.y))
     jax.eval_shape(tried, jax.random.key(0), x, y)
 
 
 def _check_labels(outputs: Any, y: Any, note: str) -> None:
-    """What the usual loss, the cross entropy, needs: a row of logits and an integer label an example."""
+    """What the usual loss, the cross entropy, needs: a row of logits for each label, which is an integer."""
     labels = f"integer labels [{ROWS}] (y.argmax(axis=-1) of one-hot rows), or a model that has another loss"
-    good = y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.integer)
+    sequences = y.ndim == 2 and outputs.shape[:-1] == y.shape
+    good = (y.ndim == 1 or sequences) and jnp.issubdtype(y.dtype, jnp.integer)
     check.require(good, "data.y", _shown(y), f"{labels}: models.from_flax(net, input_shape=..., loss=...)")
+    if sequences:
+        return
     flat = f"[{ROWS}, classes] for {ROWS} examples; {note}: flatten it first, x.reshape(len(x), -1)"
-    _fits(outputs.ndim == 2, "model.apply", outputs, flat)
+    fits(outputs.ndim == 2, "model.apply", outputs, flat)
 
 
 def _rows(rows: Any) -> jax.ShapeDtypeStruct:
@@ -163,10 +168,10 @@ def check_learning(
     def tried(params: Params, key: Key, pool: tuple[Any, Any]) -> None:
         numbers = f"a function of hyper ({', '.join(chosen.hyper) or 'empty'}) -> ServerAlgorithm"
         made = returned("method.server", numbers, bound, chosen.server, chosen.hyper)
-        _fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
+        fits(isinstance(made, ServerAlgorithm), "method.server", made, "a ServerAlgorithm")
         facts, given = Facts(len(data.size)), made.given
         rule = made if given is None else returned("method.given", "given(facts) -> ServerAlgorithm", given, facts)
-        _fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
+        fits(isinstance(rule, ServerAlgorithm), "method.given", rule, "a ServerAlgorithm")
         require_kept(made, rule)
         state, memory = _pair(
             "method.init", returned("method.init", "init(params)", rule.init, params), "(state, memory)"
@@ -179,9 +184,9 @@ def check_learning(
             kind,
         )
         message, after = found
-        _fits(isinstance(message, Message), "method.dispatch", message, kind)
-        _alike("method.dispatch's Message.params", message.params, params, "params")
-        _alike("method.dispatch's memory", after, memory, "memory")
+        fits(isinstance(message, Message), "method.dispatch", message, kind)
+        alike("method.dispatch's Message.params", message.params, params, "params")
+        alike("method.dispatch's memory", after, memory, "memory")
         message = jax.tree.map(jnp.asarray, message._replace(version=jnp.int32(0), local_steps=jnp.int32(1)))
         upload = _tried_client(bound(client, {**chosen.hyper, **hyper}), params, key, message, pool)
         _tried_rule(rule, state, memory, message, upload, params)
@@ -192,7 +197,7 @@ def check_learning(
 
 def _tried_client(client: Any, params: Params, key: Key, message: Message, pool: tuple[Any, Any]) -> Any:
     """One job of one step; its upload."""
-    _fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
+    fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
     zero = jnp.int32(0)
     rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
     state = jax.tree.map(jnp.asarray, returned("client.init", "init(params) -> state", client.init, params))
@@ -201,14 +206,14 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
     work = returned("client.begin", kind, client.begin, key, message, state, rows, note=note)
     work = jax.tree.map(jnp.asarray, work)
     stepped = returned("client.step", "step(work, k, message, data) -> work", client.step, work, zero, message, rows)
-    _alike("client.step", stepped, work, "work")
+    alike("client.step", stepped, work, "work")
     kind = "(upload, state)"
     found = returned(
         "client.finish", f"finish(work, message, state) -> {kind}", client.finish, work, message, state, note=note
     )
     upload, after = _pair("client.finish", found, kind)
-    _fits(all(map(_is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
-    _alike("client.finish's state", after, state, "state", note)
+    fits(all(map(is_array, jax.tree.leaves(upload))), "client.finish", upload, "an upload of arrays")
+    alike("client.finish's state", after, state, "state", note)
     if client.info is not None:
         found = returned("client.info", "info(state) -> {name: number}", client.info, state, note=note)
         check_columns("client.info", found)
@@ -217,13 +222,13 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
         kind = "gradients(local_steps, examples) -> whole numbers like local_steps"
         found = returned("client.gradients", kind, client.gradients, one, one)
         whole = isinstance(found, np.ndarray) and found.shape == (1,) and np.issubdtype(found.dtype, np.integer)
-        _fits(whole, "client.gradients", found, kind)
+        fits(whole, "client.gradients", found, kind)
     if client.unsent is not None:
         kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
-        _alike("client.unsent", kept, state, "state", note)
+        alike("client.unsent", kept, state, "state", note)
     if client.own is not None:
         model = returned("client.own", "own(message, state) -> params", client.own, message, state, note=note)
-        _alike("client.own", model, params, "params")
+        alike("client.own", model, params, "params")
     return upload
 
 
@@ -234,36 +239,36 @@ def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message
     kind = "(state, memory, Info)"
     contract, note = f"receive(state, memory, arrival) -> {kind}", f"the client uploads {_shown(upload)}"
     found = returned("method.receive", contract, rule.receive, state, memory, arrival, note=note)
-    _fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
-    _fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is no Info")
-    _alike("method.receive's state", found[0], state, "state")
-    _alike("method.receive's memory", found[1], memory, "memory")
+    fits(isinstance(found, tuple) and len(found) == 3, "method.receive", found, kind)
+    fits(isinstance(found[2], Info), "method.receive", found[2], f"{kind}; the third is no Info")
+    alike("method.receive's state", found[0], state, "state")
+    alike("method.receive's memory", found[1], memory, "memory")
     weight, columns = found[2]
-    _fits(is_scalar(weight), "method.receive's Info.weight", weight, "a number")
+    fits(is_scalar(weight), "method.receive's Info.weight", weight, "a number")
     check_columns("method.receive's Info.columns", columns)
     if rule.close is not None:
         kind = "(state, memory)"
         found = _pair(
             "method.close", returned("method.close", f"close(state, memory) -> {kind}", rule.close, state, memory), kind
         )
-        _alike("method.close's state", found[0], state, "state")
-        _alike("method.close's memory", found[1], memory, "memory")
-    _alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
+        alike("method.close's state", found[0], state, "state")
+        alike("method.close's memory", found[1], memory, "memory")
+    alike("method.params", returned("method.params", "params(state) -> params", rule.params, state), params, "params")
 
 
 def is_scalar(value: Any) -> bool:
     """Whether it is a number or a scalar array of numbers."""
     plain = isinstance(value, (bool, int, float))
-    return plain or (_is_array(value) and value.shape == () and _is_number(value))
+    return plain or (is_array(value) and value.shape == () and _is_number(value))
 
 
 def check_columns(part: str, columns: Any) -> None:
     """Columns that a part adds to a table: ``{name: number}``, named as none that is there already."""
-    _fits(isinstance(columns, Mapping), part, columns, "{name: number}")
+    fits(isinstance(columns, Mapping), part, columns, "{name: number}")
     for name, value in columns.items():
         named, field = isinstance(name, str) and name != "", f"name of a column of {part}"
         check.require(named and name not in RESERVED, field, name, f"a text other than {', '.join(RESERVED)}")
-        _fits(is_scalar(value), f"{part}[{name!r}]", value, "a number")
+        fits(is_scalar(value), f"{part}[{name!r}]", value, "a number")
 
 
 def check_metric(name: str, metric: Metric, model: Model, params: Params, data: FederatedData) -> None:
@@ -275,20 +280,18 @@ def check_metric(name: str, metric: Metric, model: Model, params: Params, data: 
         values = returned(part, kind, metric.values, model.apply(params, x), y)
         many = f"arrays of a row an example, [{ROWS}, ...] for {ROWS} of them"
         good = bool(jax.tree.leaves(values)) and all(
-            _is_array(leaf) and leaf.ndim > 0 and leaf.shape[0] == ROWS and _is_number(leaf)
+            is_array(leaf) and leaf.ndim > 0 and leaf.shape[0] == ROWS and _is_number(leaf)
             for leaf in jax.tree.leaves(values)
         )
         if finish is None:
             one = f"a number an example, float[{ROWS}] for {ROWS} of them, and not their mean (or a Metric with finish)"
-            _fits(good and _is_array(values) and values.ndim == 1, part, values, one)
+            fits(good and is_array(values) and values.ndim == 1, part, values, one)
             return
-        _fits(good, f"{part}.values", values, many)
+        fits(good, f"{part}.values", values, many)
         real = jnp.result_type(float)
         means = jax.tree.map(lambda leaf: jnp.mean(leaf.astype(real), axis=0), values)
         found = returned(f"{part}.finish", "(means of the values) -> number", finish, means)
-        _fits(
-            _is_array(found) and found.shape == () and _is_number(found), f"{part}.finish", found, "a number, float[]"
-        )
+        fits(is_array(found) and found.shape == () and _is_number(found), f"{part}.finish", found, "a number, float[]")
 
     jax.eval_shape(tried, params, _rows(data.test_x), _rows(data.test_y))
 
@@ -310,9 +313,9 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
             return None  # registered ones are made by the clock
         model = delay if field == "delay" else model
         contract = own.KINDS[field]
-        _fits(callable(model), field, model, contract)
+        fits(callable(model), field, model, contract)
         found = returned(field, contract, model, *given)
-        _fits(isinstance(found, kind), field, found, contract)
+        fits(isinstance(found, kind), field, found, contract)
         return found
 
     if is_own(s, "delay"):
@@ -327,7 +330,7 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         contract = "(start, end) of a stretch in virtual seconds, start < end or both infinite"
         window = returned("availability's window", f"window(client, time) -> {contract}", there.window, 0, 0.0)
         good = isinstance(window, tuple) and len(window) == 2 and all(isinstance(t, (int, float)) for t in window)
-        _fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
+        fits(good and (window[0] < window[1] or window[0] == np.inf), "availability's window", window, contract)
 
 
 def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:
@@ -354,7 +357,7 @@ def _seconds(part: str, call: str, function: Callable[..., Any], *given: Any) ->
     whole = is_array and found.dtype.kind in "iu"
     hint = " (whole numbers: add .astype(float))" if whole else f", from {call} of arrays that broadcast"
     good = is_array and found.shape == shape and found.dtype.kind == "f"
-    _fits(good, part, found, f"{contract}: here float64{list(shape)}{hint}")
+    fits(good, part, found, f"{contract}: here float64{list(shape)}{hint}")
     return np.asarray(found)
 
 
@@ -363,7 +366,7 @@ def checked_timing(timing: Any) -> Timing:
 
     def planned(scenario: Any) -> Schedule:
         found = returned("timing", own.KINDS["timing"], timing, scenario)
-        _fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
+        fits(isinstance(found, Schedule), "timing", found, "a Schedule (clock.make_schedule makes one)")
         count, have = scenario.num_clients, found.num_clients
         check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
         return check_schedule(found)
@@ -378,10 +381,10 @@ def checked_partition(partition: Any) -> Partitioner:
     def dealt(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         contract = "a list of arrays of row numbers, one a client"
         found = returned("partition", own.KINDS["partition"], partition, labels, num_clients, rng)
-        _fits(isinstance(found, (list, tuple)) and len(found) == num_clients, "partition", found, contract)
+        fits(isinstance(found, (list, tuple)) and len(found) == num_clients, "partition", found, contract)
         for rows in found:
             good = isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"
-            _fits(good, "partition", rows, contract)
+            fits(good, "partition", rows, contract)
         return list(found)
 
     return dealt

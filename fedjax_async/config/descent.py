@@ -115,8 +115,7 @@ def tune(
     optimizer = _optimizer(rate, optimizer)
     _require_gradient(settings)
     runs = [trajectory(dataclasses.replace(settings, seed=seed), segment=segment) for seed in seeds]
-    least = tree.num_bytes(runs[0].params)
-    check.require(limit >= least, "memory_limit", memory_limit, f"more than the {least} bytes of the model")
+    _require_room(runs[0], limit, memory_limit)
     fewest = min(len(run.times) for run in runs)
     check.require(last <= fewest, "last", last, f"at most {fewest}, the evaluations of a run")
     hyper = runs[0].hyper
@@ -254,6 +253,19 @@ def _require_gradient(settings: Settings) -> None:
             raise
         allowed = "one with local training in loops of fixed length, or reverse mode has no gradient"
         raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}") from error
+
+
+def _require_room(run: Any, limit: int, given: str) -> None:
+    """``ValueError`` for a model that cannot fit, before anything compiles.
+
+    Reverse mode keeps a model for each of ``segment + E / segment`` arrivals, or for all E, and so ``2 sqrt(E)`` at
+    least.
+    """
+    arrivals = max(len(run.schedule.job), 1)
+    copies = max(int(min(arrivals, 2 * arrivals**0.5)), 1)
+    least = copies * tree.num_bytes(run.params)
+    allowed = f"at least {least / 1e9:.2g}GB: the gradient through {arrivals} arrivals keeps {copies} models or more"
+    check.require(limit >= least, "memory_limit", given, f"{allowed} (fewer updates, a smaller model)")
 
 
 def _compiled(objective: Callable[[Any], Array], free: Any, limit: int) -> Callable[[Any], Any]:

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry
+from fedjax_async.config import concerns
 from fedjax_async.config.experiment import Experiment, prepare
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.resolving import with_objects, without_server
+from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
 from fedjax_async.types import Array, Params, Schedule
 
 __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]
+
+
+@jax.tree_util.register_pytree_node_class
+class Scores(dict[str, Array]):
+    """The scores of a trajectory by name; a dictionary that says what it lacks."""
+
+    def __missing__(self, name: str) -> Array:
+        held_out = "; a trajectory has validation scores if its settings have a validation_fraction"
+        raise KeyError(f"{name!r}: must be one of {', '.join(self)}{held_out if 'validation' in str(name) else ''}")
+
+    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[str, ...]]:
+        """Values and names, for JAX."""
+        return tuple(self.values()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Scores:
+        """The way back."""
+        return cls(zip(names, values, strict=True))
 
 
 class Trajectory(NamedTuple):
@@ -26,19 +47,6 @@ class Trajectory(NamedTuple):
     times: Any  # float64[V], virtual times of the evaluations
     schedule: Schedule  # planned; ``hyper`` does not change it
 
-
-# Settings that change what a run records or how it executes, not what it computes, and that a trajectory lacks.
-_WITHOUT = (
-    "per_client",
-    "metrics",
-    "train_loss",
-    "train_examples",
-    "fine_tune",
-    "stop_at",
-    "patience",
-    "checkpoint",
-    "devices",
-)
 
 _OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
 
@@ -81,16 +89,11 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     ['lr', 'server.mixing']
     """
     require_settings(settings, objects)
-    for name in _WITHOUT:
-        value = getattr(settings, name)
-        check.require(value in (None, False), name, value, "left out: a trajectory has losses and accuracies only")
-    allowed = "'reject': a trajectory leaves bad uploads out, and cannot stop for them"
-    check.require(settings.on_bad == "reject", "on_bad", settings.on_bad, allowed)
-    check.require(settings.slots == "full", "slots", settings.slots, "'full': rounding has no gradient")
-    experiment = prepare(settings, **objects)
+    settings = with_objects(settings, **objects)
     allowed = "a method with a server: only those have a trajectory"
-    if not isinstance(experiment, Experiment):
-        raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}")
+    check.require(not without_server(settings), "method", str(settings.method), allowed)
+    concerns.refuse("trajectory", given_in(settings))
+    experiment = cast(Experiment, prepare(settings))
     components = experiment.components
     check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
     limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
@@ -98,10 +101,10 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
     counts: dict[Any, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
 
-    def checking(given: Mapping[str, Any], params: Params) -> dict[str, Array]:
+    def checking(given: Mapping[str, Any], params: Params) -> Scores:
         missing = [name for name in hyper if name not in given]
         check.require(not missing, "hyper", list(given), f"all numbers of the run, also {', '.join(missing)}")
-        return function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params)
+        return Scores(function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params))
 
     return Trajectory(checking, hyper, experiment.params, experiment.points.time, experiment.schedule)
 

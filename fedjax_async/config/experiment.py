@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, plan
+from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
 from fedjax_async.config.clients import client_of, compressing, traffic_of
@@ -41,6 +41,7 @@ from fedjax_async.engine.components import (
     Hyper,
     bound,
     facts_of,
+    gradients_of,
     row_of,
     rule_of,
     shapes_of_server,
@@ -50,7 +51,9 @@ from fedjax_async.engine.devices import naming_remedies
 from fedjax_async.engine.evaluation import Points, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, columns_of, resolved_probes
-from fedjax_async.engine.record import Traffic
+from fedjax_async.engine.record import EngineOutcome, Traffic, make_run
+from fedjax_async.engine.reference import run_reference
+from fedjax_async.engine.run import run_waves
 from fedjax_async.engine.storage import client_restoring, probe_restoring, server_storing
 from fedjax_async.local import local_steps
 from fedjax_async.server import check_capacity
@@ -63,12 +66,19 @@ from fedjax_async.types import (
     Model,
     Params,
     Request,
+    Run,
     Schedule,
 )
 
+ENGINES = {"waves": run_waves, "reference": run_reference}
+
 
 class Experiment(NamedTuple):
-    """A run that is ready to start: nothing has been compiled or trained yet."""
+    """A run that is ready to start: nothing has been compiled or trained yet.
+
+    ``PeerExperiment`` has the same methods for a run without a server, so that whoever executes, watches or saves a run
+    need not tell the two apart.
+    """
 
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them: names of objects replaced
@@ -97,6 +107,30 @@ class Experiment(NamedTuple):
         del row
         return scores
 
+    def run(self, **options: Any) -> EngineOutcome:
+        """Run it on the engine of its settings; ``options``: those of ``run_waves`` or ``run_reference``."""
+        engine: Callable[..., EngineOutcome] = ENGINES[self.settings.engine]
+        given = {"per_client": self.settings.per_client, "probes": self.probes, "measures": self.measures, **options}
+        return engine(self.components, self.schedule, self.params, self.key, self.points, **given)
+
+    def recorded(self, outcome: EngineOutcome) -> Run:
+        """The tables of the run from what the engine returned."""
+        options: dict[str, Any] = {"waits": waits_for_close(self.components)}
+        options["gradients"] = gradients_of(self.components, self.schedule)
+        if self.settings.energy is not None:
+            options["devices"] = energy.bind(self.settings.energy, self.schedule.num_clients, self.settings.seed)
+        return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
+
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
+        d = self.components.data
+        held_back = d.validation_size is not None and bool(np.any(d.validation_size))
+        data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
+        return self.components.server, data, bool(np.all(self.schedule.closes)), self.measures.shared()
+
+
+Prepared = Experiment | PeerExperiment
+
 
 class Resolved(NamedTuple):
     """Settings whose names have become objects."""
@@ -122,7 +156,7 @@ def prepare(
     client: Any = None,
     probes: Mapping[str, Any] | None = None,
     planning: Callable[[float], None] | None = None,
-) -> Experiment | PeerExperiment:
+) -> Prepared:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
     A method without a server gives a ``PeerExperiment``.
@@ -162,6 +196,8 @@ def resolve(settings: Settings) -> Resolved:
     components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
+    if s.energy is not None:
+        energy.bind(s.energy, len(data.size), s.seed)
     return Resolved(s, as_dict(s), components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)
 
 

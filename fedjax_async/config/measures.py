@@ -15,12 +15,12 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper
 from fedjax_async.engine.measures import Measures, Sample, require_measurable
 from fedjax_async.models import METRICS, Metric
-from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
+from fedjax_async.types import FederatedData, Model, Params
 
 # Columns of the evaluations, and starts of the columns of clients, which no metric may have.
 TAKEN = (
-    "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up", "run",
-    "seed",
+    "time", "update", "step", "loss", "accuracy", "train_loss", "bytes_up", "bytes_down", "values_bytes_up",
+    "energy", "carbon", "run", "seed",
 )  # fmt: skip
 STARTS = ("client_", "own_", "tuned_", "validation_")
 
@@ -79,9 +79,6 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
     sampled = s.train_loss or s.train_examples is not None
     found = Measures(metrics, Sample(s.train_examples, s.seed) if sampled else None, s.fine_tune or 0)
     if s.fine_tune is not None:
-        bare = not isinstance(own.thing_of("client", s.client), ClientAlgorithm)
-        allowed = "left out with a client algorithm of your own: fine-tuning needs the settings' optimiser"
-        check.require(bare, "fine_tune", s.fine_tune, allowed)
         found = found._replace(tuner=tuner_of(model, s, batch_size))
     require_measurable(data, found)
     return found

@@ -20,7 +20,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Hyper, Peer, ServerFamily, split_options
 from fedjax_async.local import FEEDBACKS, OPTIMIZERS, local_training
 from fedjax_async.peers import METHODS as PEER_METHODS
-from fedjax_async.peers import PeerPreset
+from fedjax_async.peers import PeerAlgorithm, PeerPreset
 from fedjax_async.peers.methods import training
 from fedjax_async.server import METHODS as SERVER_METHODS
 from fedjax_async.server import Preset
@@ -154,7 +154,7 @@ def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str
 
 
 def with_factory(chosen: Chosen, factory: Callable[..., ClientAlgorithm]) -> Chosen:
-    """The method with local training by a factory of the user's own, which has the place of a name in ``client``."""
+    """The method with local training by a factory of the user's own, in the place of a name in ``client``."""
     check_factory("client", factory)
     return _with_local(chosen, own.lasting(factory), (), {})
 
@@ -189,6 +189,7 @@ def _with_local(
 def checked_method(given: Any) -> Method:
     """A method object; ``ValueError`` for anything else, which says what to wrap."""
     wrap = "a Method; wrap the rule: Method(rule, timing='every') (of nodes without a server: PeerMethod(peer))"
+    check.require(not isinstance(given, PeerAlgorithm), "method", "a PeerAlgorithm", "wrapped: PeerMethod(algorithm)")
     if isinstance(given, ServerAlgorithm):
         raise ValueError(f"method = a ServerAlgorithm: must be {wrap}")
     call = "; call the factory: Method(f())" if callable(given) else ""
@@ -323,7 +324,9 @@ def method(spec: str) -> Method:
     of_server = registry.options_of(preset.server)
     rule_options = {key: value for key, value in options.items() if key in of_server}
     rule = registry.made("method", name, lambda: preset.server(**rule_options))  # checks their ranges
-    allowed = "a factory of a ServerAlgorithm (timing, client, ... of a Method are arguments of register)"
+    hint = "timing, client, ... of a Method are arguments of register"
+    hint = f"of nodes without a server: def {name}(stays, *, ...)" if isinstance(rule, PeerAlgorithm) else hint
+    allowed = f"a factory of a ServerAlgorithm ({hint})"
     check.require(isinstance(rule, ServerAlgorithm), f"method {name}", own.shown(rule), allowed)
     parts = own.parts_of("method", spec.partition("@")[0])[1:]
     server, hyper = server_family(preset.server, rule_options, parts, spec)

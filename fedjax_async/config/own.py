@@ -28,12 +28,13 @@ KINDS = {
     "network": "a network model, model(num_clients, seed) -> clock.Network",
     "dataset": "a Dataset, a Federation or FederatedData (data.from_arrays makes one of arrays)",
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
+    "augment": "a function of raw images, augment(key, x) -> x",
     "model": "a Model, or a flax module",
     "client": "a ClientAlgorithm, or a factory of one, f(model, *, ...)",
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }
-JOINED = ("availability", "faults")  # settings that may join models: drop:probability=0.1+late:extra=30
+JOINED = ("availability", "faults", "augment")  # settings that may join models: drop:probability=0.1+late:extra=30
 ABSENT = object()  # in the place of an object that a file names
 SHOWN = 12  # characters of a fingerprint in a text
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds
@@ -253,7 +254,7 @@ _seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> the function, 
 
 
 def lasting(thing: Any) -> Any:
-    """An object with functions that compiled programs may be kept by: equal only if they do the same.
+    """An object whose functions can be the keys of compiled programs: two of them are equal only if they do the same.
 
     Programs are found by the functions that they were made of. Two objects with a ``__call__`` may be equal without
     doing the same, and a function does other things after a variable that it reads has changed. Such functions are

@@ -56,7 +56,11 @@ def _peer_method(spec: str, compress: str | None) -> PeerMethod:
         preset.lr,
         {**dict(local), **dict(static), **local_traced, **traced},
     )
-    preset.peer(_nothing, *_compressors(compress or preset.compress), **made)  # checks the ranges
+    one = registry.made(
+        "method", name, lambda: preset.peer(_nothing, *_compressors(compress or preset.compress), **made)
+    )
+    allowed = "a factory of a PeerAlgorithm (exchange, topology, client, ... are arguments of register)"
+    check.require(isinstance(one, PeerAlgorithm), f"method {name}", own.shown(one), allowed)
     return chosen
 
 
@@ -116,14 +120,18 @@ def _check_peer_method(given: PeerMethod) -> None:
     allowed = "a PeerAlgorithm, a function of hyper, or f(stays) that returns either"
     good = isinstance(given.peer, PeerAlgorithm) or callable(given.peer)
     check.require(good, "method.peer", own.shown(given.peer), allowed)
-    for field, name, known in (("exchange", "EXCHANGES", EXCHANGES), ("topology", "TOPOLOGIES", TOPOLOGIES)):
-        spec = getattr(given, field)
-        check.require(
-            isinstance(spec, str), f"method.{field}", spec, f"a text, a name of clock.{name}; a run takes objects"
-        )
-        registry.bind(field, known, spec)()  # checks the ranges
+    check_exchange("method", given.exchange, given.topology)
     check_local_fields(given, "method")
     check_local_options(given)
+
+
+def check_exchange(kind: str, exchange: Any, topology: Any) -> None:
+    """``ValueError`` unless both are usable specs, naming them as ``KIND.exchange`` and ``KIND.topology``."""
+    usual = (("exchange", exchange, "EXCHANGES", EXCHANGES), ("topology", topology, "TOPOLOGIES", TOPOLOGIES))
+    for field, spec, name, known in usual:
+        allowed = f"a text, a name of clock.{name}; a run takes objects"
+        check.require(isinstance(spec, str), f"{kind}.{field}", spec, allowed)
+        registry.bind(field, known, spec)()  # checks the ranges
 
 
 # --- what a run makes of it ---------------------------------------------------------------------------

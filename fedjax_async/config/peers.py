@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, tree
@@ -24,22 +23,29 @@ from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import rounded_up, until_of
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import PeerMethod
+from fedjax_async.config.peer_contracts import shapes_of_message
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_of, stays_of
 from fedjax_async.config.problem import data_of, initial
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Client, Hyper, Peer, PeerComponents, bound, row_of
+from fedjax_async.engine.components import PeerComponents, bound, gradients_of
 from fedjax_async.engine.evaluation import Every, Points, points_among, require_few
-from fedjax_async.engine.peer_outcome import online
+from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.engine.peer_probes import split_probes
-from fedjax_async.engine.peer_record import planned_columns, scores_of_nodes
+from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
+from fedjax_async.engine.peer_reference import run_peer_reference
+from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
-from fedjax_async.peers import Event
-from fedjax_async.types import ClientData, FederatedData, Key, Params
+from fedjax_async.types import FederatedData, Key, Params, Run
+
+PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 
 
 class PeerExperiment(NamedTuple):
-    """A run without a server that is ready to start: nothing has been compiled or trained yet."""
+    """A run without a server that is ready to start: nothing has been compiled or trained yet.
+
+    Its methods are those of ``Experiment``.
+    """
 
     settings: Settings
     described: dict[str, Any]  # the settings as results keep them: names of objects replaced
@@ -67,6 +73,25 @@ class PeerExperiment(NamedTuple):
         there = online(self.schedule, self.points.time[row : row + 1])[0]
         found = scores_of_nodes(scores, there, self.components.data)
         return found | {name: column[row] for name, column in self.planned.items() if not name.startswith("bytes_")}
+
+    def run(self, **options: Any) -> PeerOutcome:
+        """Run it on the engine of its settings; ``options``: those of the engine."""
+        name, given = self.settings.engine, {"global_tests": self.global_tests, **options}
+        if name == "waves":
+            given["probes"] = self.probes
+        engine: Callable[..., PeerOutcome] = PEER_ENGINES[name]
+        return engine(self.components, self.schedule, self.params, self.key, self.points.time, **given)
+
+    def recorded(self, outcome: PeerOutcome) -> Run:
+        """The tables of the run from what the engine returned."""
+        work = gradients_of(self.components, self.schedule)
+        data = self.components.data
+        return record_peers(self.described, self.schedule, self.points, outcome, self.planned, data, work)
+
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs, beside what ``sweeping`` compares of all runs."""
+        data = self.components.data
+        return self.components.peer, self.schedule.fragments, self.global_tests, len(data.size), data.x.shape[1:]
 
 
 class PeerResolved(NamedTuple):
@@ -129,31 +154,12 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
 
 def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> int:
     """Bytes of one message on the network, from shapes; a compressed one counts as the longest that there may be."""
+    peer = components.peer
+    shapes = shapes_of_message(peer, components.client, components.hyper, params, components.data)
     if s.compress is not None:
         return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])
-    peer = components.peer
-    shapes = _sent(peer, components.client, components.hyper, params, components.data)
     wire = bound(peer, components.hyper).wire
     return tree.num_bytes(shapes) if wire is None else int(wire(shapes))
-
-
-def _sent(peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
-    """The shapes of one message, of a node that trains for the first time."""
-
-    def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
-        given: Hyper = dict(hyper)
-        node, client = bound(peer, given), bound(trainer, given)
-        row = node.init(params)
-        row = node.wake(row, node.open(row))
-        start = node.start(row)._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
-        state, zero = client.init(params), jnp.int32(0)
-        rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
-        upload, _ = client.finish(client.begin(key, start, state, rows), start, state)
-        return node.push(row, upload, Event(key, jnp.ones((), jnp.result_type(float))))[1]
-
-    pool = (row_of(data.x), row_of(data.y))
-    pushed = jax.eval_shape(message, params, jax.random.key(0), pool)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), pushed)
 
 
 def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = None) -> tuple[PeerSchedule, Points]:

@@ -20,12 +20,14 @@ from fedjax_async import check, registry
 from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
-from fedjax_async.config.methods import METHODS, Method, check_factory, check_fields, client_options
+from fedjax_async.config.methods import METHODS, Method, PeerMethod, check_factory, check_fields, client_options
 from fedjax_async.config.own import JOINED, shown
-from fedjax_async.data import DATASETS, PARTITIONERS
+from fedjax_async.config.peer_methods import check_exchange
+from fedjax_async.data import AUGMENTATIONS, DATASETS, PARTITIONERS
 from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
+from fedjax_async.peers import PeerPreset
 from fedjax_async.server import PARTS, Preset
 from fedjax_async.types import ServerAlgorithm
 
@@ -48,6 +50,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "network": NETWORKS,
     "dataset": DATASETS,
     "partition": PARTITIONERS,
+    "augment": AUGMENTATIONS,
     "model": MODELS,
     "client": CLIENTS,
     "optimizer": OPTIMIZERS,
@@ -65,15 +68,17 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     to let a sweep vary it within one compiled program.
 
     Args:
-      kind: the setting: ``method`` (returns a ``ServerAlgorithm``), ``part`` (after the ``+`` of a method, a
-        ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
+      kind: the setting: ``method`` (returns a ``ServerAlgorithm``, or ``f(stays, *, ...)`` a ``peers.PeerAlgorithm``),
+        ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
-        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
+        ``augment`` (``augment(key, x) -> x``), ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a
+        ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
-      preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client`` and
-        ``plain_sgd``, as in ``Method``.
+      preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,
+        ``plain_sgd``, ``optimizer`` and ``lr``, as in ``Method``; without a server ``exchange`` and ``topology``
+        instead of ``timing`` and ``feedback``, as in ``PeerMethod``.
 
     Raises: ``ValueError`` for a name of the package, for a name registered with other code, and for a factory that has
     no fingerprint.
@@ -95,11 +100,9 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
     check.require(name not in builtin, f"name of a {kind}", name, "another: the package has this one")
     check.require(kind == "method" or not preset, "preset", sorted(preset), "left out unless a method is registered")
     for option in preset:
-        registry.find("preset", {o: 0 for o in Preset._fields if o not in ("server", "about")}, option)
+        registry.find("preset", dict.fromkeys([*_OF_SERVER, *_OF_PEERS]), option)
     if kind == "method":
-        given = Preset(ServerAlgorithm, about="", **({"timing": "every"} | preset))  # the factory follows
-        check_fields(given, "preset")
-        check_factory("preset.client", given.client, client_options(given.client))
+        _check_preset(preset)
     if kind == "metrics":
         require_column(name)
 
@@ -107,12 +110,46 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
         _check_signature(kind, name, factory)
         entry: Any = factory
         if kind == "method":
-            entry = Preset(factory, about=registry.summary(factory), **({"timing": "every"} | preset))
+            entry = _method_entry(name, factory, preset)
         same = entry._replace(about="") if kind == "method" else entry  # a docstring does not count
         _add(kind, name, registry.Addition(entry, fingerprint(same)), replace)
         return factory
 
     return decorate
+
+
+_OF_SERVER = [field for field in Preset._fields if field not in ("server", "about")]
+_OF_PEERS = [field for field in PeerPreset._fields if field not in ("peer", "about")]
+_USUAL = {field: PeerMethod._field_defaults[field] for field in ("exchange", "topology", "optimizer", "lr")}
+NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
+
+
+def _check_preset(preset: Mapping[str, Any]) -> None:
+    """``ValueError`` for a value of a method's preset that is out of range; its factory is not known yet."""
+    of_server = {field: value for field, value in preset.items() if field in _OF_SERVER}
+    given = Preset(ServerAlgorithm, about="", **({"timing": "every"} | of_server))
+    check_fields(given, "preset")
+    check_factory("preset.client", given.client, client_options(given.client))
+    check_exchange("preset", **{field: preset.get(field, _USUAL[field]) for field in ("exchange", "topology")})
+
+
+def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Preset | PeerPreset:
+    """The preset of a factory, with a server or, if it takes ``stays``, without."""
+    nodes, about = _positional(factory), registry.summary(factory)
+    kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
+    for field, value in preset.items():
+        fits = field in (_OF_PEERS if nodes else _OF_SERVER)
+        check.require(fits, f"preset.{field}", value, f"left out of a method {kind}")
+    if not nodes:
+        return Preset(factory, about=about, **{"timing": "every", **preset})
+    takes = len(nodes) == len(NODES)
+    allowed = "a compressor such as 'topk:ratio=0.1', which the factory takes" if takes else "left out: it takes none"
+    check.require(takes == (preset.get("compress") is not None), "preset.compress", preset.get("compress"), allowed)
+    return PeerPreset(factory, about=about, **{**_USUAL, **preset})
+
+
+def _positional(factory: Callable[..., Any]) -> list[str]:
+    return [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
 
 
 def _check_signature(kind: str, name: str, factory: Any) -> None:
@@ -122,11 +159,13 @@ def _check_signature(kind: str, name: str, factory: Any) -> None:
     allowed = f"a factory, a function of keyword-only options; wrap it: {wrap}"
     check.require(callable(factory), what, shown(factory) if isinstance(factory, tuple) else factory, allowed)
     wanted = [GIVEN[kind]] if kind in GIVEN else []
-    positional = [p.name for p in inspect.signature(factory).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    positional = _positional(factory)
+    nodes = kind == "method" and positional in ([*NODES[:1]], [*NODES])
     example = f"def {name}({', '.join([*wanted, '*', 'option=1'])})"
-    check.require(
-        len(positional) == len(wanted), what, positional, f"a factory of keyword-only options, as in {example}"
-    )
+    if kind == "method":
+        example += f", or without a server def {name}({', '.join([NODES[0], '*', 'option=1'])})"
+    fits = nodes or len(positional) == len(wanted)
+    check.require(fits, what, positional, f"a factory of keyword-only options, as in {example}")
 
 
 def _add(kind: str, name: str, addition: registry.Addition, replace: bool) -> None:

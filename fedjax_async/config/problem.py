@@ -11,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition
-from fedjax_async.config.settings import USUAL_PARTITION, Settings
-from fedjax_async.data import DATASETS, Dataset, Federation, check_data, federate
+from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
+from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
+from fedjax_async.data.augment import check_augment
 from fedjax_async.data.federated import with_validation
+from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
-from fedjax_async.models import MODELS, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.types import FederatedData, Key, Model, Params
-
-# Settings that say how a named data set is cut. Data that are dealt to clients already do not take them.
-OF_NAMED_DATA = ("eval_examples", "test_fraction")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -41,9 +40,11 @@ def _comes_by_clients(dataset: Any) -> bool:
     return isinstance(dataset, (Federation, FederatedData))
 
 
-def comes_by_clients(dataset: Any) -> bool:
-    """Whether the data set of a setting comes with clients of its own."""
-    return _comes_by_clients(_dataset(dataset))
+def brings_client_tests(s: Settings) -> bool:
+    """Whether the data set comes with clients of its own, or with test examples of the natural owners that it keeps."""
+    dataset = _dataset(s.dataset)
+    owned = not _comes_by_clients(dataset) and dataset.test_groups is not None
+    return _comes_by_clients(dataset) or (owned and str(s.partition or "natural") == "natural")
 
 
 @registry.cached_by_name(maxsize=4)
@@ -55,7 +56,8 @@ def _with_fewer_tests(dataset: str, count: int | None) -> Any:
     check.require(not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} comes by clients")
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
-    return whole._replace(test_x=whole.test_x[chosen], test_y=whole.test_y[chosen])
+    fields = ("test_x", "test_y", *(("test_groups",) if whole.test_groups is not None else ()))
+    return whole._replace(**{field: getattr(whole, field)[chosen] for field in fields})
 
 
 @registry.cached_by_name(maxsize=64)
@@ -75,6 +77,13 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
         raise
 
 
+@registry.cached_by_name(maxsize=64)
+def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
+    """The data of :func:`_data`, with inputs standardised as asked for."""
+    data = _data(*dealt)
+    return data if normalise is None else normalised(data, normalise)
+
+
 def data_of(s: Settings) -> FederatedData:
     """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
@@ -82,10 +91,9 @@ def data_of(s: Settings) -> FederatedData:
     are dealt already and the settings say how to cut a data set, validation parts aside.
     """
     if isinstance(_dataset(s.dataset), FederatedData):
-        for name in OF_NAMED_DATA:
-            check.require(getattr(s, name) is None, name, getattr(s, name), "left out with data of your own")
+        concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
-    return _data(s.dataset, s.eval_examples, *options)
+    return _inputs(s.normalise, s.dataset, s.eval_examples, *options)
 
 
 def with_owners(settings: Settings) -> Settings:
@@ -98,7 +106,7 @@ def with_owners(settings: Settings) -> Settings:
         return dataclasses.replace(settings, partition=partition)
     allowed = "left out: the clients' data are given, and nothing is left to deal"
     check.require(str(partition) == "natural", "partition", str(partition), allowed)
-    if settings.clients != Settings.__dataclass_fields__["clients"].default:
+    if settings.clients != DEFAULTS["clients"]:
         check_count(settings.clients, dataset)
     return dataclasses.replace(settings, partition="natural", clients=len(dataset.size))
 
@@ -115,7 +123,19 @@ def check_count(clients: Any, data: FederatedData) -> None:
 def model_of(s: Settings, data: FederatedData) -> Model:
     """The model that the settings name for the shape of ``data``, or their object, on raw rows."""
     chosen = _model(s.model, input_shape(data), data.num_classes)
-    return _ready(chosen, data.decode, s.compute, s.remat)
+    augment = _augment(s.augment)
+    if augment is not None:
+        check_augment(augment, row_of(data.x))
+    return _ready(chosen, data.decode, s.compute, s.remat, augment)
+
+
+def _augment(spec: str | None) -> Any:
+    """The augmentation that a spec names, or the object that stands for one; None without any."""
+    given = own.thing_of("augment", spec)
+    if given is None:
+        return None if spec is None else augmentation(spec)
+    check.require(callable(given), "augment", own.shown(given), f"a name or {own.KINDS['augment']}")
+    return own.lasting(given)
 
 
 @registry.cached_by_name(maxsize=16)
@@ -146,10 +166,11 @@ def _model(spec: str, shape: tuple[int, ...], num_classes: int | None) -> Model:
 
 
 @lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool) -> Model:
-    """The model on raw rows, computing in the dtype asked for."""
+def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -> Model:
+    """The model on raw rows, computing in the dtype asked for, which trains on augmented rows if asked for."""
     ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
-    return rematerialised(ready) if remat else ready
+    ready = rematerialised(ready) if remat else ready
+    return ready if augment is None else augmented(ready, augment)
 
 
 def input_shape(data: FederatedData) -> tuple[int, ...]:
@@ -167,10 +188,14 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
         )
     outputs = jax.eval_shape(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
-        classes = outputs.shape[-1]
+        classes, positions = outputs.shape[-1], outputs.shape[1:-1]
         check.require(
             classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one a class of {data.name}"
         )
+        wanted = tuple(data.y.shape[1:])
+        labels = f"labels of shape {['B', *wanted]}"
+        allowed = f"{['B', *wanted, classes]}, since {data.name} has {labels}".replace("'", "")
+        check.require(positions == wanted, "shape of model outputs", ["B", *positions, classes], allowed)
 
 
 def params_dtype(compute: str) -> str:

@@ -1,9 +1,12 @@
-"""What runs with and without a server share of turning settings into objects: derived defaults, delays, evaluations."""
+"""From what a call gives to complete settings, for runs with and without a server: keywords, objects, derived defaults.
+
+The file ends with the parts that both kinds of runs make of them: model, delay model, evaluations.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
-from fedjax_async.config import contracts, own
+from fedjax_async.config import concerns, contracts, own
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
     PeerMethod,
@@ -22,23 +25,14 @@ from fedjax_async.config.methods import (
     preset_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
-from fedjax_async.config.problem import check_model, comes_by_clients, initial, model_of, with_owners
-from fedjax_async.config.settings import Settings, moments
+from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
+from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in, moments
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
-from fedjax_async.types import FederatedData, Model, Params
+from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 TEST_FRACTION = 0.2  # of each node's examples, without a server
-
-# Settings that only runs with a server use, and those that only runs without one do.
-OF_SERVERS = (
-    "timing", "timeout", "late", "max_staleness", "server_steps", "eval_steps", "feedback", "compress_per",
-    "per_client", "metrics", "train_loss", "train_examples", "fine_tune", "slots",
-)  # fmt: skip
-OF_PEERS = ("topology", "exchange", "global_tests")
-
-_BESIDE = {"per_client": ": nodes are always evaluated on their own tests", "server_steps": " (updates are events)"}
 
 
 def without_server(settings: Settings) -> bool:
@@ -57,6 +51,27 @@ def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Set
     return dataclasses.replace(settings, **given) if given else settings
 
 
+def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
+    allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
+    check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
+    for name in changes:
+        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
+    base = fields_of(settings) if settings is not None else {}
+    fields = {name: value for name, value in changes.items() if name != "data"}
+    client = changes.get("client")
+    if isinstance(client.thing if isinstance(client, own.Named) else client, ClientAlgorithm):
+        concerns.refuse("own_client", fields)
+    if isinstance(data := changes.get("data"), str) and not isinstance(data, own.Named):
+        raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
+    if data is not None and "dataset" in fields:
+        raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
+    given = data.thing if isinstance(data, own.Named) else data
+    if isinstance(given, FederatedData) and "clients" in fields:
+        check_count(fields["clients"], given)
+    return with_objects(Settings(**(base | fields)), data=data)
+
+
 def resolved(settings: Settings) -> Settings:
     """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
 
@@ -64,11 +79,7 @@ def resolved(settings: Settings) -> Settings:
     local training nor fine-tuning takes them. ``ValueError`` for settings of the other kind of run.
     """
     usual = preset_of(settings.method)
-    peers = is_decentralised(usual)
-    for name in OF_SERVERS if peers else OF_PEERS:
-        value, default = getattr(settings, name), Settings.__dataclass_fields__[name].default
-        kind = f"without a server{_BESIDE.get(name, '')}" if peers else "with a server"
-        check.require(value == default, name, value, f"left out: {settings.method} runs {kind}")
+    concerns.refuse("nodes" if is_decentralised(usual) else "server", given_in(settings), method=str(settings.method))
     if isinstance(usual, (PeerPreset, PeerMethod)):
         filled = _with_peers(with_owners(settings), usual)
     else:
@@ -91,7 +102,7 @@ def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:
         allowed = f"left out: {s.method} has messages of its own"
         check.require(s.compress is None, "compress", str(s.compress), allowed)
     fraction = s.test_fraction
-    if fraction is None and s.eval_examples is None and not comes_by_clients(s.dataset):
+    if fraction is None and s.eval_examples is None and not brings_client_tests(s):
         fraction = TEST_FRACTION
     silent = sends_nothing(s.method, s.exchange)
     allowed = f"left out: the nodes of {s.method} send nothing" + (
@@ -106,17 +117,16 @@ def settings_in_comparison(common: Settings, method: str, others: Collection[str
     """The settings of one method of a comparison: those that only ``others`` take, of the other kind, are left out.
 
     So is the topology for nodes that send nothing. A timing or an exchange of the method's own goes before the common
-    one. Where methods with and without a server are
-    compared, all train and test on the same examples: ``test_fraction`` is 0.2 for all unless it is given.
+    one. Where methods with and without a server are compared, all train and test on the same examples:
+    ``test_fraction`` is 0.2 for all unless it is given.
     """
     peers = {name: is_decentralised(preset_of(name)) for name in (method, *others)}
     changes: dict[str, Any] = {"method": method}
     if brings_timing(method):
         changes["exchange" if peers[method] else "timing"] = None
     if len(set(peers.values())) == 2:
-        left = OF_SERVERS if peers[method] else OF_PEERS
-        changes |= {name: Settings.__dataclass_fields__[name].default for name in left}
-        if common.test_fraction is None and common.eval_examples is None and not comes_by_clients(common.dataset):
+        changes |= {name: DEFAULTS[name] for name in concerns.without_effect("nodes" if peers[method] else "server")}
+        if common.test_fraction is None and common.eval_examples is None and not brings_client_tests(common):
             changes["test_fraction"] = TEST_FRACTION
     nodes = [name for name in peers if peers[name]]
     silent = {name: sends_nothing(name, None if brings_timing(name) else common.exchange) for name in nodes}

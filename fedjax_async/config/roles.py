@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedjax_async import check
-from fedjax_async.config.paths import FIELDS, address
+from fedjax_async.config.concerns import CONCERNS
+from fedjax_async.config.paths import address
 
 ROLES = {
     "tuned": "the best value is chosen on validation data, for each compared value in each world",
@@ -14,28 +15,7 @@ ROLES = {
     "seed": "results are averaged over it",
 }
 
-_BY_GROUP = {
-    "method": "compared",
-    "world": "world",
-    "data": "world",
-    "training": "tuned",
-    "compression": "compared",  # fewer bytes for less accuracy: the most accurate would always be the least compressed
-    "budget": "world",
-    "measures": "world",  # other numbers of the same runs
-    "execution": "compared",
-}
-_BY_FIELD = {
-    "delay": "world",
-    "timeout": "tuned",  # the server's choices
-    "late": "tuned",
-    "max_staleness": "tuned",
-    "norm_limit": "tuned",
-    "model": "world",
-    "client": "compared",
-    "compute": "compared",
-    "seed": "seed",
-}
-_OPTIONS_TUNED = ("method", "timing")
+_OPTIONS_TUNED = ("method", "timing")  # compared themselves
 
 
 def usual_role(path: str) -> str:
@@ -47,7 +27,7 @@ def usual_role(path: str) -> str:
     where = address(path)
     if where.option and where.field in _OPTIONS_TUNED:
         return "tuned"
-    return _BY_FIELD.get(where.field) or _BY_GROUP[FIELDS[where.field].metadata["group"]]
+    return CONCERNS[where.field].role
 
 
 def roles_of(paths: Iterable[str], given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them."""
+"""Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them.
+
+A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``_CHECKS``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.config import own
+from fedjax_async.config import concerns, own
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
@@ -25,6 +28,7 @@ def _one_of(*names: str) -> Callable[[str, Any], None]:
 
 def _known(field: str, value: Any) -> None:
     """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
+    from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
     from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
     from fedjax_async.engine.peer_outcome import GLOBAL_TESTS  # noqa: PLC0415
     from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
@@ -37,6 +41,7 @@ def _known(field: str, value: Any) -> None:
         "compress_per": GROUPINGS,
         "slots": SLOT_DTYPES,
         "batching": BATCHINGS,
+        "normalise": NORMALISATIONS,
     }
     check.one_of(field, value, registries[field])
 
@@ -89,6 +94,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "slots": _known,
     "global_tests": _known,
     "batching": _known,
+    "normalise": _known,
     "eval_examples": check.whole,
     "train_examples": check.whole,
     "fine_tune": check.whole,
@@ -118,6 +124,8 @@ EXAMPLES = {
     "faults": "a text such as 'drop:probability=0.1'",
     "network": "a text such as 'link:down=1e6,up=2e5'",
     "partition": "a text such as 'iid'",
+    "augment": "a text such as 'crop:padding=4+flip'",
+    "normalise": "a text such as 'training'",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",
@@ -126,6 +134,7 @@ EXAMPLES = {
     "batching": "a text such as 'vmap'",
     "optimizer": "a text such as 'sgd:momentum=0.9'",
     "metrics": "a text such as 'top:k=5,macro_f1'",
+    "energy": "a text such as 'csv:path=watts.csv'",
     "memory_limit": "a text such as '4GB'",
 }
 
@@ -143,8 +152,6 @@ SYNONYMS = {
 }
 
 EVALUATIONS = ("eval_time", "eval_updates", "eval_steps", "eval_at")
-# Settings that only the wave engine uses.
-OF_WAVES = ("max_width", "lanes", "batching", "devices", "memory_limit", "checkpoint")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +196,23 @@ class Settings:
         None, "part of each client's training examples held out for tuning: evaluated, never trained on", "data"
     )
 
+    normalise: str | None = _field(
+        None,
+        "inputs standardised by the data set's published constants (published, the default where it has some), by the "
+        "training part's own mean and deviation (training), or not at all (none)",
+        "data",
+    )
+    augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
+
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
     optimizer: str | None = _field(None, "local optimiser, e.g. sgd:momentum=0.9 [sgd, or the method's]", "training")
     lr: float | None = _field(None, "local learning rate [0.01, or the method's]", "training")
-    decay: str = _field("constant", "learning rate over server steps, e.g. cosine:steps=500", "training")
+    decay: str = _field(
+        "constant", "learning rate over server steps, e.g. cosine:steps=500; linear: within each job", "training"
+    )
     batch_size: int = _field(32, "local minibatch size B", "training")
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
@@ -250,6 +267,12 @@ class Settings:
         "measures",
     )
 
+    energy: str | None = _field(
+        None,
+        "count what jobs and messages cost the devices, in columns energy and carbon, e.g. boards or csv:path=FILE",
+        "measures",
+    )
+
     seed: int = _field(0, "seed of the world (partition, delays) and of learning", "execution")
     engine: str = _field("waves", "waves (batched) or reference (one event at a time)", "execution")
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
@@ -282,10 +305,8 @@ class Settings:
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
                 requirement(name, value)
-        for name in OF_WAVES:
-            given = getattr(self, name)
-            waves = self.engine != "reference" or given is None
-            check.require(waves, name, given, "left out with engine = 'reference', which trains one job at a time")
+        if self.engine == "reference":
+            concerns.refuse("reference", given_in(self))
         check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
@@ -297,18 +318,24 @@ class Settings:
             raise ValueError("time, updates, server_steps = None: give at least one, or the run has no end")
 
 
-# Settings that a client algorithm of the user's own brings itself.
-OF_CLIENT = ("optimizer", "lr", "decay")
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune",
+    "fine_tune", "normalise", "augment",
 )  # fmt: skip
+
+
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
 def fields_of(settings: Settings) -> dict[str, Any]:
     """The settings by name, with the objects that they hold."""
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+
+
+def given_in(settings: Settings) -> dict[str, Any]:
+    """The settings that differ from their defaults, by name."""
+    return {name: value for name, value in fields_of(settings).items() if value != DEFAULTS[name]}
 
 
 def as_dict(settings: Settings) -> dict[str, Any]:
@@ -323,7 +350,7 @@ def as_dict(settings: Settings) -> dict[str, Any]:
     unused = [name for name in OPTIONAL if plain[name] is None or plain[name] is False]
     plain = {name: value for name, value in plain.items() if name not in unused}
     if _trains_by_itself(settings):
-        plain |= dict.fromkeys(OF_CLIENT)
+        plain |= {name: None for name in concerns.without_effect("own_client") if plain.get(name)}
     return plain | ({"own": parts} if parts else {})
 
 
@@ -345,4 +372,5 @@ def require_named(settings: Settings) -> None:
 def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, in the place of their names."""
     fields = own.restored(content, objects or {})
-    return Settings(**{name: value for name, value in fields.items() if not (name in OF_CLIENT and value is None)})
+    brought = concerns.without_effect("own_client")
+    return Settings(**{name: value for name, value in fields.items() if not (name in brought and value is None)})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +14,11 @@ import jax
 import numpy as np
 
 from fedjax_async import check, tree
-from fedjax_async.config import own
-from fedjax_async.config.experiment import Experiment, prepare
+from fedjax_async.config import concerns, own
+from fedjax_async.config.execution import execute
+from fedjax_async.config.experiment import Experiment, Prepared, prepare
 from fedjax_async.config.peers import PeerExperiment
-from fedjax_async.config.settings import Settings
-from fedjax_async.config.simulation import execute, recorded
+from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import bound, facts_of, shapes_of_server
@@ -33,9 +35,9 @@ CPU_STACK = 8
 CPU_WIDTH = 32
 # Without a limit, a group uses this much of an accelerator's memory, or of 8 GiB on a CPU.
 SHARE = 0.5
-# Settings of a run by itself that a sweep decides for all its runs together.
-OF_SWEEP = ("lanes", "devices", "memory_limit", "checkpoint")
-CHECKPOINT_UPDATES = 2000  # of a stack, where a folder for checkpoints is given
+# Updates between checkpoints where a folder for them is given: of a stack, and of a run without a server by itself.
+CHECKPOINT_UPDATES, CHECKPOINT_EVENTS = 2000, 500
+CHECKPOINT_SECONDS = 300.0  # of a stack too: 2,000 updates of long jobs may take hours
 
 
 class Group(NamedTuple):
@@ -50,20 +52,13 @@ class Group(NamedTuple):
     about: str  # what the runs share
 
 
-def _shared(e: Experiment | PeerExperiment) -> tuple[Any, ...]:
+def _shared(e: Prepared) -> tuple[Any, ...]:
     """What must be equal for two runs to share a program."""
-    p, s, d = e.components, e.settings, e.components.data
+    p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
-    held_back = d.validation_size is not None and bool(np.any(d.validation_size))
-    data = (id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back)
     options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
-    if isinstance(e, PeerExperiment):
-        kept = (e.schedule.fragments, e.global_tests, len(d.size), d.x.shape[1:])
-        return e.components.peer, p.client, p.model, names, shapes, options, kept
-    closes = bool(np.all(e.schedule.closes))
-    shared = (data, options, closes, e.measures.shared())
-    return e.components.server, p.client, p.model, names, shapes, *shared
+    return e.shared(), p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -84,9 +79,7 @@ def plan_groups(
     if lanes is not None:
         check.whole("lanes", lanes)
     for one in settings:
-        for name in OF_SWEEP:
-            value = getattr(one, name)
-            check.require(value is None, name, value, "left out of the runs of a sweep, which sees to it as a whole")
+        concerns.refuse("sweep", given_in(one))
     experiments = [
         prepare(s, probes=probes, planning=None if planning is None else planning(i)) for i, s in enumerate(settings)
     ]
@@ -97,14 +90,19 @@ def plan_groups(
     limit = memory_limit or default_limit()
     groups = []
 
-    def one_by_one(members: tuple[int, ...]) -> Group:
-        nodes = [e for i in members if isinstance(e := experiments[i], PeerExperiment)]
-        return _one_by_one(members, nodes, memory_limit, lanes)
-
     for members in found.values():
-        alike = {i: experiment for i in members if isinstance(experiment := experiments[i], Experiment)}
-        groups.append(_stacked(tuple(members), alike, limit, lanes) if alike else one_by_one(tuple(members)))
+        servers, nodes = _apart({i: experiments[i] for i in members})
+        if servers:
+            groups.append(_stacked(tuple(members), servers, limit, lanes))
+        else:
+            groups.append(_one_by_one(tuple(members), list(nodes.values()), memory_limit, lanes))
     return groups
+
+
+def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, PeerExperiment]]:
+    """The runs with a server, which can be trained side by side, and those without, which cannot."""
+    servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
+    return servers, {i: e for i, e in experiments.items() if isinstance(e, PeerExperiment)}
 
 
 def _one_by_one(
@@ -191,7 +189,7 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     probes: Mapping[str, Any] | None = None,
-    watch: Callable[[int, Experiment | PeerExperiment], Watch] | None = None,
+    watch: Callable[[int, Prepared], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.
 
@@ -204,12 +202,15 @@ def execute_group(
     """
     prepared = {i: prepare(settings[i], probes=probes) for i in group.members}
     watches = {i: Watch(e) if watch is None else watch(i, e) for i, e in prepared.items()}
-    experiments = {i: e for i, e in prepared.items() if isinstance(e, Experiment)}
+    experiments, _ = _apart(prepared)
     if not experiments or prepared[group.members[0]].settings.engine == "reference":
         before = 0
         for i, e in prepared.items():
             report = None if progress is None else _part(progress, before, group.updates)
-            on_finished(i, execute(_in_lanes(e, group.batches), progress=report, watch=watches[i]))
+            alone, kept = _by_itself(e, group.batches, folder)
+            on_finished(i, execute(alone, progress=report, checkpoints=kept, watch=watches[i]))
+            if kept is not None:
+                shutil.rmtree(kept, ignore_errors=True)
             before += e.total
         return
     first = experiments[group.members[0]].settings
@@ -228,20 +229,25 @@ def execute_group(
     for k, outcomes in finished:
         for i, outcome in zip(group.stacks[k], outcomes, strict=True):
             e = experiments[i]
-            on_finished(i, watches[i].finish(recorded(e, outcome), outcome))
+            on_finished(i, watches[i].finish(e.recorded(outcome), outcome))
         if (keeper := keepers[k]) is not None:
             keeper.clear()
 
 
-def _in_lanes(e: Experiment | PeerExperiment, lanes: int) -> Experiment | PeerExperiment:
-    """The run as it is executed alone in so many lanes; the oracle has none. Its results keep their settings."""
+def _by_itself(e: Prepared, lanes: int, folder: Path | None) -> tuple[Prepared, Path | None]:
+    """The run as it is executed alone in so many lanes, and where its checkpoints are; the oracle has neither.
+
+    Its results keep their settings.
+    """
     if e.settings.engine == "reference":
-        return e
-    return e._replace(settings=dataclasses.replace(e.settings, lanes=lanes))
+        return e, None
+    every = None if folder is None else CHECKPOINT_EVENTS
+    changed = dataclasses.replace(e.settings, lanes=lanes, checkpoint=every)
+    return e._replace(settings=changed), None if folder is None else folder / _name([e], lanes)
 
 
 def _part(progress: Progress, before: int, total: int) -> Progress:
-    """What a run reports to that is one of several, after ``before`` updates of others."""
+    """The progress callback of one of several runs, which comes after ``before`` updates of others."""
 
     def report(done: int, of: int, **status: float) -> None:
         del of
@@ -264,6 +270,14 @@ def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:
     identity = {"settings": [e.described for e in members]}
-    # by itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere
-    name = hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]
-    return Keeper(folder / name, CHECKPOINT_UPDATES, identity)
+    seconds = CHECKPOINT_SECONDS if jax.process_count() == 1 else math.inf
+    return Keeper(folder / _name(members, lanes), CHECKPOINT_UPDATES, identity, seconds)
+
+
+def _name(members: Sequence[Prepared], lanes: int) -> str:
+    """Of the folder for the checkpoints of runs side by side.
+
+    By itself, as a job of a cluster, a stack may be cut into other batches: then its checkpoints lie elsewhere.
+    """
+    identity = {"settings": [e.described for e in members]}
+    return hashlib.sha256(repr((identity, lanes)).encode()).hexdigest()[:16]

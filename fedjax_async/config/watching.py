@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.config.experiment import Experiment
-from fedjax_async.config.peers import PeerExperiment
+from fedjax_async.config.experiment import Prepared
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.peer_outcome import PeerOutcome
 from fedjax_async.engine.record import EngineOutcome
@@ -103,7 +102,7 @@ class Watch:
 
     def __init__(
         self,
-        e: Experiment | PeerExperiment,
+        e: Prepared,
         *,
         name: str | None = None,
         callbacks: Sequence[Callback] = (),

@@ -64,7 +64,8 @@ def check_examples(
 ) -> None:
     """``ValueError`` unless x ``[M, ...]`` and y are arrays that fit together; ``names`` are those of x and y.
 
-    With ``num_classes``, y must be labels [M]. ``least``: the smallest M. ``read``: whether values are checked too.
+    With ``num_classes``, y must be labels [M], or [M, L] for sequences. ``least``: the smallest M. ``read``: whether
+    values are checked too.
     """
     for name, array in zip(names, (x, y)):
         check_array(name, array)
@@ -75,7 +76,9 @@ def check_examples(
     if num_classes is not None:
         labels = f"integer labels, since num_classes = {num_classes}"
         require(kind(y.dtype) == "integers", names[1], y.dtype.name, labels)
-        require(len(y.shape) == 1, names[1], _shape(y), f"one label a row, shape [{len(x)}]")
+        sequence = len(y.shape) == 2 and y.shape[1] > 1
+        allowed = f"one label a row, shape [{len(x)}], or a sequence of two or more, in which 0 is padding"
+        require(len(y.shape) == 1 or sequence, names[1], _shape(y), allowed)
     if read:
         for name, array in zip(names, (x, y)):
             _check_finite(name, array)
@@ -147,13 +150,13 @@ def _check_finite(name: str, array: Any) -> None:
 
 
 def _check_range(name: str, array: Any, high: Any, allowed: str) -> None:
-    """``ValueError`` for the first entry of integers [M] outside 0 .. ``high``; virtual arrays pass unread."""
+    """``ValueError`` for the first entry of integers outside 0 .. ``high``; virtual arrays pass unread."""
     if not is_array(array) or len(array) == 0:
         return
     array = np.asarray(array)
     if array.min() < 0 or array.max() > high:
-        first = int(np.argmax((array < 0) | (array > high)))
-        raise ValueError(f"{name}[{first}] = {array[first]}: must be {allowed}")
+        first = tuple(int(i) for i in np.argwhere((array < 0) | (array > high))[0])
+        raise ValueError(f"{name}{list(first)} = {array[first]}: must be {allowed}")
 
 
 def _tables(data: FederatedData, part: str, pool: str, least: int) -> dict[str, Any]:

@@ -24,17 +24,19 @@ class Dataset(NamedTuple):
     ``decode``: a pure function ``[B, ...raw] -> [B, ...inputs]`` at module level, which is the same object in every
     call, so that compiled programs are found again; ``data.decode.usual`` if left out. ``num_classes``: 1 + the largest
     label if left out; of float targets None. ``groups``: the natural owner of every training example (a person, a
-    device), if there is one.
+    device), if there is one. ``test_groups``: of every test example, by the same numbers; test examples of owners
+    without training examples belong to no client.
     """
 
     name: str
     x: np.ndarray  # [M, ...]
-    y: np.ndarray  # int32[M] labels or float targets
+    y: np.ndarray  # int32[M] labels, int32[M, L] sequences of labels (0: padding), or float targets
     test_x: np.ndarray  # [T, ...]
     test_y: np.ndarray  # [T]
     decode: Callable[[Array], Array] | None = None
     num_classes: int | None = None
     groups: np.ndarray | None = None  # int32[M]
+    test_groups: np.ndarray | None = None  # int32[T]
 
 
 class Federation(NamedTuple):
@@ -57,8 +59,11 @@ def check_dataset(dataset: Dataset) -> Dataset:
     if len(d.test_x) > 0:
         check_alike(test_x, d.test_x, x, d.x)
         check_alike(test_y, d.test_y, y, d.y)
-    if d.groups is not None:
-        require(len(d.groups) == len(d.x), f"{d.name}.groups", f"{len(d.groups)} entries", f"{len(d.x)} entries")
+    for field, owners, rows in (("groups", d.groups, d.x), ("test_groups", d.test_groups, d.test_x)):
+        if owners is not None:
+            require(len(owners) == len(rows), f"{d.name}.{field}", f"{len(owners)} entries", f"{len(rows)} entries")
+    allowed = "left out without groups, the owners of the training examples"
+    require(d.test_groups is None or d.groups is not None, f"{d.name}.test_groups", "given", allowed)
     return dataset
 
 
@@ -78,7 +83,8 @@ def federate(
       num_clients: may be left out for a data set with natural owners; each owner is then a client.
       seed: of the NumPy Generator that makes every random choice here.
       test_fraction: this share of every client's examples becomes its test part. The test parts of all clients together
-        replace the test set of the data set. Without it, the test set is global.
+        replace the test set of the data set. Without it, the test set is global, and with natural owners that have
+        test examples of their own these are also the clients' test parts.
       validation_fraction: this share of every client's other examples becomes its validation part. It is not trained
         on. Evaluations report loss and accuracy on all validation parts together; probes see each client's.
 
@@ -104,7 +110,7 @@ def federate(
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     if test_fraction is None:
         require(len(dataset.test_x) > 0, "test_fraction", None, f"given: {dataset.name} has no test set")
-        return with_validation(_pool(dataset, parts), validation_fraction, rng)
+        return with_validation(_own_tests(_pool(dataset, parts), dataset, partitioner), validation_fraction, rng)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
     # the pool is copied without the held-out examples, so that none can be trained on
@@ -164,6 +170,19 @@ def _pool(dataset: Dataset, parts: Sequence[np.ndarray]) -> FederatedData:
     return FederatedData(
         d.name, d.x, d.y, order, offset, size, d.test_x, d.test_y, decode=decode, num_classes=_classes(d)
     )
+
+
+def _own_tests(data: FederatedData, dataset: Dataset, partitioner: str | Partitioner | None) -> FederatedData:
+    """The data with the owners' test examples as test parts of their clients, if owners were kept and have any."""
+    groups, tested = dataset.groups, dataset.test_groups
+    if partitioner != "natural" or groups is None or tested is None:
+        return data
+    owner = groups[data.order]  # the parts of the clients lie one after the other
+    client_of = dict(zip(owner.tolist(), np.repeat(np.arange(len(data.size)), data.size).tolist()))
+    client = np.array([client_of.get(owner, len(data.size)) for owner in tested.tolist()], np.int64)
+    size = np.bincount(client, minlength=len(data.size) + 1)[:-1].astype(np.int32)
+    order = np.argsort(client, kind="stable")[: int(size.sum())].astype(np.int32)
+    return data._replace(test_order=order, test_offset=(np.cumsum(size) - size).astype(np.int32), test_size=size)
 
 
 def _classes(d: Dataset) -> int | None:

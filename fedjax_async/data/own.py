@@ -32,7 +32,8 @@ def from_arrays(
     Args:
       clients: a pair a client, x [n, ...] and y, each with at least one example. Arrays of NumPy, JAX or torch (on the
         CPU); other objects that NumPy reads as an array of numbers, such as a pandas frame, are taken too, lists are
-        not. Integer y [n] are labels (classification); float y [n] or [n, ...] are targets (regression).
+        not. Integer y [n] are labels (classification), [n, L] sequences of labels, in which 0 is padding; float y are
+        targets, [n] or [n, ...] (regression).
       test: the pair of the global test set.
       client_tests: instead of ``test``, a pair for each client, in the order of ``clients`` and possibly without rows.
         All of them together are the test set.

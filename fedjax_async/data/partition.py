@@ -6,16 +6,19 @@ appears exactly once, no client is empty, and the indices of each client ascend.
 
 ``PARTITIONERS`` at the end lists them. First come the shared checks and whole-number arithmetic, then the partitioners
 that ignore the labels (IID, unequal sizes, natural owners), then those that give the clients different class mixes
-(Dirichlet, shards, disjoint halves).
+(Dirichlet, shards, disjoint halves, a table).
 """
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fedjax_async.check import non_negative, positive, require, whole
+from fedjax_async.data.drawing import draw_at_once, draw_in_turns
 
 Partitioner = Callable[[np.ndarray, int, np.random.Generator], list[np.ndarray]]
 
@@ -185,7 +188,7 @@ def dirichlet(*, alpha: float = 0.1, min_size: int = 1, max_tries: int = 1000) -
     return partition
 
 
-def dirichlet_balanced(*, alpha: float = 0.1) -> Partitioner:
+def dirichlet_balanced(*, alpha: float = 0.1, at_a_time: int | None = None) -> Partitioner:
     """Dirichlet label skew with equal client sizes: every client draws its class mix from Dir(alpha * prior).
 
     q_i ~ Dir(alpha * C * prior), where prior is the class shares of the whole data set (Dir(alpha * 1_C) for balanced
@@ -194,38 +197,30 @@ def dirichlet_balanced(*, alpha: float = 0.1) -> Partitioner:
     few examples draw again from the classes that are left, by their mix, or by the classes' sizes if it has none of
     them.
 
+    ``at_a_time``: clients draw in turns instead, as in the code released with OrthoFL (2025; 3, for CIFAR 1). A random
+    client with too few examples draws so many of one class of its mix. If none are left of this class, it takes the
+    next class that has some, and after the last class the first. So the clients of one exhausted class all go on to the
+    same other class. Deviation: the code begins again only with class 0, and may give a client too many examples.
+
     Source: Hsu, Qi and Brown (2019), with sampling without replacement.
     """
     positive("alpha", alpha)
+    if at_a_time is not None:
+        whole("at_a_time", at_a_time, 1)
 
     def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         check_clients(len(labels), num_clients)
         classes, sizes = classes_of(labels)
         prior = sizes / sizes.sum()
         mixes = rng.dirichlet(float(alpha) * len(sizes) * prior, num_clients)  # [N, C]
-        counts = _draw_counts(mixes, apportion(len(labels), np.ones(num_clients)), sizes, rng)
+        need = apportion(len(labels), np.ones(num_clients))
+        if at_a_time is None:
+            counts = draw_at_once(mixes, need, sizes, rng)
+        else:
+            counts = draw_in_turns(mixes, need, sizes, at_a_time, rng)
         return deal_classes(classes, counts, rng)
 
     return partition
-
-
-def _draw_counts(mixes: np.ndarray, need: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts int[N, C] with row sums ``need`` and column sums ``sizes``, rows drawn from ``mixes``."""
-    counts = np.zeros(mixes.shape, np.int64)
-    left = sizes.astype(np.int64)
-    while left.any():
-        short = need - counts.sum(axis=1)
-        wish = mixes * (left > 0)
-        total = wish.sum(axis=1, keepdims=True)
-        wish = np.where(total > 1e-12, wish / np.maximum(total, 1e-12), left / left.sum())
-        demand = rng.multinomial(short, wish)
-        for c in np.flatnonzero(demand.sum(axis=0)):
-            supply = min(int(left[c]), int(demand[:, c].sum()))
-            # the "marginals" method is exact at any size; "count" would list every example
-            given = rng.multivariate_hypergeometric(demand[:, c], supply, method="marginals")
-            counts[:, c] += given
-            left[c] -= supply
-    return counts
 
 
 def shards(*, classes_per_client: int = 2) -> Partitioner:
@@ -292,6 +287,55 @@ def halves(*, blocks: int = 2) -> Partitioner:
     return partition
 
 
+def table(*, path: str) -> Partitioner:
+    """Label skew from a table: each class is dealt in proportion to its column of a CSV file, a row a client.
+
+    ``path``: a file whose header is a name of the clients' column and the classes in ascending order, and whose rows
+    are a client's name and its counts or shares, such as ``compute_counts(...).to_csv(path)`` of flwr-datasets. The
+    counts of a data set's own partition are met exactly. There must be as many rows as clients.
+    """
+    shares = _read_shares(str(path))
+
+    def partition(labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        check_clients(len(labels), num_clients)
+        classes, sizes = classes_of(labels)
+        require(len(shares) == num_clients, "num_clients", num_clients, f"{len(shares)}, the rows of '{path}'")
+        count = shares.shape[1]
+        require(count == len(sizes), f"'{path}': classes", count, f"{len(sizes)}, those of the data set")
+        counts = np.stack([apportion(int(n), column) for n, column in zip(sizes, shares.T)], axis=1)
+        empty = int(np.argmin(counts.sum(axis=1)))
+        require(bool(counts[empty].any()), f"'{path}': row {empty + 1}", "no example", "shares that give one at least")
+        return deal_classes(classes, counts, rng)
+
+    return partition
+
+
+def _read_shares(path: str) -> np.ndarray:
+    """The numbers of a table, float64 [N, C]; each class needs a positive one."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            header, *rows = [line for line in csv.reader(file, strict=True) if any(line)] or [[]]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"path = {path!r}: cannot be read as a table ({type(error).__name__})") from error
+    require(len(header) > 1 and len(rows) > 0, "path", path, "a table with a column a class and a row a client")
+    found = np.zeros((len(rows), len(header) - 1))
+    for line, cells in enumerate(rows):
+        require(len(cells) == len(header), f"{path}, row {line + 1}", f"{len(cells)} cells", f"{len(header)} cells")
+        for column, cell in enumerate(cells[1:]):
+            try:
+                value = float(cell)
+            except ValueError:
+                value = math.nan
+            good = math.isfinite(value) and value >= 0
+            require(good, f"{path}, row {line + 1}, {header[column + 1]}", cell, "a finite number >= 0")
+            found[line, column] = value
+    unowned = np.flatnonzero(found.sum(axis=0) == 0)
+    require(
+        len(unowned) == 0, path, f"only zeros for {[header[1 + c] for c in unowned[:3]]}", "a client for each class"
+    )
+    return found
+
+
 PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -301,6 +345,7 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
     "quantity": quantity,
     "power_law": power_law,
     "natural": natural,
+    "table": table,
 }
 
 

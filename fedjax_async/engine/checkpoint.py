@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -54,11 +56,16 @@ def _installed(name: str) -> bool:
 
 
 class Keeper:
-    """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart."""
+    """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart.
 
-    def __init__(self, folder: Path, every: int, identity: Mapping[str, Any]) -> None:
+    ``seconds``: one is taken so many seconds of real time after the one before, too. This is only for runs of a single
+    process: several would not agree on the moment.
+    """
+
+    def __init__(self, folder: Path, every: int, identity: Mapping[str, Any], seconds: float = math.inf) -> None:
         check.whole("checkpoint", every)
         self.folder, self._every = Path(folder), every
+        self._seconds, self._saved = seconds, time.monotonic()
         self._identity = json.loads(json.dumps({**identity, "surroundings": surroundings()}, default=str))
         self._last = 0
 
@@ -67,8 +74,9 @@ class Keeper:
         self._identity[name] = json.loads(json.dumps(value, default=str))
 
     def due(self, position: int) -> bool:
-        """Whether ``every`` updates have passed since the last checkpoint."""
-        return position - self._last >= self._every
+        """Whether ``every`` updates or ``seconds`` have passed since the last checkpoint."""
+        late = position > self._last and time.monotonic() - self._saved >= self._seconds
+        return late or position - self._last >= self._every
 
     def save(self, position: int, snapshot: Snapshot) -> None:
         """Write a checkpoint; the ones before stay until this one is complete, then the newest ``KEEP`` are left.
@@ -97,7 +105,7 @@ class Keeper:
                 f"checkpoint = {str(path)!r}: could not be written ({_first_line(error)}); "
                 "earlier checkpoints are intact"
             ) from error
-        self._last = position
+        self._last, self._saved = position, time.monotonic()
 
     def clear(self) -> None:
         """Remove the folder: the run is finished and saved."""

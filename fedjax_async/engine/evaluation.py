@@ -21,6 +21,7 @@ from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, shapes_of_server
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean
+from fedjax_async.models import hits
 from fedjax_async.types import (
     Array,
     ClientAlgorithm,
@@ -154,10 +155,13 @@ def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Ar
 
 
 def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``."""
+    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``.
+
+    Of a sequence of labels, the share that is right.
+    """
     outputs = model.apply(params, x)
     loss = model.loss(outputs, y)
-    hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+    hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
     return loss, hit.astype(loss.dtype)
 
 
@@ -299,26 +303,14 @@ def now_of(points: Points, schedule: Schedule, position: int, real: Any) -> tupl
 
 
 def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[..., dict[str, Array]]:
-    """``evaluate_own(rule, client, state, memory_of, kept_of, now, test_x, test_y, tests) -> {loss, accuracy}``.
+    """``evaluate_own(params_of, test_x, test_y, tests) -> {loss, accuracy}`` of the models ``params_of(i)``.
 
-    ``memory_of(i)`` and ``kept_of(i)`` are the rows of client i; ``now`` is (virtual time, server steps closed). The
-    own model of client i is what its algorithm makes of the message that the server would send it now, by default the
-    message's params. Loss and accuracy are float[N], NaN for a client without test rows.
+    Loss and accuracy are float[N], NaN for a client without test rows.
     """
 
     def evaluate_own(
-        rule: ServerAlgorithm,
-        client: ClientAlgorithm,
-        state: State,
-        memory_of: Callable[[Array], State],
-        kept_of: Callable[[Array], State],
-        now: tuple[Array, Array],
-        test_x: Array,
-        test_y: Array,
-        tests: OwnTests,
+        params_of: Callable[[Array], Params], test_x: Array, test_y: Array, tests: OwnTests
     ) -> dict[str, Array]:
-        params_of = own_models(rule, client, state, memory_of, kept_of, now, tests)
-
         def one(i: Array) -> tuple[Array, Array]:
             params = params_of(i)
             part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
@@ -339,7 +331,11 @@ def own_models(
     now: tuple[Array, Array],
     tests: OwnTests,
 ) -> Callable[[Array], Params]:
-    """``params_of(i)``: the own model of client i, as in :func:`make_own`."""
+    """``params_of(i)``: what the algorithm of client i makes of the message that the server would send it now.
+
+    By default that is the message's params. ``memory_of(i)`` and ``kept_of(i)`` are the rows of client i; ``now`` is
+    (virtual time, server steps closed).
+    """
 
     def params_of(i: Array) -> Params:
         request = Request(i, *now, tests.local_steps[i], tests.weight[i])

@@ -22,11 +22,12 @@ from fedjax_async.engine.components import Client, Peer, PeerComponents, bound
 from fedjax_async.engine.peer_outcome import GLOBAL_TESTS, PeerOutcome, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.reference import scores_of_examples
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event
 from fedjax_async.server.running_statistics import weights_in
-from fedjax_async.types import ClientData, Key, Model, Params, State
+from fedjax_async.types import ClientData, Key, Params, State
 
 CHUNK = 500  # test examples that are evaluated at a time
 
@@ -68,19 +69,6 @@ def _training(peer: Peer, client: Client) -> Any:
         return row, tree.where(accepted, after, kept), messages, record
 
     return jax.jit(train)
-
-
-@lru_cache(maxsize=64)
-def _scores(model: Model, labels: bool) -> Any:
-    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
-
-    def scores(params: Params, x: Any, y: Any) -> Any:
-        outputs = model.apply(params, x)
-        loss = model.loss(outputs, y)
-        hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
-        return loss, hit.astype(loss.dtype)
-
-    return jax.jit(scores)
 
 
 class _Nodes:
@@ -144,7 +132,7 @@ class _Tests:
     def __init__(self, components: PeerComponents, schedule: PeerSchedule) -> None:
         data, self.schedule = components.data, schedule
         self.x, self.y = np.asarray(data.test_x), np.asarray(data.test_y)
-        self.scores = _scores(components.model, bool(np.issubdtype(self.y.dtype, np.integer)))
+        self.scores = scores_of_examples(components.model, bool(np.issubdtype(self.y.dtype, np.integer)))
         order, offset, size = held_out_rows(data, "test")
         self.parts = [order[first : first + count] for first, count in zip(offset, size)]
         self.real = np.dtype(jnp.result_type(float))

@@ -22,7 +22,7 @@ LEAST_SLOTS = 12
 
 
 class Held(NamedTuple):
-    """Examples that are only evaluated: the global test set, and whose each row is."""
+    """Examples that are only evaluated: the global test set, and the node of each row."""
 
     x: Any  # [T, ...]
     y: Any  # [T, ...]

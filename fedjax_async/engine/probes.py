@@ -25,7 +25,13 @@ def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arriv
     if not probes:
         return {}
     check.require(not data.streamed, "probes", list(probes), f"left out: {data.name} is too large for the device")
-    return {name: _resolved(name, probe, arrivals) for name, probe in probes.items()}
+    resolved = {name: _resolved(name, probe, arrivals) for name, probe in probes.items()}
+    for name, probe in resolved.items():
+        for part in getattr(probe.function, "needs", ()):
+            missing = part != "train" and not np.any(held_out_rows(data, part)[2])
+            allowed = f"left out, given with {part}_fraction > 0, or made for another part: no client has a {part} part"
+            check.require(not missing, f"probes[{name!r}]", f"of {part} parts", allowed)
+    return resolved
 
 
 def _resolved(name: Any, given: Any, arrivals: int) -> Probe:

@@ -99,7 +99,7 @@ def evaluate(
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
         who = bound(client, kernels.hyper_of(tables, run))
-        return scores | own(rule, who, state, memory, kept, now, x, y, tests)
+        return scores | own(own_models(rule, who, state, memory, kept, now, tests), x, y, tests)
 
     return jax.jit(evaluate)
 

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.clock import at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
+from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
+from fedjax_async.geometry import PHASE_COLUMN
 from fedjax_async.types import Params, Run, Schedule
 
 # Of the clock's counts, those that every run reports.
@@ -20,6 +22,7 @@ FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dr
 RESERVED = (
     "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "gradients", "closes",
     "weight", "upload_norm", "accepted", "step_changed", "used", "upload_bytes", "upload_values_bytes",
+    "energy", "carbon",
 )  # fmt: skip
 
 Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
@@ -65,6 +68,7 @@ def make_run(
     *,
     gradients: np.ndarray | None = None,
     waits: bool = True,
+    devices: Devices | None = None,
 ) -> Run:
     """Join the schedule's columns with the engine's.
 
@@ -79,6 +83,7 @@ def make_run(
     ``waits``: whether uploads change the model only when their server step is completed. If the run ends within a step,
     the uploads of that step are then not ``used``: ``unused`` counts them, and they are no updates. All tables of a run
     that was stopped end at its last evaluation.
+    ``devices``: adds ``energy`` (J) and ``carbon`` (g CO2e), of each arrival's job, and of all clients so far.
     """
     sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, outcome, traffic)
@@ -101,6 +106,7 @@ def make_run(
         "bytes_up": _uploaded(whole, points, up),
         "bytes_down": at_or_before(sent, points.time) * traffic.down,
         **({} if values_up is None else {"values_bytes_up": _uploaded(whole, points, values_up)}),
+        **_costs(devices, whole, energy_until, points.time, traffic.down, up),
     }
     job = schedule.job
     steps = schedule.local_steps[job]
@@ -116,6 +122,7 @@ def make_run(
         "gradients": work,
         "closes": schedule.closes,
         **records,
+        **{name: column[job] for name, column in _costs(devices, whole, job_energy, traffic.down, up).items()},
         "accepted": accepted,
         "step_changed": counted[schedule.step],
         "used": np.arange(len(job)) < used,
@@ -131,9 +138,16 @@ def make_run(
         "rejected": int(np.sum(~accepted)) + faults["dropped_stale"],
         "trained_in_vain": _followed(schedule, outcome.in_vain),
         **{name: faults[name] for name in FAULTS},
+        **_phase_changes(records),
         **outcome.counters,
     }
     return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
+
+
+def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """How often a delay correction with phases (OrthoDyn) went on to a later one; nothing for other rules."""
+    phase = records.get(PHASE_COLUMN)
+    return {} if phase is None else {"phase_changes": int(np.count_nonzero(np.diff(phase, prepend=0)))}
 
 
 def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
@@ -151,6 +165,13 @@ def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tu
     kept = {name: column for name, column in records.items() if name not in sizes}
     columns = {"upload_bytes": jobs["bits"][job], "upload_values_bytes": jobs["values_bits"][job]}
     return kept | columns, jobs["bits"], jobs["values_bits"]
+
+
+def _costs(devices: Devices | None, schedule: Schedule, spent: Callable[..., Any], *given: Any) -> dict[str, Any]:
+    """The columns ``energy`` and ``carbon``, ``spent(devices, schedule, ...)``, if the devices are known."""
+    if devices is None:
+        return {}
+    return dict(zip(("energy", "carbon"), spent(devices, with_derived_columns(schedule), *given)))
 
 
 def _followed(schedule: Schedule, jobs: np.ndarray) -> int:

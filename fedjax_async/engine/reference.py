@@ -26,6 +26,7 @@ from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
+from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
@@ -47,7 +48,7 @@ CHUNK = 500  # test examples that are evaluated at a time
 
 @lru_cache(maxsize=64)
 def _job(client: Client) -> Any:
-    """Compiled: all of one job, and what is to be known of its upload."""
+    """Compiled: one whole job, and what is recorded of its upload."""
 
     def job(
         hyper: Any, root: Key, number: Any, version: Any, message: Message, kept: State, data: ClientData, who: Any,
@@ -80,13 +81,13 @@ def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, A
 
 
 @lru_cache(maxsize=64)
-def _scores(model: Model, labels: bool) -> Any:
+def scores_of_examples(model: Model, labels: bool) -> Any:
     """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
 
     def scores(params: Params, x: Any, y: Any) -> Any:
         outputs = model.apply(params, x)
         loss = model.loss(outputs, y)
-        hit = jnp.argmax(outputs, -1).astype(y.dtype) == y if labels else jnp.full(loss.shape, jnp.nan)
+        hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
         return loss, hit.astype(loss.dtype)
 
     return jax.jit(scores)
@@ -115,7 +116,7 @@ class _Tests:
 
     def __init__(self, model: Model, x: Any, y: Any) -> None:
         labels = bool(np.issubdtype(y.dtype, np.integer))
-        self._scores, self._x, self._y = _scores(model, labels), np.asarray(x), np.asarray(y)
+        self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
         self._real = np.dtype(jnp.result_type(float))
 
     def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +130,7 @@ class _Tests:
         return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
 
     def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, where ``owner`` says whose each example is, over each client's part."""
+        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
         scores = self.each(params, np.arange(len(self._y)))
         found = {name: _mean(values) for name, values in zip(("loss", "accuracy"), scores)}
         if owner is None:

@@ -16,6 +16,7 @@ import numpy as np
 from fedjax_async.engine.components import Client, Components, bound
 from fedjax_async.engine.measures import FINE_TUNING, Measures, training_rows
 from fedjax_async.local import job_key, run_steps
+from fedjax_async.models import hits
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import ClientData, Key, Message, Model, Params
 
@@ -40,8 +41,8 @@ def _values(metric: Metric) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _finish(metric: Metric) -> Any:
-    return jax.jit(metric.finish)
+def _finish(finish: Callable[[Any], Any]) -> Any:
+    return jax.jit(finish)
 
 
 @lru_cache(maxsize=64)
@@ -88,7 +89,7 @@ class MeasuresByHand:
             return jnp.asarray(np.mean(np.asarray(leaf), axis=0, dtype=np.float64), self.real)
 
         means = jax.tree.map(mean, values)
-        return np.asarray(means if metric.finish is None else _finish(metric)(means), self.real)
+        return np.asarray(means if metric.finish is None else _finish(metric.finish)(means), self.real)
 
     def named(self, prefix: str, params: Params, examples: Examples) -> dict[str, np.ndarray]:
         """Every metric of some examples."""
@@ -103,8 +104,11 @@ class MeasuresByHand:
         scores: dict[str, Any] = {"loss": np.nan, "accuracy": np.nan}
         if len(test[1]):
             labels = np.issubdtype(test[1].dtype, np.integer)
-            right = np.argmax(self.outputs(params, test[0]), -1) == test[1] if labels else np.nan
-            scores = {"loss": np.mean(self.losses(params, test)), "accuracy": np.mean(right, dtype=np.float64)}
+            right = hits(*map(jnp.asarray, (self.outputs(params, test[0]), test[1]))) if labels else np.nan
+            scores = {
+                "loss": np.mean(self.losses(params, test)),
+                "accuracy": np.mean(np.asarray(right), dtype=np.float64),
+            }
         named = {f"client_tuned_{name}": np.asarray(value, self.real) for name, value in scores.items()}
         return named | self.named("client_tuned_", params, test)
 

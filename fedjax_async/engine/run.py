@@ -307,7 +307,7 @@ class _Total:
         self._lock = threading.Lock()
 
     def part(self, k: int) -> Progress | None:
-        """What stack ``k`` reports to."""
+        """The progress callback of stack ``k``."""
         if self._progress is None:
             return None
 

@@ -172,7 +172,7 @@ class TooLarge(Exception):
 
 
 def _held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
-    """What each member is evaluated on, on the device: its test set, whose the examples are, and its validation part.
+    """What each member is evaluated on, on the device: its test set, each example's owner, and its validation part.
 
     ``own``: whether clients have models of their own, which are evaluated on their own tests.
     """

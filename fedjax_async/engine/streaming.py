@@ -47,7 +47,7 @@ def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed
 def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Any = None) -> Feed:
     """Plan the copies: as long as the longest batch needs, so that one program serves all.
 
-    ``client``: whose job is trained at each position.
+    ``client``: the client whose job is trained at each position.
     """
     offset = np.zeros(len(client), np.int32)
     longest = 1

@@ -1,7 +1,7 @@
 """Observers of evaluations: what the engine hands over while it runs, and the models that they want kept.
 
 An evaluation is handed over once it is computed. The host waits for one only where more than ``AHEAD`` are under way.
-Whoever observes sees each run's evaluations in order, so what follows from them does not depend on timing: a run that
+An observer sees each run's evaluations in order, so what it decides does not depend on timing: a run that
 is stopped may have been trained further meanwhile, but its results end at the evaluation that stopped it.
 """
 

@@ -19,6 +19,7 @@ from fedjax_async.geometry.bezier import (
 )
 from fedjax_async.geometry.corrections import (
     CORRECTIONS,
+    PHASE_COLUMN,
     PHASES,
     Correction,
     Trend,
@@ -55,6 +56,7 @@ __all__ = [
     "GROUPINGS",
     "MANIFOLDS",
     "PHASES",
+    "PHASE_COLUMN",
     "Correction",
     "LorentzPoint",
     "Manifold",

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_async import check
 from fedjax_async.geometry.projection import project_out
-from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild, root
+from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild, require_alike, root
 from fedjax_async.types import Array, Params, Traced
 
 
@@ -27,10 +27,16 @@ def line(start: Params, end: Params, s: Any) -> Params:
     It is exactly ``start`` at s = 0, exactly ``end`` at s = 1, and exactly ``start`` everywhere if both are equal.
 
     Args:
-      start, end: pytrees of the same structure and shapes.
-      s: the position, float[]; 0 to 1 between the two points, beyond them outside.
+      start, end: pytrees of float arrays, of the same structure and shapes.
+      s: the position, float[]; 0 to 1 between the two points, beyond them outside. For several, see ``jax.vmap``.
+
+    Raises: ``ValueError`` for points that differ in structure or shapes or hold no floats, and for s unless a scalar.
     """
-    s = jnp.asarray(s, jnp.result_type(float))
+    require_alike({"start": start, "end": end})
+    return _between(start, end, _position(s))
+
+
+def _between(start: Params, end: Params, s: Array) -> Params:
     near = s < 0.5
     share = jnp.where(near, s, s - 1.0)  # counted from the nearer end
     mixed = [jnp.where(near, a, b) + share * (b - a) for a, b in zip(leaves(start), leaves(end), strict=True)]
@@ -44,10 +50,12 @@ def bezier(points: Sequence[Params], s: Any) -> Params:
     phi at the midpoint of A and E the curve is the line. Time is ``O(n^2 D)``.
 
     Args:
-      points: the n + 1 points P_0, ..., P_n, at least one.
-      s: the position, float[]; 0 to 1 between the ends.
+      points: the n + 1 points P_0, ..., P_n, at least one: pytrees of float arrays, of the same structure and shapes.
+      s: the position, float[]; 0 to 1 between the ends. For several, see :func:`bezier_points` or ``jax.vmap``.
 
     Returns: a pytree like ``points[0]``, in its dtypes.
+
+    Raises: ``ValueError`` as in :func:`line`.
 
     >>> float(bezier((0.0 * jnp.ones(()), jnp.ones(()), jnp.zeros(())), 0.5))
     0.5
@@ -55,9 +63,9 @@ def bezier(points: Sequence[Params], s: Any) -> Params:
     Source: AsyncManifold (2025), eqs. 28 and 31 and Algorithms 1 and 2. Deviation: the paper drops the factor 2 of the
     middle term; without it the weights do not sum to 1, and a step along the curve shrinks the model towards zero.
     """
-    level = _checked(points)
+    level, s = _checked(points), _position(s)
     while len(level) > 1:
-        level = [line(a, b, s) for a, b in itertools.pairwise(level)]
+        level = [_between(a, b, s) for a, b in itertools.pairwise(level)]
     return level[0]
 
 
@@ -115,7 +123,7 @@ def polygon(points: Sequence[Params], s: Any) -> Params:
     Source: Garipov et al. (2018), section 3.2, here with any number of bends.
     """
     sides = len(_checked(points)) - 1
-    position = jnp.clip(jnp.asarray(s, jnp.result_type(float)), 0.0, 1.0) * sides
+    position = jnp.clip(_position(s), 0.0, 1.0) * sides
     weights = [jnp.maximum(1.0 - jnp.abs(position - j), 0.0) for j in range(sides + 1)]
     terms = zip(*map(leaves, points), strict=True)
     mixed = [sum(w * a for w, a in zip(weights[1:], term[1:], strict=True)) + weights[0] * term[0] for term in terms]
@@ -138,14 +146,22 @@ def control_point(start: Params, end: Params, displacement: Params, *, gamma: Tr
     Source: AsyncManifold (2025), eq. 30. Deviation: Algorithm 2 returns ``M + dphi``, without the projection.
     """
     check.in_range("gamma", gamma, 0.0, 1.0)
+    require_alike({"start": start, "end": end, "displacement": displacement})
     bent = project_out(displacement, jax.tree.map(jnp.subtract, start, end), per="whole")
     return jax.tree.map(jnp.add, line(start, end, 0.5), line(displacement, bent, gamma))
 
 
 def _checked(points: Sequence[Params]) -> list[Params]:
-    """The points as a list; a ``ValueError`` if there are none."""
+    """The points as a list; a ``ValueError`` if there are none, or if they are not alike."""
     check.require(len(points) > 0, "points", list(points), "at least one point")
+    require_alike({f"points[{j}]": point for j, point in enumerate(points)})
     return list(points)
+
+
+def _position(s: Any) -> Array:
+    """A position as a scalar in JAX's default float type."""
+    check.require(jnp.shape(s) == (), "s.shape", jnp.shape(s), "(): jax.vmap evaluates at several positions")
+    return jnp.asarray(s, jnp.result_type(float))
 
 
 def _sides(points: Sequence[Params]) -> list[list[Array]]:

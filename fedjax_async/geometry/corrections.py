@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.geometry.projection import GROUPINGS, groups
@@ -85,11 +86,13 @@ class Correction(NamedTuple):
 
     ``delta`` is the client's own change, ``shift`` what the server has changed since the client's start: either both as
     pseudo-gradients (Delta and b) or both as changes (``Theta_i - Theta^t`` and ``Theta^tau - Theta^t``). Both are
-    pytrees like the params, and so is the result, in the dtypes of ``delta``.
+    pytrees like the params, and so is the result, in the dtypes of ``delta``. ``columns(state) -> {name: scalar}``,
+    optional: what a run records of the state after each arrival.
     """
 
     init: Callable[[Params], State]
     correct: Callable[[Params, Params, State], tuple[Params, State]]
+    columns: Callable[[State], dict[str, Array]] | None = None
 
 
 def asgd() -> Correction:
@@ -171,15 +174,20 @@ def orthostrict(*, per: str = "whole") -> Correction:
 
 
 class Trend(NamedTuple):
-    """What a switch of :func:`orthodyn` may look at: statistics of the changes so far, this one included."""
+    """What a switch of :func:`orthodyn` may look at: statistics of the changes so far, this one included.
 
-    arrivals: Array  # int32[]
-    norm: Array  # float[], |Delta| of this arrival
-    average: Array  # float[], the moving average of |Delta|, which starts at 0
-    largest: Array  # float[], the largest value of that average
+    ``average`` is ``a_n = (1 - decay) sum_k decay^(n - k) |Delta_k| / (1 - decay^n)`` after n arrivals: the moving
+    average with the bias correction of Adam. After one arrival it is ``|Delta_1|``, and while n is small against
+    ``1 / (1 - decay)`` it is close to the plain mean.
+    """
+
+    arrivals: Array  # int32[], n: how many changes have been corrected; rejected ones do not count
+    norm: Array  # float[], |Delta_n| of this arrival, all parameters as one vector
+    average: Array  # float[], a_n
+    largest: Array  # float[], the largest of a_1, ..., a_n
 
 
-Switch = Callable[[Trend], Array]  # -> int32[], in which phase the run is, from 0
+Switch = Callable[[Trend], Any]  # -> the phase: int[] from 0 to the number of phases - 1, or bool[] for two phases
 
 
 def norm_falls(*fractions: Traced) -> Switch:
@@ -207,10 +215,14 @@ PHASES: dict[str, tuple[float, float]] = {
 }
 
 
+PHASE_COLUMN = "correction_phase"  # in the updates of a run
+
+
 class Progress(NamedTuple):
     """State of :func:`orthodyn`."""
 
-    phase: Array  # int32[]
+    phase: Array  # int32[], index into the phases
+    weight: Array  # float[], 1 - decay^n, of the bias correction
     trend: Trend
 
 
@@ -223,12 +235,22 @@ def orthodyn(
 ) -> Correction:
     """OrthoDyn: one correction after the other, by default OrthoGrad, then OrthoPos. The run never goes back a phase.
 
+    A run records the phase of each arrival in the column ``correction_phase`` of ``updates``: 0 for the first of
+    ``phases``, and so on.
+
     Args:
-      switch: says in which phase the run is; any function of a :class:`Trend`, by default :func:`norm_falls` with
-        equally spaced fractions (0.5 for two phases).
+      switch: ``switch(trend) -> phase``, any function of a :class:`Trend` in ``jax.numpy``. It returns the number of
+        the phase, a whole number from 0 to ``len(phases) - 1``; for two phases also a truth value, whether the second
+        has begun. A smaller number than before has no effect. By default :func:`norm_falls` with equally spaced
+        fractions (0.5 for two phases).
       phases: names in ``PHASES``, in order; ``("orthograd", "asgd", "orthopos")`` is the paper's longer schedule.
       decay: of the moving average of ``|Delta|``, in [0, 1).
       per: as in :func:`ortho_correct`.
+
+    >>> late = orthodyn(switch=lambda trend: trend.arrivals > 100)  # OrthoPos from the 101st arrival on
+
+    Raises: ``ValueError`` for a switch that returns anything else: on a first and a last trend when the correction is
+    made, and wherever the phase is known while a run is traced.
 
     Source: AsyncManifold (2025), eq. 16. The paper leaves the statistic open; the switch, 0.5 and 0.99 are ours.
     """
@@ -236,22 +258,25 @@ def orthodyn(
     rules = [registry.find("phases", PHASES, name) for name in phases]
     check.below_one("decay", decay)
     registry.find("per", GROUPINGS, per)
-    chosen = norm_falls(*(1.0 - (k + 1) / len(rules) for k in range(len(rules) - 1))) if switch is None else switch
+    last = len(rules) - 1
+    chosen = norm_falls(*(1.0 - (k + 1) / len(rules) for k in range(last))) if switch is None else switch
+    _try_out(chosen, last)
 
     def init(params: Params) -> Progress:
         zero = jnp.zeros((), jnp.result_type(float))
-        return Progress(jnp.int32(0), Trend(jnp.int32(0), zero, zero, zero))
+        return Progress(jnp.int32(0), zero, Trend(jnp.int32(0), zero, zero, zero))
 
     def correct(delta: Params, shift: Params, state: Progress) -> tuple[Params, Progress]:
         norm = length(leaves(delta))
         keep = jnp.asarray(decay, norm.dtype)
-        average = keep * state.trend.average + (1.0 - keep) * norm
+        weight = keep * state.weight + (1.0 - keep)
+        average = state.trend.average + (1.0 - keep) / weight * (norm - state.trend.average)
         trend = Trend(state.trend.arrivals + 1, norm, average, jnp.maximum(state.trend.largest, average))
-        phase = jnp.clip(chosen(trend).astype(jnp.int32), state.phase, len(rules) - 1)
+        phase = jnp.clip(_phase(chosen, trend, last), state.phase, last)
         alpha, threshold = (jnp.asarray(column, norm.dtype)[phase] for column in zip(*rules, strict=True))
-        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), Progress(phase, trend)
+        return ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per), Progress(phase, weight, trend)
 
-    return Correction(init, correct)
+    return Correction(init, correct, lambda state: {PHASE_COLUMN: state.phase})
 
 
 CORRECTIONS: dict[str, Callable[..., Correction]] = {
@@ -275,6 +300,28 @@ def _compensated(delta: Params, shift: Params, strengths: Sequence[Any]) -> Para
     """``delta - lambda delta * delta * shift``, with a lambda for every leaf."""
     terms = zip(strengths, leaves(delta), leaves(shift), strict=True)
     return rebuild([d - jnp.asarray(strength, d.dtype) * d * d * b for strength, d, b in terms], delta)
+
+
+def _try_out(switch: Switch, last: int) -> None:
+    """``ValueError`` unless the switch returns a phase, after one arrival and after many whose length fell to 0."""
+    check.require(callable(switch), "switch", switch, "a function of a Trend, such as geometry.norm_falls(0.5)")
+    zero, one = np.zeros((), jnp.result_type(float)), np.ones((), jnp.result_type(float))
+    for count, norm in ((1, one), (10**6, zero)):
+        _phase(switch, Trend(*map(jnp.asarray, (np.int32(count), norm, norm, one))), last)
+
+
+def _phase(switch: Switch, trend: Trend, last: int) -> Array:
+    """What the switch returns, int32[]; ``ValueError`` unless it is a phase, as far as that is known."""
+    phase = switch(trend)
+    number = isinstance(phase, (bool, int, np.generic, np.ndarray, jax.Array))
+    allowed = f"a whole number from 0 to {last}, int32[]" + (", or bool[]" if last == 1 else "")
+    check.require(number, "switch(trend)", phase, allowed)
+    dtype, shape = jnp.result_type(phase), jnp.shape(phase)
+    whole = jnp.issubdtype(dtype, jnp.integer) or (dtype == jnp.bool_ and last == 1)
+    check.require(whole and shape == (), "switch(trend)", f"{dtype}{list(shape)}", allowed)
+    if not isinstance(phase, jax.core.Tracer):
+        check.require(0 <= int(phase) <= last, "switch(trend)", int(phase), allowed)
+    return jnp.asarray(phase).astype(jnp.int32)
 
 
 def _passed(marks: Any) -> Array:

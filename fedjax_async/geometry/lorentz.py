@@ -15,10 +15,12 @@ from fedjax_async import check
 from fedjax_async.geometry.vectors import (
     hypotenuse,
     inner,
+    joined,
     largest,
     leaves,
     length,
     power_of_two,
+    require_alike,
 )
 from fedjax_async.types import Array, Params, Traced
 
@@ -57,8 +59,9 @@ def lorentz_distance(x: Params, y: Params, *, beta: Traced = 1.0) -> Array:
 
     It and its gradient are finite for all finite x and y of any size. No gradient is longer than 1. Where x and y are
     equal, the distance has no derivative, and the gradient is zero. Both are computed from terms of one sign (the law
-    of cosines in half angles), not from the difference in the definition, and are accurate to rounding. Digits are
-    lost only between points far out on one ray: in float32 at ``|x| = 1e4``, the relative error is 3e-4.
+    of cosines in half angles), not from the difference in the definition, and the angle from exact products of the
+    coordinates. So both are accurate to rounding, also between points far out that are close or on one ray.
+    Rounding the coordinates themselves turns a ray: far out, that alone moves a point by a large distance.
 
     Args:
       x, y: pytrees of the same structure and shapes.
@@ -66,7 +69,8 @@ def lorentz_distance(x: Params, y: Params, *, beta: Traced = 1.0) -> Array:
 
     Source: Nickel and Kiela (2018); AsyncManifold (2025), section 5.2.
     """
-    return _distance(x, y, jax.lax.stop_gradient(radius_of(beta)))
+    require_alike({"x": x, "y": y})
+    return _distance(joined(x), joined(y), jax.lax.stop_gradient(radius_of(beta)))
 
 
 def lorentz_penalty(x: Params, y: Params, *, sigma: Traced = 1.0, beta: Traced = 1.0, limit: Traced = 30.0) -> Array:
@@ -86,6 +90,7 @@ def lorentz_penalty(x: Params, y: Params, *, sigma: Traced = 1.0, beta: Traced =
     Source: FedMRUR, An et al. (2023); AsyncManifold (2025), eq. 24, without the factor ``mu / 2``. Deviation:
     the limit.
     """
+    require_alike({"x": x, "y": y})
     check.positive("sigma", sigma)
     check.in_range("limit", limit, 0.0, 80.0)
     check.positive("beta", beta)
@@ -102,18 +107,18 @@ def radius_of(beta: Any) -> Array:
 
 
 @jax.custom_jvp
-def _distance(x: Params, y: Params, radius: Array) -> Array:
+def _distance(x: Array, y: Array, radius: Array) -> Array:
     return _distance_and_gradients(x, y, radius)[0]
 
 
 @_distance.defjvp
 def _distance_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     distance, x_gradient, y_gradient = _distance_and_gradients(*primals)
-    return distance, inner(x_gradient, leaves(tangents[0])) + inner(y_gradient, leaves(tangents[1]))
+    return distance, jnp.sum(x_gradient * tangents[0]) + jnp.sum(y_gradient * tangents[1])
 
 
-def _distance_and_gradients(x: Params, y: Params, radius: Array) -> tuple[Array, list[Array], list[Array]]:
-    """The distance and its gradients by x and by y.
+def _distance_and_gradients(x: Array, y: Array, radius: Array) -> tuple[Array, Array, Array]:
+    """The distance and its gradients by x and by y, all [D].
 
     With X = |x|, Y = |y|, times ``x_0 = sqrt(beta + X^2)`` and y_0, and e the difference of the two unit vectors:
     ``beta sinh^2(d / (2 sqrt(beta))) = beta sinh^2((r_x - r_y) / 2) + X Y |e|^2 / 4``, where
@@ -121,24 +126,21 @@ def _distance_and_gradients(x: Params, y: Params, radius: Array) -> tuple[Array,
     ``(y_0 x - x_0 y) / (x_0 sqrt(beta) sinh(d / sqrt(beta)))``, that by y is minus the same with x_0 and y_0 exchanged.
     All lengths are in units of a power of two, so that no product overflows.
     """
-    x, y = leaves(x), leaves(y)
     limits = jnp.finfo(radius.dtype)
-    size = jnp.clip(largest([*x, *y]), radius, radius * limits.max**0.75)
+    size = jnp.clip(largest([x, y]), radius, radius * limits.max**0.75)
     inverse = 1.0 / power_of_two(size)
-    x, y, unit_radius = [a * inverse for a in x], [b * inverse for b in y], radius * inverse
-    x_length, y_length = length(x), length(y)
+    x, y, unit_radius = x * inverse, y * inverse, radius * inverse
+    x_length, y_length = length([x]), length([y])
     x_time, y_time = hypotenuse(unit_radius, x_length), hypotenuse(unit_radius, y_length)
     total = jnp.where(x_length + y_length > 0, x_length + y_length, 1.0)
-    change = list(map(jnp.subtract, x, y))
-    longer_by = inner(change, [(a + b) / total for a, b in zip(x, y, strict=True)])  # X - Y
+    longer_by = jnp.sum((x - y) * ((x + y) / total))  # X - Y
 
-    # the change of direction, seen from the shorter vector, whose unit vector then errs least
+    # the change of direction, seen from the shorter vector
     x_is_shorter = x_length < y_length
     shorter, longer = jnp.minimum(x_length, y_length), jnp.maximum(x_length, y_length)
-    over = jnp.where(shorter > 0, shorter, 1.0)
-    unit = [jnp.where(x_is_shorter, a, b) / over for a, b in zip(x, y, strict=True)]
-    across = [c - longer_by * u for c, u in zip(change, unit, strict=True)]  # the longer length times e
-    angular = 0.5 * length(across) * (jnp.sqrt(shorter) / jnp.sqrt(jnp.where(longer > 0, longer, 1.0)))
+    unit, turned = _turn(jnp.where(x_is_shorter, x, y), jnp.where(x_is_shorter, y, x))
+    across = longer * jnp.where(x_is_shorter, -turned, turned)
+    angular = 0.5 * longer * length([turned]) * (jnp.sqrt(shorter) / jnp.sqrt(jnp.where(longer > 0, longer, 1.0)))
 
     shorter_time = jnp.where(x_is_shorter, x_time, y_time)
     longer_time = jnp.where(x_is_shorter, y_time, x_time)
@@ -152,15 +154,68 @@ def _distance_and_gradients(x: Params, y: Params, radius: Array) -> tuple[Array,
     far = jnp.log(half + hypotenuse(half, unit_radius)) - jnp.log(unit_radius)
     distance = 2.0 * radius * jnp.where(half < unit_radius, near, far)
 
-    # y_0 x - x_0 y, its two parts across and along that unit vector without cancellation
-    product = unit_radius / (x_time * y_time + x_length * y_length)
-    squares = x_time * x_time + y_length * y_length
-    along = longer_by * (unit_radius * (unit_radius + product * squares) / (x_time + y_time))
+    # y_0 x - x_0 y over half, its two parts across and along that unit vector without cancellation and underflow
     apart = half > limits.tiny
-    factor = jnp.where(apart, 0.5 * unit_radius / hypotenuse(unit_radius, half), 0.0)
     over = jnp.where(apart, half, 1.0)
-    common = [((shorter_time * a + along * u) / over) * factor for a, u in zip(across, unit, strict=True)]
-    return distance, [a / x_time for a in common], [-a / y_time for a in common]
+    share = unit_radius / (shorter_time + shorter * (longer / longer_time))
+    bent = longer_time * share * (jnp.square(x_time / longer_time) + jnp.square(y_length / longer_time))
+    along = longer_by * ((unit_radius / over) * ((unit_radius + bent) / (x_time + y_time)))
+    factor = jnp.where(apart, 0.5 * unit_radius / hypotenuse(unit_radius, half), 0.0)
+    common = ((shorter_time * across) / over + along * unit) * factor
+    return distance, common / x_time, -common / y_time
+
+
+def _turn(s: Array, t: Array) -> tuple[Array, Array]:
+    """``s / |s|`` and ``t / |t| - s / |s|`` of vectors [D], accurate to rounding also where the difference is tiny.
+
+    Of vectors less than 60 degrees apart the difference is computed from the part of t across s. That part is what
+    remains of ``t - (t_k / s_k) s`` if its own part along s is removed, with s_k the largest entry of s. Each entry
+    ``(s_k t_i - t_k s_i) / s_k`` is computed exactly before it is rounded. A vector of zeros has the unit vector zero.
+    """
+    if s.size == 0:
+        return s, t
+    s, t = (a / power_of_two(largest([a])) for a in (s, t))
+    k = jnp.argmax(jnp.abs(s))
+    s_length, t_length = (jnp.where(size > 0, size, 1.0) for size in (length([s]), length([t])))
+    s_unit, t_unit = s / s_length, t / t_length
+    rest = _difference_of_products(s[k], t, t[k], s) / jnp.where(s[k] == 0, 1.0, s[k])
+    rest = (rest - jnp.sum(rest * s_unit) * s_unit) / t_length
+    sine = length([rest])
+    square = jnp.minimum(sine * sine, 1.0)
+    turned = rest - (square / (1.0 + jnp.sqrt(1.0 - square))) * s_unit  # minus (1 - cosine) along s
+    near = (jnp.sum(s_unit * t_unit) > 0.5) & (square < 1.0)
+    return s_unit, jnp.where(near, turned, t_unit - s_unit)
+
+
+def _difference_of_products(a: Array, b: Array, c: Array, d: Array) -> Array:
+    """``a b - c d``, rounded once.
+
+    Every number is the sum of two with half its digits. Their products are exact, so a fused multiply-add does not
+    change them. They are added with the errors of all additions but the last.
+    """
+    (a, a_rest), (b, b_rest), (c, c_rest), (d, d_rest) = map(_halves, (a, b, c, d))
+    terms = [a_rest * b_rest, -c_rest * d_rest, a * b_rest, -c * d_rest, a_rest * b, -c_rest * d, a * b, -c * d]
+    for _ in range(2):
+        total, errors = terms[0], []
+        for term in terms[1:]:
+            total, error = _exact_sum(total, term)
+            errors.append(error)
+        terms = [*errors, total]
+    return sum(terms[1:], terms[0])
+
+
+def _halves(number: Array) -> tuple[Array, Array]:
+    """Two numbers with the leading and the other digits, whose sum is exactly ``number``."""
+    limits = jnp.finfo(number.dtype)
+    leading = jax.lax.reduce_precision(number, limits.nexp, (limits.nmant - 1) // 2)
+    return leading, number - leading
+
+
+def _exact_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """The rounded sum and its error. Source: Knuth (1969), section 4.2.2, theorem B."""
+    total = a + b
+    share = total - a
+    return total, (a - (total - share)) + (b - share)
 
 
 @jax.custom_jvp

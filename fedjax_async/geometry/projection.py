@@ -22,7 +22,7 @@ GROUPINGS: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
     "whole": lambda path: (),
 }
 
-# A row of which less than this share lies outside the span of those before it counts as dependent on them.
+# A row counts as dependent on those before it if less than this share of it lies outside their span.
 _DEPENDENT = 1e-5
 
 

@@ -6,10 +6,14 @@ defined as zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async import check
 from fedjax_async.types import Array, Params
 
 
@@ -37,6 +41,28 @@ def parted(vector: Array, tree: Params) -> Params:
     ends = np.cumsum([leaf.size for leaf in like])
     parts = [vector[end - leaf.size : end].reshape(leaf.shape) for leaf, end in zip(like, ends, strict=True)]
     return rebuild(parts, tree)
+
+
+def require_alike(trees: Mapping[str, Params]) -> None:
+    """``ValueError``, by the names of the trees, unless all are of float arrays of the same structure and shapes."""
+    first, like = next(iter(trees.items()))
+    shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(like)]
+    for name, tree in trees.items():
+        fits = str(jax.tree.structure(tree)) == str(jax.tree.structure(like))
+        check.require(fits, name, jax.tree.map(_form, tree), f"like {first}, {jax.tree.map(_form, like)}")
+        for (path, leaf), shape in zip(jax.tree.leaves_with_path(tree), shapes, strict=True):
+            at = jax.tree_util.keystr(path)
+            floats = isinstance(leaf, _ARRAYS) and jnp.issubdtype(leaf.dtype, jnp.floating)
+            check.require(floats, name + at, _form(leaf), "an array of floats")
+            check.require(leaf.shape == shape, f"{name}{at}.shape", leaf.shape, f"that of {first}{at}, {shape}")
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
+def _form(leaf: Any) -> Any:
+    """What a message shows of a leaf: the type and shape of an array, any other value as it is."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, _ARRAYS) else leaf
 
 
 def inner(one: list[Array], other: list[Array]) -> Array:

@@ -19,7 +19,7 @@ from fedjax_async.local.metrics import METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
-from fedjax_async.local.training import local_training
+from fedjax_async.local.training import WithinJob, local_training
 from fedjax_async.local.warm import warmed
 from fedjax_async.types import ClientAlgorithm
 
@@ -36,6 +36,7 @@ __all__ = [
     "METRICS",
     "OPTIMIZERS",
     "Curve",
+    "WithinJob",
     "anchored_training",
     "batch",
     "curve_training",

@@ -17,7 +17,7 @@ from fedjax_async.local.metrics import metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
-from fedjax_async.local.warm import READINGS, warmed
+from fedjax_async.local.warm import READINGS, require_adam, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
 
 _CONTROL = 2**31 + 1  # folded into the job's key: minibatches and positions of the control point's steps
@@ -93,6 +93,8 @@ def curve_training(
     check.positive("control_lr", control_lr)
     check.in_range("gamma", gamma, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
+    if warm != "off":
+        require_adam(jax.eval_shape(optimizer.init, jnp.zeros(())))
     epochs = _control_epochs(order, control_epochs)
     pulled = proximal_term(proximal, metric_of(metric, sigma, beta))
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)

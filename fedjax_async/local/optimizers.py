@@ -10,6 +10,7 @@ import optax
 
 from fedjax_async import check, registry
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
+from fedjax_async.local.training import WithinJob
 from fedjax_async.types import Array, Traced
 
 
@@ -43,12 +44,23 @@ def adam(lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8) -
 
 
 def adamw(
-    lr: Any, *, b1: Traced = 0.9, b2: Traced = 0.999, eps: Traced = 1e-8, weight_decay: Traced = 1e-4
+    lr: Any,
+    *,
+    b1: Traced = 0.9,
+    b2: Traced = 0.999,
+    eps: Traced = 1e-8,
+    weight_decay: Traced = 1e-4,
+    clip: Traced | None = None,
 ) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay."""
+    """Adam with decoupled weight decay; a gradient longer than ``clip`` > 0 is shortened to it first.
+
+    Hugging Face's ``Trainer`` fine-tunes with ``adamw:weight_decay=0,clip=1`` and ``decay="linear"``.
+    """
     _moments(lr, b1, b2, eps)
     check.non_negative("weight_decay", weight_decay)
-    return optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    check.optional(check.positive, "clip", clip)
+    descent = optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    return descent if clip is None else optax.chain(optax.clip_by_global_norm(clip), descent)
 
 
 BASES: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
@@ -108,8 +120,23 @@ def warmup(*, steps: int = 10) -> Callable[[Array], Array]:
     return _of_version(lambda version: jnp.minimum(1.0, (version + 1.0) / steps))
 
 
-DECAYS: dict[str, Callable[..., Callable[[Array], Array] | None]] = {
+def linear(*, floor: float = 0.0) -> WithinJob:
+    """Within each job, lower the learning rate linearly from its full value to ``floor`` times it.
+
+    Local step k = 0, 1, ... of K has the factor ``1 - (1 - floor) k / K``. Every job begins anew.
+    """
+    check.in_range("floor", floor, 0.0, 1.0)
+
+    def factor(k: Array, steps: Array) -> Array:
+        real = jnp.result_type(float)
+        return 1 - (1 - floor) * k.astype(real) / steps.astype(real)
+
+    return WithinJob(factor)
+
+
+DECAYS: dict[str, Callable[..., Callable[[Array], Array] | WithinJob | None]] = {
     "constant": constant,
+    "linear": linear,
     "exponential": exponential,
     "cosine": cosine,
     "warmup": warmup,

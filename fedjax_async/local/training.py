@@ -17,6 +17,12 @@ from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
 
 
+class WithinJob(NamedTuple):
+    """A factor on the local updates that changes within a job: ``factor(k, K)``, local step k (0, 1, ...) of K."""
+
+    factor: Callable[[Array, Array], Array]
+
+
 class Work(NamedTuple):
     """Local variables of one job."""
 
@@ -32,7 +38,7 @@ def local_training(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Any = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Callable[[Array], Array] | WithinJob | None = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
     metric: Metric | None = None,
     keep_optimizer: bool = False,
@@ -52,7 +58,7 @@ def local_training(
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
-        before dispatch), for example an optax schedule that decays over the run.
+        before dispatch), for example an optax schedule that decays over the run; or a ``WithinJob``.
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
         term, for example for control variates. A wrapper passes its client's state in ``message.extra``,
         hands this client's own state on (private leaves are in it), and applies ``trained`` to what it corrects by.
@@ -67,7 +73,8 @@ def local_training(
     """
     _require(model, optimizer, batch_size, keep_optimizer=keep_optimizer, shuffle=shuffle)
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
-    check.require(scale is None or callable(scale), "scale", scale, "a function of the message's version")
+    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
     pulled = proximal_term(proximal, metric)
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
@@ -85,7 +92,11 @@ def local_training(
             return gradient if correct is None else correct(gradient, weights, message)
 
         gradient, moved = loss_gradient(old)
-        factor = None if scale is None else scale(jnp.asarray(message.version))
+        factor: Array | None = None
+        if isinstance(scale, WithinJob):
+            factor = scale.factor(k, jnp.asarray(message.local_steps))
+        elif scale is not None:
+            factor = scale(jnp.asarray(message.version))
         weights, state = tree.optimize(
             optimizer,
             total(gradient, old),

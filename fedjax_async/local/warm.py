@@ -31,9 +31,7 @@ def warmed(reading: str, state: State, step: Params, batches: Array, model: Mode
     """
     if reading == "off":
         return state
-    nodes = jax.tree.leaves(state, is_leaf=_is_adam)
-    allowed = "adam or adamw, alone or as the base of sam or asam (or leave out the warm moments: warm=off)"
-    check.require(any(map(_is_adam, nodes)), "optimizer", "one without Adam's moments", allowed)
+    require_adam(state)
     check.require(bool(jax.tree.leaves(step)), "warm", reading, "off: the server sends no step along")
     step = trained(model, step)
     cold = jnp.logical_not(jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)])))
@@ -47,6 +45,13 @@ def warmed(reading: str, state: State, step: Params, batches: Array, model: Mode
         return node._replace(count=count.astype(node.count.dtype), mu=first, nu=second)
 
     return jax.tree.map(filled, state, is_leaf=_is_adam)
+
+
+def require_adam(state: State) -> None:
+    """``ValueError`` unless the optimiser's ``state`` contains Adam's moments."""
+    found = any(map(_is_adam, jax.tree.leaves(state, is_leaf=_is_adam)))
+    allowed = "adam or adamw, alone or as the base of sam or asam, for the warm moments of asynccurve's clients"
+    check.require(found, "optimizer", "one without Adam's moments", f"{allowed} (asynccurve:warm=off has none)")
 
 
 def _is_adam(node: State) -> bool:

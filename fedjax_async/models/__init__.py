@@ -7,7 +7,8 @@ Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.
 - ``alexnet_vgg.py``, ``resnet.py``, ``mobilenet.py``: larger image networks, with ``blocks.py`` and ``norm.py``
   (normalisation) in common;
 - ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
-- ``metrics.py``: metrics of outputs beside loss and accuracy;
+- ``characters.py``: models of text, character by character;
+- ``labels.py``: loss and accuracy of labels; ``metrics.py``: metrics of outputs beside loss and accuracy;
 - ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them;
   ``choice.py`` selects the fastest.
 """
@@ -18,9 +19,11 @@ from collections.abc import Callable
 
 from fedjax_async import registry
 from fedjax_async.models.alexnet_vgg import alexnet, vgg11
+from fedjax_async.models.characters import char_gru, char_transformer
 from fedjax_async.models.choice import default_lowering
 from fedjax_async.models.conv import Conv, ConvPool, avg_pool, max_pool
 from fedjax_async.models.encoder import minilm_lora
+from fedjax_async.models.labels import PADDING, cross_entropy, hits
 from fedjax_async.models.lowerings import LOWERINGS
 from fedjax_async.models.metrics import METRICS, Metric
 from fedjax_async.models.mobilenet import mobilenetv2
@@ -28,7 +31,7 @@ from fedjax_async.models.nnx import from_module, from_nnx, is_module
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
-from fedjax_async.models.wrap import cross_entropy, decoded, from_flax, in_dtype, rematerialised
+from fedjax_async.models.wrap import augmented, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 
 MODELS: dict[str, Callable[..., Model]] = {
@@ -45,7 +48,10 @@ MODELS: dict[str, Callable[..., Model]] = {
     "resnet18_1d": resnet18_1d,
     "mobilenetv2": mobilenetv2,
     "minilm_lora": minilm_lora,
+    "char_gru": char_gru,
+    "char_transformer": char_transformer,
 }
+OF_TEXT = ("char_gru", "char_transformer")  # inputs are codes of characters, outputs a row for each of them
 NEED_WEIGHTS = ("minilm_lora",)  # pretrained models of text: their weights must be fetched before
 
 __all__ = [
@@ -54,19 +60,25 @@ __all__ = [
     "MODELS",
     "NEED_WEIGHTS",
     "NORMS",
+    "OF_TEXT",
+    "PADDING",
     "STATISTICS",
     "BatchNorm",
     "Conv",
     "ConvPool",
     "GroupNorm",
     "Metric",
+    "augmented",
     "avg_pool",
+    "char_gru",
+    "char_transformer",
     "cross_entropy",
     "decoded",
     "default_lowering",
     "from_flax",
     "from_module",
     "from_nnx",
+    "hits",
     "in_dtype",
     "is_module",
     "linear",

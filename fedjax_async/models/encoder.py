@@ -16,8 +16,9 @@ from flax import linen as nn
 
 from fedjax_async import check
 from fedjax_async.home import PRETRAINED_VERSIONS, default_data_dir, pretrained_folder
+from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.pretrained import EncoderConfig, load_encoder
-from fedjax_async.models.wrap import check_shape, cross_entropy
+from fedjax_async.models.wrap import check_shape
 from fedjax_async.types import Array, Key, Model, Params
 
 FROZEN = "frozen"

@@ -13,6 +13,8 @@ then becomes a grouped convolution, slow on a CPU, while the others become batch
 * ``winograd``  Winograd's algorithm on tiles of 4 x 4 outputs: a quarter of ``im2col``'s multiplications and 2.25
   copies of the input instead of 9. 3 x 3 kernels at stride 1 in float32 or float64; any other is ``im2col``.
 * ``winograd_small``  the same on tiles of 2 x 2 outputs, for images of a few pixels. See ``winograd.py``.
+* ``winograd_tiled``  the same for 5 x 5 kernels in the layout of ``tiled``, with a quarter of its multiplications; any
+  other kernel and strides are ``tiled``. See ``winograd_tiles.py``.
 
 Grouped convolutions: ``lax`` for any number of groups, ``taps`` for depthwise ones, which is the sum over all kernel
 positions of the shifted input times one number a channel. Its backward pass took the same time written by hand,
@@ -28,6 +30,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_async import check
+from fedjax_async.models import winograd_tiles
 from fedjax_async.models.tiles import conv_relu_pool, from_batch_minor, tile_of, tiled_product, to_batch_minor
 from fedjax_async.models.winograd import fits, grid_of, winograd_product
 from fedjax_async.types import Array
@@ -94,6 +97,23 @@ def tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Arra
     return from_batch_minor(z.transpose(2, 3, 0, 4, 1, 5).reshape(c_out, oh, ow, batch))
 
 
+def winograd_tiled_conv(x: Array, kernel: Array, strides: Pair, padding: Padding) -> Array:
+    """Winograd's algorithm for 5 x 5 kernels where it applies and the outputs are even, else ``tiled``."""
+    padded = pad_spatial(x, padding)
+    oh, ow = (out_size(size, k, 1) for size, k in zip(padded.shape[1:3], kernel.shape[:2]))
+    if not winograd_tiles.fits(x, kernel) or tuple(strides) != (1, 1) or oh % 2 or ow % 2:
+        return tiled_conv(x, kernel, strides, padding)
+    z = winograd_tiles.winograd_tiled_product(to_batch_minor(padded), kernel)
+    z = z.reshape(2, 2, kernel.shape[3], oh // 2, ow // 2, x.shape[0])
+    return from_batch_minor(z.transpose(2, 3, 0, 4, 1, 5).reshape(kernel.shape[3], oh, ow, x.shape[0]))
+
+
+def _winograd_relu_pool(x: Array, kernel: Array, bias: Array | None, pool: str) -> Array:
+    if not winograd_tiles.fits(x, kernel):
+        return conv_relu_pool(x, kernel, bias, pool)
+    return conv_relu_pool(x, kernel, bias, pool, winograd_tiles.winograd_tiled_product)
+
+
 def winograd_conv(x: Array, kernel: Array, strides: Pair, padding: Padding, tile: int = 4) -> Array:
     """Winograd's algorithm on tiles of ``tile x tile`` outputs where it applies, else ``im2col``."""
     if not fits(x, kernel, strides):
@@ -119,9 +139,10 @@ LOWERINGS: dict[str, Callable[..., Array]] = {
     "tiled": tiled_conv,
     "winograd": winograd_conv,
     "winograd_small": partial(winograd_conv, tile=2),
+    "winograd_tiled": winograd_tiled_conv,
 }
 
 # lowerings that do ReLU and 2 x 2 pooling in the same pass: (padded x, kernel, bias, pool)
-FUSED: dict[str, Callable[..., Array]] = {"tiled": conv_relu_pool}
+FUSED: dict[str, Callable[..., Array]] = {"tiled": conv_relu_pool, "winograd_tiled": _winograd_relu_pool}
 
 GROUPED: dict[str, Callable[..., Array]] = {"lax": lax_conv, "taps": depthwise_taps}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async import check
+from fedjax_async.models.labels import counts
 from fedjax_async.types import Array
 
 
@@ -62,8 +63,30 @@ def balanced_accuracy() -> Metric:
     return Metric(lambda outputs, y: _confusion("balanced_accuracy", outputs, y), finish)
 
 
-def _labels(name: str, y: Array) -> Array:
+def label_accuracy() -> Metric:
+    """Share of all labels that are right: in sequences every label counts the same, and padding does not count."""
+
+    def values(outputs: Array, y: Array) -> dict[str, Array]:
+        _require_labels("label_accuracy", y)
+        right = jnp.argmax(outputs, -1).astype(y.dtype) == y
+        both = {"right": right & counts(y), "all": counts(y)}
+        return {name: jnp.sum(mask.reshape(len(y), -1), axis=-1, dtype=outputs.dtype) for name, mask in both.items()}
+
+    def finish(means: dict[str, Array]) -> Array:
+        return means["right"] / means["all"]
+
+    return Metric(values, finish)
+
+
+def _require_labels(name: str, y: Array) -> None:
     check.require(jnp.issubdtype(y.dtype, jnp.integer), f"targets of {name}", str(y.dtype), "class labels, integers")
+
+
+def _labels(name: str, y: Array) -> Array:
+    """The labels as int32[B]."""
+    _require_labels(name, y)
+    allowed = "one label an example (label_accuracy is for sequences)"
+    check.require(y.ndim == 1, f"targets of {name}", f"labels of shape {list(y.shape)}", allowed)
     return y.astype(jnp.int32)
 
 
@@ -86,4 +109,5 @@ METRICS: dict[str, Callable[..., Metric]] = {
     "top": top,
     "macro_f1": macro_f1,
     "balanced_accuracy": balanced_accuracy,
+    "label_accuracy": label_accuracy,
 }

@@ -17,6 +17,7 @@ choose another lowering.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -175,8 +176,16 @@ def _max_of_four_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arr
     return m, chosen.sum(axis=0)
 
 
-def conv_relu_pool(x: Array, kernel: Array, bias: Array | None, pool: str) -> Array:
+def _tiled_by_two(x: Array, kernel: Array) -> Array:
+    return tiled_product((2, 2), (1, 1), x, kernel)
+
+
+def conv_relu_pool(
+    x: Array, kernel: Array, bias: Array | None, pool: str, product: Callable[[Array, Array], Array] = _tiled_by_two
+) -> Array:
     """``pool(relu(conv(x) + bias))`` with stride 1 and 2 x 2 pooling in one pass; ``x [B, H, W, C_in]`` already padded.
+
+    ``product``: computes the convolution over tiles of 2 x 2 outputs, as ``tiled_product`` does.
 
     ReLU and adding a bias are monotone, so for ``pool="max"`` both follow the maximum, on a quarter of the numbers.
     Values and gradients are bitwise the same (a window with a maximum <= 0 has no gradient in either order). A last odd
@@ -186,7 +195,7 @@ def conv_relu_pool(x: Array, kernel: Array, bias: Array | None, pool: str) -> Ar
     x = to_batch_minor(x)
     oh, ow = (x.shape[1] - kh + 1) // 2 * 2, (x.shape[2] - kw + 1) // 2 * 2
     x = x[:, : oh + kh - 1, : ow + kw - 1]
-    z = tiled_product((2, 2), (1, 1), x, kernel).reshape(4, c_out, -1)
+    z = product(x, kernel).reshape(4, c_out, -1)
     shift = None if bias is None else bias.reshape(1, c_out, 1)
     if pool == "max":
         z = max_of_four(z)[None]

@@ -161,7 +161,8 @@ def _product_forward(grid: Grid, x: Array, kernel: Array) -> tuple[Array, tuple[
 
 def _product_backward(grid: Grid, saved: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     (v, u), transforms = saved, TRANSFORMS[grid.tile]
-    dm = applied(transforms.output.T, tiles_of(dy, grid))
+    # otherwise XLA computes dy within the transposition, element by element: with pooling that took five times as long
+    dm = applied(transforms.output.T, tiles_of(lax.optimization_barrier(dy), grid))
     du = _product(v, dm, (1, 1))
     dkernel = applied(transforms.kernel.T, du).reshape(3, 3, *du.shape[1:])
     # dead code, and so removed, where no gradient with respect to x is asked for (the first layer)

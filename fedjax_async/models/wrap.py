@@ -12,22 +12,9 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_async import check
+from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.types import Array, Key, Model, Params, Path
-
-
-def cross_entropy(outputs: Array, y: Array) -> Array:
-    """``-log softmax(outputs)[y]`` of each example: ``[B, classes], int [B] -> [B]``, in nats.
-
-    The logit of the label is selected by a mask: the gradient of an index would be a scatter, slow on a CPU.
-
-    >>> [round(float(v), 4) for v in cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))]
-    [2.3026, 2.3026]
-    """
-    is_label = jnp.arange(outputs.shape[-1], dtype=y.dtype)[None, :] == y[:, None]
-    picked = jnp.where(is_label, outputs, jnp.zeros((), outputs.dtype)).sum(axis=-1)
-    return jax.nn.logsumexp(outputs, axis=-1) - picked
-
 
 _GIVEN = ("train", "deterministic", "mask")  # arguments of a module's __call__ that a run gives
 _MISNAMED = ("training", "is_training", "is_train")
@@ -125,6 +112,24 @@ def decoded(model: Model, decode: Callable[[Array], Array]) -> Model:
     return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, decode(x), key, mask))
 
 
+_AUGMENT = 0xA06  # folded into the key of a local step, so that dropout draws what it would draw without
+
+
+def augmented(model: Model, augment: Callable[[Key, Array], Array]) -> Model:
+    """``model`` of raw rows that changes them at random while it trains: where a key is given, and only there.
+
+    ``augment(key, x) -> x``, as in ``data.AUGMENTATIONS``; its key follows from that of the local step.
+    """
+
+    def changed(key: Key, x: Array) -> Array:
+        return augment(jax.random.fold_in(key, _AUGMENT), x)
+
+    def apply(params: Params, x: Array, key: Key | None = None) -> Array:
+        return model.apply(params, x if key is None else changed(key, x), key)
+
+    return _wrapped(model, apply, lambda train: lambda params, x, key, mask: train(params, changed(key, x), key, mask))
+
+
 def in_dtype(model: Model, dtype: Any) -> Model:
     """``model`` computing in ``dtype``, such as bfloat16; gradients and outputs keep the parameters' dtype.
 
@@ -184,7 +189,7 @@ def rematerialised(model: Model) -> Model:
 
 def check_shape(input_shape: Any, rank: int | None = None) -> None:
     """``ValueError`` unless ``input_shape`` is a tuple of positive whole numbers, of length ``rank`` if given."""
-    names = {2: "(length, channels)", 3: "(height, width, channels)"}
+    names = {1: "(length,)", 2: "(length, channels)", 3: "(height, width, channels)"}
     allowed = names.get(rank or 0, "a tuple of positive whole numbers")
     ok = isinstance(input_shape, (tuple, list)) and all(isinstance(n, int) and n > 0 for n in input_shape)
     check.require(ok and rank in (None, len(input_shape)), "input_shape", input_shape, allowed)

@@ -46,6 +46,7 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerA
     communication" (2019), algorithms 2 and 6.
     """
     check.positive("gamma", gamma)
+    check.in_range("gamma", gamma, 0, 1)
 
     def compressed(params: Params) -> tuple[Compressor, Params]:
         sent = tree.split(params, stays)[0]

@@ -1,8 +1,8 @@
 """Callbacks at evaluations: functions of your own, streams, the best model; for runs, comparisons and sweeps alike.
 
 A callback changes no number of a run. One that returns ``Stop(why)`` ends the run at the evaluation that it got: the
-results are those of the whole run up to there. Early stopping by ``stop_at`` and ``patience`` are settings, since they
-decide what a run is; callbacks are not, so a finished run is read again whatever its callbacks were, unless one of them
+results are those of the whole run up to there. ``stop_at`` and ``patience`` are settings, since they decide
+what a run is. Callbacks are no settings: a finished run is read again whatever its callbacks were, unless one of them
 stopped it or would stop it now.
 """
 
@@ -16,14 +16,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.config import Experiment, PeerExperiment
+from fedjax_async.config import Prepared
 from fedjax_async.config.watching import Callback, Watch, asked, name_of
 from fedjax_async.results import files, streams
 from fedjax_async.results.store import BEST, CHECKPOINTS, load
 from fedjax_async.types import Evaluation, Run
 
 SAVED = "callbacks.json"  # beside the settings of a run that is not finished
-PLACES = ("time", "update", "step", "bytes_up", "bytes_down", "values_bytes_up")  # evaluations' columns without scores
+PLACES = (
+    "time",
+    "update",
+    "step",
+    "bytes_up",
+    "bytes_down",
+    "values_bytes_up",
+    "energy",
+    "carbon",
+)  # evaluations' columns without scores
 
 
 class Callbacks(NamedTuple):
@@ -65,9 +74,7 @@ def chosen(
     return Callbacks(functions, tuple(dict.fromkeys(names)), keep_best)
 
 
-def watch_of(
-    callbacks: Callbacks, experiment: Experiment | PeerExperiment, folder: Path | None, name: str | None = None
-) -> Watch:
+def watch_of(callbacks: Callbacks, experiment: Prepared, folder: Path | None, name: str | None = None) -> Watch:
     """Who looks at the evaluations of one run; ``folder``: where its streams write. Close it at the end."""
     shown = str(experiment.settings.method) if name is None else name
     if folder is not None and callbacks.streams:

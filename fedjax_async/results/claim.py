@@ -28,7 +28,7 @@ _this_thread = threading.local()  # `folders`: the real paths that this thread h
 
 @contextlib.contextmanager
 def claimed(folder: str | Path | None, *, shared: bool = False) -> Iterator[None]:
-    """Reserve ``folder`` for this thread alone, or with ``shared`` for all who ask to share it.
+    """Reserve ``folder`` for this thread alone, or with ``shared`` for all processes that ask to share it.
 
     The folder and its parents are made, and a file is written into it and removed. At the end, folders that were
     made here and are still empty are removed. Nothing happens for ``None``, and where this thread has already claimed

@@ -1,7 +1,8 @@
-"""The stacks of a sweep as independent jobs of a cluster's scheduler, through ``submitit`` (extra ``cluster``).
+"""The stacks of a sweep as independent jobs: of SLURM or this machine (``submitit``), of Ray, or of an array.
 
 Each job trains some runs of the sweep that the folder defines, and writes them there. If a job fails or runs out of
-time, start the sweep again: it submits what is missing and skips what is finished.
+time, start the sweep again: it submits what is missing and skips what is finished. Ray (``ray_tasks.py``) does so by
+itself where a worker is lost. An array (``array_jobs.py``) is for any scheduler that starts a command many times.
 
 The running jobs of a sweep share the lock of its folder, so that no other command trains into it meanwhile. Each job
 also locks the folder of its first run. Two submissions cut a sweep into the same stacks, so no two jobs train the same
@@ -10,7 +11,7 @@ stack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +19,16 @@ from typing import Any, NamedTuple
 from fedjax_async import check, compiled, registry
 from fedjax_async.config.own import Named
 from fedjax_async.config.settings import fields_of
+from fedjax_async.results import array_jobs, ray_tasks, sweep_folder
 from fedjax_async.results import callbacks as looking
-from fedjax_async.results import sweep_folder
+from fedjax_async.results.array_jobs import Call
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.sweeps import Work, begin_streams, plan_sweep, train_into
 
-SCHEDULERS = ("slurm", "local")
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
 # option of --submit -> submitit's parameter
-OPTIONS = {
+SUBMITIT = {
     "time": "timeout_min",
     "memory": "mem_gb",
     "cpus": "cpus_per_task",
@@ -38,8 +39,17 @@ OPTIONS = {
     "constraint": "slurm_constraint",
     "at_once": "slurm_array_parallelism",
 }
-DEFAULTS: dict[str, Any] = {"time": 60}
+# scheduler -> its options
+SCHEDULERS: dict[str, Sequence[str]] = {
+    "slurm": tuple(SUBMITIT),
+    "local": tuple(SUBMITIT),
+    "ray": ("cpus", "gpus", "memory", "retries"),
+    "array": (),
+}
+WAITED = ("ray",)  # whose jobs end with the process that submitted them
+DEFAULTS: dict[str, dict[str, Any]] = {"slurm": {"time": 60}, "local": {"time": 60}, "ray": {"cpus": 1}}
 TEXTS = frozenset(("partition", "account", "qos", "constraint"))
+LEAST = {"gpus": 0, "retries": 0}
 
 
 class Job(NamedTuple):
@@ -47,34 +57,41 @@ class Job(NamedTuple):
 
     id: str
     runs: tuple[str, ...]  # the names of the runs left to train
-    handle: Any  # submitit's object
+    handle: Any  # submitit's object, or Ray's reference; None in an array
 
 
 def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
     """``"slurm:partition=gpu,time=120"`` -> the scheduler's name and its options, checked.
 
-    Options: ``time`` in minutes (default 60), ``memory`` in GB, ``cpus`` and ``gpus`` per job, ``partition``,
-    ``account``, ``qos``, ``constraint``, and ``at_once``, the largest number of jobs that run at the same time.
-    ``local`` starts one process per job on this machine and hides all GPUs that were not asked for. SLURM tells a job
-    to stop 90 to 150 seconds before its ``time`` is over, so ask for a few minutes more.
+    ``slurm`` and ``local``: ``time`` in minutes (default 60), ``memory`` in GB, ``cpus`` and ``gpus`` per job,
+    ``partition``, ``account``, ``qos``, ``constraint``, and ``at_once``, the largest number of jobs that run at the
+    same time. ``local`` starts one process per job on this machine and hides all GPUs that were not asked for. SLURM
+    tells a job to stop 90 to 150 seconds before its ``time`` is over, so ask for a few minutes more.
+
+    ``ray``: ``cpus`` (default 1), ``gpus`` and ``memory`` per job, and how often a job is run again whose worker was
+    lost (``retries``, default 3). ``array`` has no options.
 
     >>> parse_target("slurm:partition=gpu,gpus=1")
     ('slurm', {'time': 60, 'partition': 'gpu', 'gpus': 1})
     """
     name, given = registry.parse_spec("submit", spec)
-    registry.find("submit", dict.fromkeys(SCHEDULERS), name)
+    options = registry.find("submit", SCHEDULERS, name)
     for option, value in given.items():
-        registry.find(f"option of {name}", OPTIONS, option)
+        registry.find(f"option of {name}", dict.fromkeys(options), option)
         if option in TEXTS:
             given[option] = str(value)
         elif option == "memory":
             check.positive(option, value)
         else:
-            check.whole(option, value)
-    return name, DEFAULTS | given
+            check.whole(option, value, LEAST.get(option, 1))
+    return name, DEFAULTS.get(name, {}) | given
 
 
-def _executor(scheduler: str, options: Mapping[str, Any], folder: Path) -> Any:
+Start = Callable[[Sequence[Call]], list[tuple[str, Any]]]  # starts train_members for each call; (id, handle) of each
+
+
+def _submitit(folder: Path, target: str) -> Start:
+    scheduler, options = parse_target(target)
     try:
         import submitit  # noqa: PLC0415
     except ImportError as error:
@@ -83,9 +100,42 @@ def _executor(scheduler: str, options: Mapping[str, Any], folder: Path) -> Any:
         executor = submitit.AutoExecutor(folder / LOGS / "%j", cluster=scheduler)
     except RuntimeError as error:  # no srun on this machine
         raise ValueError(f"submit = {scheduler!r}: must be a scheduler of this machine; {error}") from error
-    parameters = {OPTIONS[option]: value for option, value in options.items()}
+    parameters = {SUBMITIT[option]: value for option, value in options.items()}
     executor.update_parameters(name="fedjax-async-sweep", **parameters)
-    return executor
+
+    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+        with _refusals(target):
+            handles = executor.map_array(train_members, *zip(*calls))
+        return [(handle.job_id, handle) for handle in handles]
+
+    return start
+
+
+def _ray(folder: Path, target: str) -> Start:
+    options = parse_target(target)[1]
+    ray_tasks.connected()
+
+    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+        in_lanes = [(*call[:3], call[3] or str(options["cpus"]), *call[4:]) for call in calls]
+        return [(str(k), handle) for k, handle in enumerate(ray_tasks.start(train_members, in_lanes, options))]
+
+    return start
+
+
+def _array(folder: Path, target: str) -> Start:
+    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+        # jobs may see the folder, or a copy of it, under another path
+        return [(str(index), None) for index in array_jobs.listed(folder, [call[1:] for call in calls])]
+
+    return start
+
+
+STARTS: dict[str, Callable[[Path, str], Start]] = {
+    "slurm": _submitit,
+    "local": _submitit,
+    "ray": _ray,
+    "array": _array,
+}
 
 
 def submit(
@@ -100,37 +150,35 @@ def submit(
 
     ``target`` is a spec for :func:`parse_target`; with ``slurm`` the jobs form one array. ``folder`` must be on a disk
     that the nodes share. ``memory_limit`` should be that of the nodes, if it differs from this machine's. Wait for the
-    jobs before you start the sweep again: until then their runs look unfinished.
+    jobs before you start the sweep again: until then their runs look unfinished. With ``ray`` wait in this process
+    (:func:`fedjax_async.results.ray_tasks.finished`); a job has as many ``lanes`` as ``cpus``, unless they are given.
+    With ``array`` nothing is started: each job is a call of :func:`train_job`.
 
     Raises: ``ValueError`` with the scheduler's message if it refuses the jobs (an unknown partition), and for a folder
     that cannot be written or is in use, also by jobs.
     """
-    scheduler, options = parse_target(target)
+    scheduler, _ = parse_target(target)
     check.require(not work.probes, "probes", list(work.probes or ()), "left out of a sweep that is submitted")
     for point in work.points:
         objects = [name for name, value in fields_of(point.settings).items() if isinstance(value, Named)]
         allowed = "left out of a sweep that is submitted: jobs know registered names (register, --plugin), not objects"
         check.require(not objects, "points", objects, allowed)
+    check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out: see points")
     folder = Path(folder).resolve()
-    executor = _executor(scheduler, options, folder)
+    start = STARTS[scheduler](folder, target)
+    # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
+    stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
+    watching = (",".join(work.callbacks.streams), "best" if work.callbacks.keep_best else "")
+    rest = (_text(memory_limit), _text(lanes), *watching)
+    calls = [(str(folder), ",".join(map(str, stack)), *rest) for stack in stacks]
     with claimed(folder):  # released before the first job starts
         begin_streams(folder, work)
         sweep_folder.begin(folder, work.points, roles=work.roles)
-    # whole stacks, with their finished runs, so that the job of an interrupted stack finds the stack's checkpoint
-    stacks = [stack for g in work.groups for stack in g.stacks if not work.finished.issuperset(stack)]
-    if not stacks:
+    if not calls:
         return []
-    limits = [_text(memory_limit), _text(lanes)]
-    members = [",".join(map(str, stack)) for stack in stacks]
-    count = len(stacks)
-    check.require(not work.callbacks.functions, "callbacks", work.callbacks.names["functions"], "left out: see points")
-    watching = [",".join(work.callbacks.streams), "best" if work.callbacks.keep_best else ""]
-    columns = ([str(folder)] * count, members, *([text] * count for text in (*limits, *watching)))
-    with _refusals(target):
-        handles = executor.map_array(train_members, *columns)
     left = ([member for member in stack if member not in work.finished] for stack in stacks)
     names = [tuple(work.points[member].name for member in members) for members in left]
-    return [Job(handle.job_id, runs, handle) for handle, runs in zip(handles, names, strict=True)]
+    return [Job(name, runs, handle) for (name, handle), runs in zip(start(calls), names, strict=True)]
 
 
 @contextmanager
@@ -170,3 +218,11 @@ def train_members(
             work = plan_sweep(chosen, folder=root, callbacks=callbacks, **sizes)
             train_into(root, work, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"
+
+
+def train_job(folder: str | Path, index: int) -> str:
+    """The work of job ``index`` of a sweep that was submitted as an array; what is finished is skipped.
+
+    Raises: ``ValueError`` for a folder without such jobs, for an index beyond the last, and for a folder in use.
+    """
+    return train_members(str(Path(folder).resolve()), *array_jobs.call_of(folder, index))

@@ -10,7 +10,7 @@ from typing import Any
 from fedjax_async import check, disk
 from fedjax_async.notices import all_rejected
 from fedjax_async.results import metrics, significance, tables
-from fedjax_async.results.measured import measured, validation
+from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import spread_or_count
 from fedjax_async.types import Run
@@ -102,6 +102,7 @@ def comparison(
     if any(counters.get("gradients") != counters.get("local_steps") for counters in every):
         counted = ["local_steps", "gradients", *counted]
     lost = any(map(all_rejected, every))
+    costs = [(title, *cost) for title, cost in COSTS.items() if all(cost[0] in run.evaluations for run in every_run)]
     return [
         {
             "method": name,
@@ -112,6 +113,7 @@ def comparison(
             **{name: spread([run.counters.get(name, 0) for run in seeds]) for name in counted},
             **({ALL_REJECTED: sum(all_rejected(run.counters) for run in seeds)} if lost else {}),
             "sent (MB)": spread([metrics.progress_in(run, "bytes")[-1] / 1e6 for run in seeds]),
+            **{title: spread([factor * run.evaluations[cost][-1] for run in seeds]) for title, cost, factor in costs},
             **({"stopped early": stopped_early(seeds)} if early else {}),
             **(further_cells(seeds) if further else {}),
         }

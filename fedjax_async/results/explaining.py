@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, disk, home
-from fedjax_async.clock import PeerSchedule
 from fedjax_async.config import Settings, execute
+from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.experiment import built, planned, resolve
-from fedjax_async.config.settings import EVALUATIONS, from_dict
+from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, from_dict
 from fedjax_async.config.watching import Watch
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.attribution import divided, is_shared, make_attribution
@@ -39,8 +39,6 @@ ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
 PARTS = ("validation", "test")
 NO_VALIDATION = "'test', or left out: the run holds no validation examples out (validation_fraction)"
 MOST_CLASSES = 100  # with more, the classes have no columns of their own
-# What a run records or measures besides; none of it changes the run.
-UNMEASURED = ("checkpoint", "metrics", "train_loss", "train_examples", "fine_tune", "per_client", *EVALUATIONS)
 
 
 class Explanation(NamedTuple):
@@ -109,7 +107,7 @@ def explain(
     require_run(run)
     where = "run" if folder is None else f"run {folder}"
     allowed = "one with a server: nodes have a model each, which no single arrival moves"
-    check.require(not isinstance(run.schedule, PeerSchedule), where, run.settings.get("method"), allowed)
+    check.require(run.has_server, where, run.settings.get("method"), allowed)
     check.require(len(run.updates["client"]) > 0, where, "no arrivals", "one with at least one arrival")
     check.require(part != "validation" or "validation_loss" in run.evaluations, "part", part, NO_VALIDATION)
     about = {"run": _digest(run, folder), "part": part, "examples": examples}
@@ -117,7 +115,7 @@ def explain(
     if out is not None and (kept := _kept(out, about, overwrite=overwrite)) is not None:
         say(f"{out}: has the arrivals of this run, which were read")
         return kept
-    say(f"{where}: has no steps of its server; training it once more with a probe")
+    say(f"{where}: does not keep the models between its arrivals; training it once more with a probe")
     if folder is not None:
         load_plugins(folder)
     settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
@@ -138,9 +136,8 @@ def _digest(run: Run, folder: Path | None) -> str:
 def _plain(settings: Settings, arrivals: int) -> Settings:
     """The same run, without what does not change it."""
     stops = settings.stop_at is not None or settings.patience is not None
-    without = [name for name in UNMEASURED if not (stops and name in EVALUATIONS)]
-    fields: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
-    plain = dataclasses.replace(settings, **{name: fields[name] for name in without})
+    without = [name for name in without_effect("explain") if not (stops and name in EVALUATIONS)]
+    plain = dataclasses.replace(settings, **{name: DEFAULTS[name] for name in without})
     return plain if stops else dataclasses.replace(plain, eval_updates=arrivals)
 
 
@@ -156,7 +153,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     part, rows, pool = _rows(data, part)
     chosen = rows if len(rows) <= examples else rows[np.linspace(0, len(rows), examples, endpoint=False).astype(int)]
     x, y = (np.asarray(values[chosen]) for values in pool)
-    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) else None
+    classes = data.num_classes if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
     groups = classes if classes is not None and classes <= MOST_CLASSES else None
     schedule, points = planned(resolved)
     facts = facts_of(schedule)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import PeerSchedule
 from fedjax_async.results import metrics
 from fedjax_async.results.figure import FAINT, GRID, INK, PALETTE
 from fedjax_async.results.measured import client_scores, column_title, of_metric, of_model
@@ -183,7 +182,7 @@ def clients(run: Run) -> list[Shown]:
         if name == "accepted" or chosen.any()
     }
     shown.append(_by_client("updates per client", counts, "stack"))
-    if who.size and not isinstance(run.schedule, PeerSchedule):
+    if who.size and run.has_server:
         shown.append(staleness(run))
     return shown
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.clock import PeerSchedule
 from fedjax_async.results import files, html_figures, html_gantt, store, tables
 from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_figures import METRICS, MOST_LINES, UNITS
@@ -58,8 +57,7 @@ def _settings(source: Source) -> Content:
 def _details(name: str, folder: Path, most_jobs: int) -> Content:
     """Gantt chart, clients and counters of one run."""
     run = store.load(folder)
-    peers = isinstance(run.schedule, PeerSchedule)
-    chart = html_gantt.peer_gantt if peers else html_gantt.gantt
+    chart = html_gantt.gantt if run.has_server else html_gantt.peer_gantt
     figures = [chart(run, most_jobs)] if run.schedule.client.size else []
     figures += html_figures.clients(run)
     notes = [] if run.per_client else ["No scores of single clients: the run was made without --per-client."]

@@ -11,9 +11,11 @@ from fedjax_async.types import Run
 # What the package evaluates or counts in every run.
 USUAL = (
     "time", "update", "step", "loss", "accuracy", "validation_loss", "validation_accuracy", "bytes_up", "bytes_down",
-    "values_bytes_up",
+    "values_bytes_up", "energy", "carbon",
     "global_loss", "average_loss", "online", "smallest_mass", "largest_mass", "total_mass",
 )  # fmt: skip
+# Titles of costs in tables of runs: the column of the evaluations, of which the last value counts, and a factor.
+COSTS = {"energy (kJ)": ("energy", 1e-3), "carbon (g CO2e)": ("carbon", 1.0)}
 CLIENT = "client_"  # of columns over the clients, engine/client_scores.py
 MODELS = {"own_": "own models", "tuned_": "fine-tuned models", "": "global model"}  # prefix of a client's score
 STATISTICS = {"_std": "deviation between clients", "_worst": "worst tenth of clients", "": "mean over clients"}
@@ -46,7 +48,7 @@ def client_scores(runs: Iterable[Run]) -> list[str]:
 
 
 def of_model(score: str) -> tuple[str, str]:
-    """Whose score a client's is, and which.
+    """The model that a client's score belongs to, and the score itself.
 
     >>> of_model("own_accuracy"), of_model("loss")
     (('own models', 'accuracy'), ('global model', 'loss'))

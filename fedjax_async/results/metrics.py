@@ -23,6 +23,7 @@ UNITS: dict[str, Callable[[dict[str, np.ndarray]], np.ndarray]] = {
     "step": lambda evaluations: evaluations["step"],
     "bytes": lambda evaluations: evaluations["bytes_up"] + evaluations["bytes_down"],
     "bytes_up": lambda evaluations: evaluations["bytes_up"],
+    "energy": lambda evaluations: evaluations["energy"],
     "values_bytes_up": lambda evaluations: evaluations.get("values_bytes_up", evaluations["bytes_up"]),
 }
 
@@ -49,10 +50,12 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
     """Virtual seconds, updates, server steps or bytes at each evaluation; float64[rows].
 
     ``bytes`` counts both directions, ``bytes_up`` what the clients sent, ``values_bytes_up`` the same without the
-    indices, scales and headers of compressed uploads, as in AsynFLC's Table III.
+    indices, scales and headers of compressed uploads, as in AsynFLC's Table III; ``energy`` joules, if counted.
     """
     require_run(run)
     check.one_of("unit", unit, UNITS)
+    known = unit != "energy" or "energy" in run.evaluations
+    check.require(known, "unit", unit, "another: the run has no energy (set the setting energy)")
     return np.asarray(UNITS[unit](run.evaluations), np.float64)
 
 

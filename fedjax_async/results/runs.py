@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk, notices, registry
-from fedjax_async.clock import PeerSchedule
-from fedjax_async.config import Experiment, PeerExperiment, Settings, execute, own, plugins, prepare
+from fedjax_async.config import Prepared, Settings, execute, own, plugins, prepare
 from fedjax_async.config.experiment import check_method
 from fedjax_async.config.grid import MOST_RUNS
-from fedjax_async.config.resolving import settings_in_comparison
+from fedjax_async.config.resolving import settings_from, settings_in_comparison
 from fedjax_async.config.settings import as_dict, from_dict, require_named
-from fedjax_async.config.simulation import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import callbacks as looking
@@ -63,7 +61,7 @@ def write_run(
 def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
     name = str(run.settings.get("method", "run"))
     _draw_curve({name: [run]}, folder, FINAL, drawing)
-    if isinstance(run.schedule, PeerSchedule):
+    if not run.has_server:
         if len(run.schedule.source):
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
         save_formats(peer_gantt(run.schedule, drawing=drawing), folder / "gantt", drawing)
@@ -75,7 +73,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing) -> None:
 def _is_drawn(run: Run, folder: Path, drawing: Drawing) -> bool:
     """Whether the pictures are there; those of another width or title than the usual ones are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
-    mixing = not isinstance(run.schedule, PeerSchedule) or len(run.schedule.source) > 0
+    mixing = run.has_server or len(run.schedule.source) > 0
     others = (*(("staleness.png",) if mixing else ()), "gantt.png") if len(run.updates["staleness"]) else ()
     return drawing == SCREEN and curve and all((folder / name).exists() for name in others)
 
@@ -143,7 +141,7 @@ def _described(target: str | float, methods: Collection[str]) -> str:
 
 
 def run_into(
-    experiment: Experiment | PeerExperiment,
+    experiment: Prepared,
     folder: Path,
     *,
     plots: bool = True,
@@ -311,7 +309,7 @@ def compare(
     settings: Settings | None = None,
     *,
     seeds: int = 1,
-    folder: str | Path | None = None,
+    out: str | Path | None = None,
     overwrite: bool = False,
     again: bool = False,
     progress: bool | None = None,
@@ -324,7 +322,7 @@ def compare(
 
     The partition, the minibatches and the delay of a client's n-th job depend on the seed alone, so all methods meet
     the same ones. Before the first run starts, every setting is checked, every schedule is planned, and every folder
-    is made and checked. ``folder`` is locked until the end.
+    is made and checked. ``out`` is locked until the end.
 
     Args:
       methods: specs such as ``"fedasync:mixing=0.4"`` or, with a timing of its own,
@@ -333,7 +331,7 @@ def compare(
         for those without one of their own. Methods with and without a server may stand side by side: settings that
         only one kind has are for that kind, and all keep a ``test_fraction`` of 0.2 unless another is given.
       settings, changes: as in :func:`fedjax_async.simulate`: every other setting is a keyword.
-      folder: if given, each run is saved under ``folder/runs/METHOD/seed_K`` as soon as it is finished; finished runs
+      out: if given, each run is saved under ``out/runs/METHOD/seed_K`` as soon as it is finished; finished runs
         of the same settings are read.
       again: train finished runs once more.
       progress: show a bar for each run (default: on a terminal).
@@ -343,12 +341,9 @@ def compare(
     """
     check.whole("seeds", seeds, high=MOST_RUNS)
     check.require("method" not in changes, "method", changes.get("method"), "left out beside methods")
-    check.require(
-        "out" not in changes, "out", changes.get("out"), "given as folder=DIR: it holds a folder for each run"
-    )
     common = settings_from(settings, changes)
-    check.optional(check.path, "folder", folder)
-    looking_on = looking.chosen(callbacks, stream, keep_best, folder)
+    check.optional(check.path, "out", out)
+    looking_on = looking.chosen(callbacks, stream, keep_best, out)
     by_name = _methods_by_name(methods)
     names = list(by_name)
 
@@ -360,16 +355,16 @@ def compare(
 
     def place(method: str, seed: int) -> Path | None:
         named = Path("runs", re.sub(r"[^\w.-]+", "_", method), f"seed_{seed}")
-        return None if folder is None else Path(folder) / named
+        return None if out is None else Path(out) / named
 
     def train(method: str, seed: int) -> Run:
         given, name, options = settings_of(method, seed), f"{method} seed {seed}", {"overwrite": overwrite}
         return _train_one(given, name, place(method, seed), looking_on, progress, again=again, **options)
 
     all_seeds = range(common.seed, common.seed + seeds)
-    with claimed(folder):
-        if folder is not None:
-            require_comparison(folder, overwrite=overwrite)
+    with claimed(out):
+        if out is not None:
+            require_comparison(out, overwrite=overwrite)
         with planning_bar(len(names) * seeds, progress) as part:
             for index, (method, seed) in enumerate(itertools.product(names, all_seeds)):
                 _check_one(settings_of(method, seed), place(method, seed), part(index), overwrite=overwrite)

@@ -11,7 +11,7 @@ import jax
 
 from fedjax_async import check, notices
 from fedjax_async.config import Settings, execute, prepare
-from fedjax_async.config.simulation import settings_from
+from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.watching import Callback
 from fedjax_async.engine.record import Progress
 from fedjax_async.results.callbacks import chosen, resumed, watch_of

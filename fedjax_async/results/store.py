@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import check, disk
-from fedjax_async.clock import PeerSchedule, is_peer_schedule, load_peer_schedule, save_peer_schedule
+from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
 from fedjax_async.types import Best, Params, Run, Stopped
@@ -152,7 +152,7 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def _is_bare(folder: Path) -> bool:
-    """Whether the folder is missing, or holds only what a process leaves that was killed before its first file."""
+    """Whether the folder is missing, or holds only the leftovers of a process that was killed before its first file."""
     if not folder.exists():
         return True
     left = [path for path in folder.iterdir() if not disk.is_leftover(path)]
@@ -181,7 +181,7 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         disk.write(folder / name, content)
-    (save_peer_schedule if isinstance(run.schedule, PeerSchedule) else save_schedule)(folder / SCHEDULE, run.schedule)
+    (save_schedule if run.has_server else save_peer_schedule)(folder / SCHEDULE, run.schedule)
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
         "format": FORMAT,
@@ -201,12 +201,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             return manifest
         found = f"its format is {manifest['format']!r}"
     except FileNotFoundError:
-        found = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        found = f"it has no {MANIFEST}{_runs_inside(folder)}" if folder.is_dir() else "there is no such folder"
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
         found = f"its {MANIFEST} is not ours"
     raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")
+
+
+def _runs_inside(folder: Path) -> str:
+    """The first runs below ``folder``, as a comparison or sweep keeps them, for a message; empty if there are none."""
+    found = sorted(path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST}"))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"; the runs in it are {', '.join(map(str, found[:3]))}{more}" if found else ""
 
 
 def read_checked(folder: Path, name: str, digest: str) -> bytes:

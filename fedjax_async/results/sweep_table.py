@@ -15,7 +15,7 @@ from fedjax_async.config.paths import values_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.notices import all_rejected
 from fedjax_async.results import comparisons, metrics, tables
-from fedjax_async.results.measured import measured, shared_columns
+from fedjax_async.results.measured import COSTS, measured, shared_columns
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweeps import Sweep
 from fedjax_async.results.tables import NOTHING
@@ -42,7 +42,7 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
     """The numbers of a run's row; time, updates and bytes to ``target`` are NaN if it was never reached."""
     staleness = np.asarray(run.updates["staleness"])
     last = {name: column[-1].item() for name, column in run.evaluations.items()}
-    numbers = {
+    numbers: dict[str, Any] = {
         "mean_accuracy": metrics.area(run),
         "virtual_time": last["time"],
         **({} if target is None else {name: metrics.to_target(run, target, unit) for unit, name in TARGETS.items()}),
@@ -50,7 +50,7 @@ def record(point: Point, run: Run, target: float | None = None) -> Record:
         "staleness_max": int(staleness.max()) if staleness.size else 0,
         "bytes_up": last["bytes_up"],
         "bytes_down": last["bytes_down"],
-        **{name: last[name] for name in ("values_bytes_up",) if name in last},
+        **{name: last[name] for name in ("values_bytes_up", "energy", "carbon") if name in last},
         **{name: count for name, count in run.counters.items() if name not in EXECUTION and np.ndim(count) == 0},
         "all_rejected": int(all_rejected(run.counters)),
         **({} if run.stopped is None else {"stopped_by": run.stopped.by}),
@@ -182,6 +182,7 @@ def setting_rows(
         **({f"MB {reached}": (TARGETS["bytes"], 1e-6)} if reached else {}),
         "staleness": ("staleness_mean", 1.0),
     }
+    wanted |= {title: cost for title, cost in COSTS.items() if all(cost[0] in each.numbers for each in found)}
     counted = ("unused", "rejected", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)

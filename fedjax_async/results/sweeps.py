@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_async import check, notices
-from fedjax_async.config import Experiment, PeerExperiment, sweeping
+from fedjax_async.config import Prepared, sweeping
 from fedjax_async.config.grid import Point, expand, swept
 from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
@@ -107,7 +107,7 @@ def plan_sweep(
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
-    results bit for bit. A stack of which only some runs are saved is trained as a whole. ``progress``: as in
+    results bit for bit. If only some runs of a stack are saved, the whole stack is trained again. ``progress``: as in
     :func:`sweep`.
 
     Raises: ``ValueError`` if the settings of any run cannot be used.
@@ -171,7 +171,7 @@ def train(
     checkpoints = None if folder is None else folder / CHECKPOINTS
     watches: list[Watch] = []
 
-    def watch(member: int, experiment: Experiment | PeerExperiment) -> Watch:
+    def watch(member: int, experiment: Prepared) -> Watch:
         point = work.points[member]
         place = None if folder is None else sweep_folder.run_folder(folder, point)
         callbacks = NO_CALLBACKS if member in work.finished else work.callbacks
@@ -211,7 +211,7 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
 
 
 def begin_streams(folder: Path, work: Work) -> None:
-    """Remove what other runs streamed into the folders of this sweep's; stream the finished runs that were not.
+    """Remove what other runs streamed into the folders of this sweep; stream finished runs that were not streamed yet.
 
     Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
     """
@@ -240,7 +240,7 @@ def sweep(
     *,
     points: Iterable[Mapping[str, Any]] | None = None,
     seeds: int | Iterable[int] | None = None,
-    folder: str | Path | None = None,
+    out: str | Path | None = None,
     memory_limit: int | None = None,
     lanes: int | None = None,
     progress: bool | None = None,
@@ -258,13 +258,13 @@ def sweep(
 
     Args:
       base, grid, points, seeds: see :func:`fedjax_async.config.grid.expand`.
-      folder: if given, each run is saved under ``folder/runs/NAME`` as soon as it is finished. A sweep that was
+      out: if given, each run is saved under ``out/runs/NAME`` as soon as it is finished. A sweep that was
         interrupted or killed continues when it is started again. ``ValueError``, before anything is compiled, for a
         folder that holds another sweep, cannot be written or is in use.
       memory_limit: bytes of device memory that may be in use (default: depends on the device).
       lanes: see ``Settings.lanes``.
       progress: show a bar over all updates (default: on a terminal).
-      overwrite: replace another sweep in ``folder``; finished runs of the same settings are kept.
+      overwrite: replace another sweep in ``out``; finished runs of the same settings are kept.
       probes: evaluated in every run, as in :func:`fedjax_async.simulate`. A folder of the same sweep with other
         probes is refused.
       roles: swept path -> ``tuned``, ``compared`` or ``world``, where the usual role is not meant: method and timing
@@ -282,17 +282,17 @@ def sweep(
     >>> [point.name for point in found.points], [run.counters["updates"] for run in found.runs]
     (['mixing=0.4', 'mixing=0.8'], [8, 8])
     """
-    check.optional(check.path, "folder", folder)
-    looking_on = looking.chosen(callbacks, stream, keep_best, folder)
+    check.optional(check.path, "out", out)
+    looking_on = looking.chosen(callbacks, stream, keep_best, out)
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
-    with claimed(folder):
+    with claimed(out):
         expanded = resolved(expand(base, grid, points=points, seeds=seeds))
         roles_of(swept(expanded), roles)  # refuses roles that do not exist
-        if folder is not None:
-            sweep_folder.require_room(folder, expanded, probes, overwrite=overwrite)
+        if out is not None:
+            sweep_folder.require_room(out, expanded, probes, overwrite=overwrite)
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
-        work = plan_sweep(expanded, folder=folder, probes=probes, callbacks=looking_on, **options)
-        found = run_work(work._replace(roles={**(roles or {})}), folder=folder, progress=progress)
+        work = plan_sweep(expanded, folder=out, probes=probes, callbacks=looking_on, **options)
+        found = run_work(work._replace(roles={**(roles or {})}), folder=out, progress=progress)
     notices.warn_about(found.counters)
     return found
 

@@ -20,9 +20,10 @@ HEIGHTS = (3.0, 2.0)
 def swings(
     arrivals: Mapping[str, np.ndarray], start: tuple[float, float], part: str, *, drawing: Drawing = SCREEN
 ) -> Figure:
-    """Above the accuracy after each arrival (the loss without classes): each piece has the colour of its client.
+    """Two curves: the accuracy (the loss without classes) in pieces coloured by client, and the changes of the loss.
 
-    Below the sum of the changes of the loss that each client's arrivals caused so far. Of a server step with several
+    The upper one is the accuracy after each arrival; each piece has the colour of the arriving client. The lower one
+    sums, for each client, the changes of the loss that its arrivals caused so far. Of a server step with several
     arrivals, the piece belongs to the one that changed the loss most in its direction.
 
     Args:

@@ -15,6 +15,7 @@ The client is ``local.curve_training``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,18 +24,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, registry, tree
-from fedjax_async.geometry import CORRECTIONS, Correction, norm_falls
+from fedjax_async.geometry import CORRECTIONS, Correction
 from fedjax_async.local import Curve
 from fedjax_async.local.warm import READINGS
 from fedjax_async.registry import takes
-from fedjax_async.server.delay_correction import delay_corrected
+from fedjax_async.server.delay_correction import SWITCHES, delay_corrected
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
 from fedjax_async.server.running_statistics import weights_of
 from fedjax_async.server.step_size import cyclic, moving_on, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
 from fedjax_async.server.transforms import Transform
-from fedjax_async.types import Arrival, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
 class CurveState(NamedTuple):
@@ -80,27 +81,37 @@ def _on_curves(inner: ServerAlgorithm, sends_steps: bool) -> ServerAlgorithm:
 
 
 def end_correction(
-    *, correction: str = "orthodyn", fraction: Traced | None = None, decay: Traced | None = None, per: str = "whole"
-) -> Correction:
+    *,
+    correction: str = "orthodyn",
+    switch: str | None = None,
+    fraction: Traced | None = None,
+    decay: Traced | None = None,
+    per: str = "whole",
+) -> Correction | Callable[[Facts], Correction]:
     """The delay correction of a client's end.
 
     Args:
       correction: a name in ``geometry.CORRECTIONS``: ``asgd``, ``fedasync``, ``orthodyn`` ...
-      fraction: for ``orthodyn``: OrthoGrad ends and OrthoPos begins when the moving average of ``|Delta|`` falls below
-        this share of its largest value (0.5).
+      switch: for ``orthodyn``: OrthoGrad ends and OrthoPos begins when the moving average of ``|Delta|`` falls below
+        ``fraction`` times its largest value (``norm``, the default), or after that share of the run's arrivals
+        (``share``). Clients that train with Adam move about equally far all along a run, so ``norm`` rarely switches.
+      fraction: of that switch (0.5).
       decay: of that average (0.99); for ``dc_asgd_a`` of its mean square (0.95).
       per: for the ortho corrections: the whole vector (``whole``), layers (``layer``) or tensors (``tensor``).
     """
     factory = registry.find("correction", CORRECTIONS, correction)
     takes_option = registry.options_of(factory).keys()
-    check.require(fraction is None or "switch" in takes_option, "fraction", fraction, "left out: it is of orthodyn")
+    for name, value in (("switch", switch), ("fraction", fraction)):
+        check.require(value is None or "switch" in takes_option, name, value, "left out: it is of orthodyn")
     check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")
     check.require(per == "whole" or "per" in takes_option, "per", per, "left out: the correction has no projection")
     options: dict[str, Any] = {"per": per} if "per" in takes_option else {}
     options |= {} if decay is None else {"decay": decay}
-    options |= {} if fraction is None else {"switch": norm_falls(fraction)}
-    made: Correction = factory(**options)
-    return made
+    if switch is None and fraction is None:
+        return factory(**options)
+    named, share = registry.find("switch", SWITCHES, switch or "norm"), 0.5 if fraction is None else fraction
+    check.in_range("fraction", share, 0.0, 1.0)
+    return lambda facts: factory(switch=named.make([share], facts), **options)
 
 
 @takes(corrected=end_correction, guards=guard_rails)
@@ -110,7 +121,7 @@ def asynccurve(
     lowest: Traced = 0.2,
     cycle: int = 10,
     dominance: bool = True,
-    corrected: Correction,
+    corrected: Correction | Callable[[Facts], Correction],
     control: str | None = "rotation",
     step: str = "curve",
     momentum: Traced = 0.0,
@@ -124,7 +135,8 @@ def asynccurve(
 
     ``Theta <- B(a)`` on the quadratic curve from Theta to the corrected end, see the top of this file. If a server step
     has several arrivals, each is corrected and stepped from the same Theta, and their steps are averaged. The paper
-    gives no values for these options; all defaults are ours.
+    gives no values for these options; all defaults are ours. ``updates`` have the phase of OrthoDyn of each arrival in
+    the column ``correction_phase`` (0: OrthoGrad), and a run that never leaves the first phase warns.
 
     Args:
       server_lr, lowest: eta at the beginning of a cycle, and the share of it that is left at its end, in (0, 1].

@@ -77,7 +77,7 @@ def _cached(server_lr: Traced, guards: Transform, facts: Facts) -> ServerAlgorit
             guards=tree.where(accepted, result.state, state.guards),
         )
         row = Cached(before, latest, state.step)
-        return new, tree.where(accepted, row, memory), Info(share * result.factor.astype(share.dtype))
+        return new, tree.where(accepted, row, memory), result.info(share)
 
     def close(state: Ca2flState, memory: Cached) -> tuple[Ca2flState, Cached]:
         correction, count, emptied = average.close(state.accumulated)

@@ -11,7 +11,8 @@ Guard rails limit the corrected delta. A rejected arrival leaves the state of th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,38 +21,46 @@ import optax
 from fedjax_async import check, registry, tree
 from fedjax_async.geometry import PHASES, Correction, Trend, corrections, norm_falls, steps_pass
 from fedjax_async.registry import takes
-from fedjax_async.server.rule import guard_rails, rule, with_facts
+from fedjax_async.server.rule import guard_rails, rule
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import Transform
 from fedjax_async.types import Array, Arrival, Facts, Params, ServerAlgorithm, State, Traced
 
 
-def delay_corrected(correction: Correction) -> Transform:
+def delay_corrected(correction: Correction | Callable[[Facts], Correction], facts: Facts | None = None) -> Transform:
     """Correct the arriving delta by ``correction``, for the drift ``b = x - start`` of the server's params x.
 
     The transform must be the first in a chain, or follow one that keeps the direction a change from the client's
     start, such as ``clip_by_norm``. Uploads and drift are changes, not pseudo-gradients; corrections are odd
-    functions, so no sign changes. Running statistics pass unchanged.
+    functions, so no sign changes. Running statistics pass unchanged. The run records the columns of the correction.
 
     The weight is 1. It is 0, which rejects the arrival, if the corrected delta or the new state of the correction is
     not finite: DC-ASGD squares the delta, so it may overflow although the delta is finite.
 
-    >>> from fedjax_async.geometry import orthocorrect
+    >>> from fedjax_async.geometry import orthocorrect, orthodyn
     >>> server = rule(delay_corrected(orthocorrect(alpha=0.5)), optimizer=optax.sgd(1.0))
+    >>> own_switch = orthodyn(switch=lambda trend: trend.arrivals > 100)
+    >>> server = rule(delay_corrected(own_switch), optimizer=optax.sgd(1.0))
+
+    ``correction`` may be a function of the facts of the run, which the engine passes through ``given``.
     """
+    made = correction if isinstance(correction, Correction) else correction(Facts() if facts is None else facts)
 
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         delta = weights_of(direction)
         drift = jax.tree.map(jnp.subtract, weights_of(params), weights_of(arrival.start))
-        corrected, after = correction.correct(delta, drift, state)
+        corrected, after = made.correct(delta, drift, state)
         finite = tree.is_finite((corrected, after))
         kept = tree.where(finite, corrected, jax.tree.map(jnp.zeros_like, corrected))
         return with_statistics(kept, direction), after, finite.astype(arrival.weight.dtype)
 
-    return Transform(lambda params: correction.init(weights_of(params)), update)
+    given = None if made is correction else lambda facts: delay_corrected(correction, facts)
+    return Transform(lambda params: made.init(weights_of(params)), update, given, columns=made.columns)
 
 
-def _corrected(correction: Correction, server_lr: Traced, guards: Transform) -> ServerAlgorithm:
+def _corrected(
+    correction: Correction | Callable[[Facts], Correction], server_lr: Traced, guards: Transform
+) -> ServerAlgorithm:
     check.positive("server_lr", server_lr)
     return rule(delay_corrected(correction), guards, optimizer=optax.sgd(server_lr))
 
@@ -139,14 +148,8 @@ def orthostrict(*, server_lr: Traced = 1.0, per: str = "whole", guards: Transfor
 # --- OrthoDyn ---------------------------------------------------------------------------------
 
 
-def _norm_falls(first: Traced, second: Traced | None, facts: Facts) -> corrections.Switch:
-    """By the moving average of ``|Delta|``; the second fraction is half of the first by default."""
-    return norm_falls(first, first / 2 if second is None else second)
-
-
-def _share_passes(first: Traced, second: Traced | None, facts: Facts) -> corrections.Switch:
-    """By the share of the run's arrivals; the second is halfway between the first and 1 by default."""
-    shares = first, (first + 1) / 2 if second is None else second
+def _share_passes(shares: Sequence[Traced], facts: Facts) -> corrections.Switch:
+    """By the share of the run's arrivals."""
 
     def switch(trend: Trend) -> Array:
         real = trend.norm.dtype
@@ -157,10 +160,16 @@ def _share_passes(first: Traced, second: Traced | None, facts: Facts) -> correct
     return switch
 
 
-# name -> (fraction, second fraction, facts of the run) -> switch
-SWITCHES: dict[str, Callable[[Traced, Traced | None, Facts], corrections.Switch]] = {
-    "norm": _norm_falls,
-    "share": _share_passes,
+class NamedSwitch(NamedTuple):
+    """A switch of ``orthodyn`` by name."""
+
+    make: Callable[[Sequence[Traced], Facts], corrections.Switch]  # of a fraction for each change of phase
+    second: Callable[[Traced], Traced]  # the second fraction by default, from the first
+
+
+SWITCHES: dict[str, NamedSwitch] = {
+    "norm": NamedSwitch(lambda fractions, facts: norm_falls(*fractions), lambda first: first / 2),
+    "share": NamedSwitch(_share_passes, lambda first: (1 + first) / 2),
 }
 
 
@@ -178,8 +187,9 @@ def orthodyn(
 ) -> ServerAlgorithm:
     """OrthoGrad, then OrthoPos: trust the client's displacement first, its position later (AsyncManifold 2025, eq. 16).
 
-    ``x <- x + eta d``, where d is corrected as the present phase says. The run never goes back to an earlier phase.
-    The paper leaves the switch open; the defaults here are ours.
+    ``x <- x + eta d``, where d is corrected as the present phase says. The run never goes back to an earlier phase. Its
+    ``updates`` have the phase of each arrival in the column ``correction_phase``: 0 for the first name in ``phases``. A
+    run that ends in its first phase warns. The paper leaves the switch open; the defaults here are ours.
 
     Args:
       switch: ``norm``: the first phase ends when the moving average of ``|Delta|`` falls below ``fraction`` times its
@@ -190,7 +200,8 @@ def orthodyn(
         ``(1 + fraction) / 2`` for ``share``.
       phases: two or three names of ``geometry.PHASES`` joined by ``+``: ``asgd``, ``fedasync``, ``orthograd``,
         ``orthopos``, ``orthostrict``. The paper also has ``orthograd+asgd+orthopos``.
-      decay: of the moving average, in [0, 1). The average starts at 0 and counts deltas as they arrive, unclipped.
+      decay: of the moving average, in [0, 1): about ``1 / (1 - decay)`` arrivals count. Before as many have come, it is
+        close to their plain mean (bias correction, as in Adam). Deltas count as they arrive, unclipped.
       server_lr: ``eta > 0``.
       per: the whole vector (``whole``), layers (``layer``) or single tensors (``tensor``), each corrected by itself.
     """
@@ -198,15 +209,16 @@ def orthodyn(
     for name in names:
         registry.find("phases", PHASES, name)
     check.require(len(names) in (2, 3), "phases", phases, "two or three names joined by +")
-    make_switch = registry.find("switch", SWITCHES, switch)
+    named = registry.find("switch", SWITCHES, switch)
     check.in_range("fraction", fraction, 0.0, 1.0)
     if second_fraction is not None:
         check.in_range("second_fraction", second_fraction, 0.0, 1.0)
         check.require(len(names) == 3, "second_fraction", second_fraction, "left out: it needs three phases")
 
-    def server(facts: Facts) -> ServerAlgorithm:
-        chosen = make_switch(fraction, second_fraction, facts)
-        correction = corrections.orthodyn(switch=chosen, phases=names, decay=decay, per=per)
-        return _corrected(correction, server_lr, guards)
+    second = named.second(fraction) if second_fraction is None else second_fraction
+    fractions = (fraction, second)[: len(names) - 1]
 
-    return with_facts(server)
+    def correction(facts: Facts) -> Correction:
+        return corrections.orthodyn(switch=named.make(fractions, facts), phases=names, decay=decay, per=per)
+
+    return _corrected(correction, server_lr, guards)

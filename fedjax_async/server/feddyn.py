@@ -90,7 +90,7 @@ def _dynamic(alpha: Traced, guards: Transform, facts: Facts) -> ServerAlgorithm:
             deltas=tree.where(result.accepted, deltas, state.deltas),
             guards=tree.where(result.accepted, result.state, state.guards),
         )
-        return new, memory, Info(share * result.factor.astype(share.dtype))
+        return new, memory, result.info(share)
 
     def close(state: FedDynState, memory: State) -> tuple[FedDynState, State]:
         direction, weight, emptied = average.close(state.accumulated)

@@ -267,8 +267,8 @@ def _by_latest(guards: Transform, combine: Combine) -> ServerAlgorithm:
         result = transformed(guards, state.guards, state.params, arrival)
         start = result.arrival.start
         after = Latest(plus(start, combine(result.direction, state.params, start)), result.state)
-        weight = jnp.where(result.accepted, result.factor, 0.0).astype(result.arrival.weight.dtype)
-        return tree.where(result.accepted, after, state), memory, Info(weight)
+        share = result.accepted.astype(result.arrival.weight.dtype)
+        return tree.where(result.accepted, after, state), memory, result.info(share)
 
     def dispatch(state: Latest, memory: Array, request: Request) -> tuple[Message, Array]:
         return Message(state.params), memory

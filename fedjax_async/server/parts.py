@@ -49,7 +49,12 @@ class Part(NamedTuple):
 
 
 def correction(
-    *, by: str = "orthograd", fraction: Traced | None = None, decay: Traced | None = None, per: str = "whole"
+    *,
+    by: str = "orthograd",
+    switch: str | None = None,
+    fraction: Traced | None = None,
+    decay: Traced | None = None,
+    per: str = "whole",
 ) -> Part:
     """Correct each arriving delta for what the server has changed since its start (AsyncManifold 2025, eq. 15).
 
@@ -58,9 +63,9 @@ def correction(
 
     Args:
       by: a name in ``geometry.CORRECTIONS``: ``orthograd``, ``orthopos``, ``orthodyn``, ``dc_asgd_a`` ...
-      fraction, decay, per: of the correction, as in ``asynccurve``.
+      switch, fraction, decay, per: of the correction, as in ``asynccurve``.
     """
-    chosen = end_correction(correction=by, fraction=fraction, decay=decay, per=per)
+    chosen = end_correction(correction=by, switch=switch, fraction=fraction, decay=decay, per=per)
     return Part(arriving=delay_corrected(chosen))
 
 

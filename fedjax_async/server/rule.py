@@ -56,7 +56,7 @@ def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
 
 
 def with_facts(make: Callable[[Facts], ServerAlgorithm]) -> ServerAlgorithm:
-    """A rule that needs facts of the run: ``make`` of the run's, and until they are known of those of one client."""
+    """A rule that needs facts of the run: ``make(facts)``; until they are known, with the facts of a single client."""
 
     def given(facts: Facts) -> ServerAlgorithm:
         return known(make(facts), facts)
@@ -75,7 +75,7 @@ def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
 
 
 def _code(function: Any) -> Any:
-    """What tells functions apart that were not made by the same lines; of a compiled one, of what it compiles."""
+    """Equal for functions made by the same lines of code; of a compiled function, that of the function it compiles."""
     found = function if hasattr(function, "__code__") or not callable(function) else inspect.unwrap(function)
     return getattr(found, "__code__", found)
 
@@ -141,7 +141,7 @@ def rule(
             accumulated=aggregate.add(before, result.direction, share, arrival),
             oldest=_oldest(state.oldest, arrival, result.accepted),
         )
-        return new, memory, Info(share * result.factor.astype(share.dtype))
+        return new, memory, result.info(share)
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)

@@ -4,7 +4,7 @@ A transform is ``update(direction, state, params, arrival) -> (direction, state,
 chain is the upload. ``weight`` is the scalar by which the transform multiplied the direction, or 1 if it did
 something else. The run records the product of these weights. An arrival of weight 0 counts as rejected.
 
-The file ends with the staleness weights ``s(tau)``: how much an update still counts that is tau server steps old.
+The file ends with the staleness weights ``s(tau)``: how much an update that is tau server steps old still counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in
-from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
 
 Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 
@@ -28,7 +28,8 @@ class Transform(NamedTuple):
 
     ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
-    :func:`server.rule` applies after its optimizer.
+    :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: what a run records
+    of the state after each arrival.
     """
 
     init: Callable[[Params], State]
@@ -36,6 +37,7 @@ class Transform(NamedTuple):
     given: Callable[[Facts], Transform] | None = None
     first: bool = False
     steps: tuple[optax.GradientTransformation, ...] = ()
+    columns: Callable[[State], dict[str, Array]] | None = None
 
 
 class Transformed(NamedTuple):
@@ -46,6 +48,11 @@ class Transformed(NamedTuple):
     state: State  # of the transform, after this arrival
     factor: Array  # float[], the weight of the transform
     accepted: Array  # bool[], whether the arrival's weight and the factor are both nonzero
+    columns: dict[str, Array]  # of the transform, of the state that the rule keeps
+
+    def info(self, share: Array) -> Info:
+        """What a rule records that gives the arrival the weight ``share``, 0 unless it is accepted."""
+        return Info(share * self.factor.astype(share.dtype), self.columns)
 
 
 def transformed(transform: Transform, state: State, params: Params, arrival: Arrival) -> Transformed:
@@ -62,7 +69,9 @@ def transformed(transform: Transform, state: State, params: Params, arrival: Arr
     weight = jnp.asarray(arrival.weight, jnp.result_type(float))
     arrival = rebased(arrival._replace(weight=weight), params)
     direction, after, factor = transform.update(arrival.upload, state, params, arrival)
-    return Transformed(arrival, direction, after, factor, jnp.logical_and(weight > 0, factor != 0))
+    accepted = jnp.logical_and(weight > 0, factor != 0)
+    columns = tree.where(accepted, columns_of(transform, after), columns_of(transform, state))
+    return Transformed(arrival, direction, after, factor, accepted, columns)
 
 
 # --- how to make a transform ------------------------------------------------------------------
@@ -117,7 +126,16 @@ def chain(*transforms: Transform) -> Transform:
     knows = any(t.given is not None for t in transforms)
     first = bool(transforms) and transforms[0].first
     steps = tuple(step for t in transforms for step in t.steps)
-    return Transform(init, update, given if knows else None, first, steps)
+
+    def columns(state: State) -> dict[str, Array]:
+        return {name: c for t, own in zip(transforms, state, strict=True) for name, c in columns_of(t, own).items()}
+
+    return Transform(init, update, given if knows else None, first, steps, columns)
+
+
+def columns_of(transform: Transform, state: State) -> dict[str, Array]:
+    """The columns that a run records of the transform's state; none if the transform has none."""
+    return {} if transform.columns is None else transform.columns(state)
 
 
 def informed(transform: Transform, facts: Facts) -> Transform:

@@ -13,7 +13,7 @@ finds this point and its distance to the minimiser. ``training_field.py`` measur
 local training, at a model and as a probe along a run.
 
 ``landscape.py`` has the loss on a grid in a plane and along curves, and barriers between models; ``connectivity.py``
-learns a curve of low loss between two of them. ``manifold_rate.py`` has AsyncManifold's bound and rate,
+learns a curve of low loss between two of them. ``asyncmanifold_rate.py`` has AsyncManifold's bound and rate,
 ``curve_quality.py`` estimates its constants along a run. ``pushcen_rate.py`` has PushCen-ADFL's bound.
 
 The bounds, all for smooth losses. A run or :func:`estimate` measures the constants, except those marked with a star:
@@ -31,11 +31,14 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | ``fedavg_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |
 | ``fedavgm_distance_bound`` | distance to x_s* | quadratic clients | alpha*, beta, k, distance |
 
+Bounds refuse learning rates that their theorems do not admit, and name the largest. ``beyond=True`` computes the
+formula for them, too, without a claim.
+
 Estimates are local, at the points where one looks; the suprema of the theorems are at least as large. So a bound with
 estimated constants is no guarantee.
 
 - L, beta: :func:`smoothness`, :func:`smoothness_between`. sigma: :func:`gradient_variance`. sigma_g, zeta:
-  :func:`heterogeneity`; G: the largest norm of :func:`client_gradients`.
+  :func:`heterogeneity`; G: the largest norm of :func:`client_gradients` (fields ``squared_gradient`` take G^2).
 - Delays, staleness S, participation: ``clock.delay_statistics`` and ``Run.updates``, exactly, before training.
 - Q, D: :func:`curve_probe`. gamma and eps_c: the compressor's and the centroids' own errors.
 - k-conservatism: :func:`training_curl` and :func:`curl_probe`, 0 where it holds. The distance to x_s*:
@@ -52,6 +55,15 @@ from fedjax_async.theory.asynchronous_rates import (
     fedasync_gap_bound,
     fedbuff_bound,
     largest_lr_fedbuff,
+)
+from fedjax_async.theory.asyncmanifold_rate import (
+    ManifoldBound,
+    ManifoldConstants,
+    fedasync_bound,
+    largest_lr_manifold,
+    manifold_bound,
+    manifold_rate,
+    quality_term,
 )
 from fedjax_async.theory.closed_forms import (
     ClosedForm,
@@ -90,14 +102,6 @@ from fedjax_async.theory.field_rates import (
 )
 from fedjax_async.theory.fixed_points import Found, fixed_point, fixed_point_shift, minimiser
 from fedjax_async.theory.landscape import barrier, loss_along, loss_surface, scores
-from fedjax_async.theory.manifold_rate import (
-    ManifoldBound,
-    ManifoldConstants,
-    fedasync_bound,
-    manifold_bound,
-    manifold_rate,
-    quality_term,
-)
 from fedjax_async.theory.orders import (
     LearningRates,
     corollary_1,
@@ -227,6 +231,7 @@ __all__ = [
     "largest_lr_asynflc",
     "largest_lr_asynflc_ef",
     "largest_lr_fedbuff",
+    "largest_lr_manifold",
     "largest_lr_pushcen",
     "learned_control_point",
     "local_displacement",

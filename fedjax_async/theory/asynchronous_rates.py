@@ -5,6 +5,9 @@ the factor a server step of Xie et al.'s analysis of strongly convex losses. The
 and delay in an O; here they are derived, for clients that share one loss. Its theorem on weakly convex losses has no
 constants but those of an O: there is no value to compute. Fields of ``BufferedConstants`` may be arrays that broadcast.
 
+FedBuff's theorem is written from memory: neither its paper nor a copy of the theorem was at hand. The terms are tested
+against runs on quadratics, which they bound, not against the paper's text.
+
 Sources: Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek and Huba, "Federated Learning with Buffered Asynchronous
 Aggregation" (2022), Theorem 1; Xie, Koyejo and Gupta, "Asynchronous Federated Optimization" (2019).
 """
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.theory.rates import Bound
+from fedjax_async.theory.rates import Bound, require_admissible
 
 
 class BufferedConstants(NamedTuple):
@@ -30,30 +33,33 @@ class BufferedConstants(NamedTuple):
     smoothness: Any  # L, the largest over clients [l/w^2]
     variance: Any  # sigma_l^2 of one minibatch gradient [l^2/w^2]
     heterogeneity: Any  # sigma_g^2 = mean of ||grad F_i - grad f||^2 [l^2/w^2]
-    gradient: Any  # G >= ||grad F_i||^2 [l^2/w^2]
+    squared_gradient: Any  # G^2 >= ||grad F_i||^2 [l^2/w^2]; Nguyen et al. write G for the square
     staleness: Any  # tau_max, in server steps, with the run's size of the buffer
 
 
-def fedbuff_bound(constants: BufferedConstants) -> Bound:
+def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Bound:
     """FedBuff, Theorem 1: bounds ``(1/T) sum_t E ||grad f(w_t)||^2`` for ``eta_g eta_l Q <= 1/L``.
 
     ``2 gap / (eta_g eta_l Q T) + L eta_g eta_l sigma_l^2 / 2
-    + 3 L^2 Q^2 eta_l^2 (eta_g^2 tau_max^2 + 1) (sigma_l^2 + sigma_g^2 + G)``
+    + 3 L^2 Q^2 eta_l^2 (eta_g^2 tau_max^2 + 1) (sigma_l^2 + sigma_g^2 + G^2)``
 
-    It assumes uploads without staleness weights, whose clients are equally likely at each arrival. In :class:`Bound`, G
-    is counted with the heterogeneity.
+    It assumes uploads without staleness weights, whose clients are equally likely at each arrival. In :class:`Bound`,
+    G^2 is counted with the heterogeneity. ``beyond``: compute it for larger learning rates, too, where nothing is
+    claimed.
 
-    Raises: ``ValueError`` naming the first constant that is out of range.
+    Raises: ``ValueError`` naming the first constant that is out of range, or eta_l and the largest that is admissible.
     """
     c = constants
     for name in ("steps", "local_steps", "lr", "server_lr", "smoothness"):
         check.positive(name, getattr(c, name))
-    for name in ("gap", "variance", "heterogeneity", "gradient", "staleness"):
+    for name in ("gap", "variance", "heterogeneity", "squared_gradient", "staleness"):
         check.non_negative(name, getattr(c, name))
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_fedbuff(c), "Theorem 1")
     move = c.server_lr * c.lr * c.local_steps
     late = 3 * (c.smoothness * c.local_steps * c.lr) ** 2 * ((c.server_lr * c.staleness) ** 2 + 1)
     noise = c.smoothness * c.server_lr * c.lr / 2 + late
-    return Bound(2 * c.gap / (move * c.steps), noise * c.variance, late * (c.heterogeneity + c.gradient))
+    return Bound(2 * c.gap / (move * c.steps), noise * c.variance, late * (c.heterogeneity + c.squared_gradient))
 
 
 def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
@@ -64,7 +70,7 @@ def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
     return 1 / (c.smoothness * c.server_lr * c.local_steps)
 
 
-def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any) -> Any:
+def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any, *, smoothness: Any) -> Any:
     """``beta = 1 - a + a (1 - eta mu)^H``: by how much one fresh arrival reduces ``F - F*``.
 
     Args:
@@ -72,12 +78,17 @@ def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any) -> A
       lr: eta > 0, at most 1 / L.
       convexity: mu > 0, of the loss.
       local_steps: H, the fewest of a job.
+      smoothness: L >= mu.
+
+    Raises: ``ValueError`` naming the first argument that is out of range.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0, 1)
-    for name, value in (("lr", lr), ("convexity", convexity), ("local_steps", local_steps)):
+    given = {"lr": lr, "convexity": convexity, "local_steps": local_steps, "smoothness": smoothness}
+    for name, value in given.items():
         check.positive(name, value)
-    check.in_range("lr * convexity", lr * convexity, 0, 1)
+    require_admissible("convexity", convexity, smoothness, "a loss of this smoothness")
+    require_admissible("lr", lr, 1 / smoothness, "the analysis (1 / L)")
     return 1 - mixing + mixing * (1 - lr * convexity) ** local_steps
 
 

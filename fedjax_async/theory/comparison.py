@@ -20,7 +20,7 @@ class Setting(NamedTuple):
     participants: Any  # m <= n, of one server step
     variance: Any  # sigma^2
     heterogeneity: Any  # sigma_g^2
-    gradient_bound: Any  # G^2 >= ||grad||^2
+    squared_gradient: Any  # G^2 >= ||grad||^2
     tau_max: Any
     tau_avgm: Any  # the larger of tau_avgm0 and tau_avgm1
     tau_c: Any  # the largest delay that Li et al. (2024) accept
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
 
 def _fedbuff(s: Setting) -> Any:
-    late = s.tau_max**2 * (s.variance + s.heterogeneity + s.gradient_bound) / s.rounds
+    late = s.tau_max**2 * (s.variance + s.heterogeneity + s.squared_gradient) / s.rounds
     return s.variance / (s.rounds * s.local_steps) ** 0.5 + late
 
 
@@ -51,12 +51,12 @@ def _unbounded(s: Setting) -> Any:
 
 
 def _private(s: Setting) -> Any:
-    late = s.tau_c**2 * (s.variance + s.gradient_bound) / s.rounds
+    late = s.tau_c**2 * (s.variance + s.squared_gradient) / s.rounds
     return (s.variance + s.heterogeneity) / s.rounds**0.5 + late
 
 
 def _relaying(s: Setting) -> Any:
-    return s.variance / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 * s.gradient_bound / s.rounds
+    return s.variance / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 * s.squared_gradient / s.rounds
 
 
 def _cached(s: Setting) -> Any:
@@ -65,7 +65,7 @@ def _cached(s: Setting) -> Any:
 
 
 def _speedup(s: Setting) -> Any:
-    return (s.variance + s.gradient_bound) / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
+    return (s.variance + s.squared_gradient) / (s.rounds * s.clients) ** 0.5 + s.tau_max**2 / s.rounds
 
 
 def _asynfl(s: Setting) -> Any:
@@ -123,6 +123,6 @@ def compare(setting: Setting) -> dict[str, Any]:
     """
     for field in ("rounds", "local_steps", "clients", "participants"):
         check.positive(field, getattr(setting, field))
-    for field in ("variance", "heterogeneity", "gradient_bound", "tau_max", "tau_avgm", "tau_c"):
+    for field in ("variance", "heterogeneity", "squared_gradient", "tau_max", "tau_avgm", "tau_c"):
         check.non_negative(field, getattr(setting, field))
     return {name: row.rate(setting) for name, row in TABLE_2.items()}

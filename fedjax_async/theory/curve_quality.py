@@ -48,6 +48,9 @@ def divergence(points: Sequence[Params], s: Any) -> Array:
 def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str = "test") -> Estimate:
     """A probe of the curves that clients upload (method ``asynccurve``); give it in ``probes`` of ``simulate``.
 
+    ``simulate(method="asynccurve", test_fraction=0.2, probes={"curve": curve_probe(model)})``; each client
+    needs examples of ``part``: ``test_fraction`` holds back a test part, ``validation_fraction`` a validation part.
+
     Columns: ``quality`` and ``divergence`` at the position of the step, ``quality_grid`` the mean of Q at ``grid``
     positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D of these, and ``staleness``,
     whose largest value along the run is a valid S (Assumption 4).
@@ -56,7 +59,8 @@ def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str
       model: of the run, without running statistics.
       position: on the curve, in (0, 1].
       grid: number of positions, at least 1.
-      part: of the client's own data: ``test``, ``validation`` or ``train``; NaN where the client has none.
+      part: of the client's own data: ``test``, ``validation`` or ``train``; NaN at arrivals of a client that has none.
+        A run in which no client has one is refused.
     """
     check.require(model.train is None, "model", "with running statistics", "without running statistics")
     check.positive("position", position)
@@ -81,4 +85,5 @@ def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str
             "staleness": arrival.staleness,
         }
 
+    probe.needs = (part,)  # type: ignore[attr-defined]
     return probe

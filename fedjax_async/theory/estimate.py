@@ -22,7 +22,7 @@ class Estimates(NamedTuple):
     """Constants at one point, for C clients; as in ``rates.Constants``, but L and sigma^2 of each client."""
 
     loss: float  # f = mean of the clients' losses, each client counted once
-    gradient: float  # ||grad f||^2
+    squared_gradient: float  # ||grad f||^2, of the mean loss
     smoothness: np.ndarray  # [C], largest |eigenvalue| of each client's Hessian; L is their maximum
     variance: np.ndarray  # [C], mean squared error of a minibatch gradient; sigma^2 is their maximum
     heterogeneity: float  # sigma_g^2
@@ -52,7 +52,7 @@ def estimate(
     options: dict[str, Any] = {"clients": clients, "width": width, "chunk": chunk}
     return Estimates(
         loss=float(losses.mean()),
-        gradient=float(tree.norm(together)) ** 2,
+        squared_gradient=float(tree.norm(together)) ** 2,
         smoothness=np.asarray(smoothness(key, model, params, data, iterations=iterations, **options)),
         variance=np.asarray(gradient_variance(model, params, data, batch_size=batch_size, **options)),
         heterogeneity=float(heterogeneity(gradients)),

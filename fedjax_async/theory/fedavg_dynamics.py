@@ -20,7 +20,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from fedjax_async import check, tree
-from fedjax_async.theory.vector_fields import Field, Loss, displacement, gradient_map
+from fedjax_async.theory.vector_fields import Field, Loss, checked, displacement, flattened, gradient_map
 from fedjax_async.types import Array, Params
 
 
@@ -63,9 +63,10 @@ def server_iterates(field: Field, start: Params, optimizer: optax.GradientTransf
       start: x_0, the first row of the result.
     """
     check.whole("steps", steps, 0)
+    same = checked(field)
 
     def step(carry: tuple[Params, Any], _: None) -> tuple[tuple[Params, Any], Params]:
-        x, state = tree.optimize(optimizer, field(carry[0]), carry[1], carry[0])
+        x, state = tree.optimize(optimizer, same(carry[0]), carry[1], carry[0])
         return (x, state), x
 
     _, later = jax.lax.scan(step, (start, optimizer.init(start)), None, steps)
@@ -80,7 +81,7 @@ class Orbit(NamedTuple):
     start: Array  # int[], the first point that the cycle meets again; 0 where no cycle is found
 
 
-def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol: float = 1e-9) -> Orbit:
+def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol: float | None = None) -> Orbit:
     """FedAvg's iterates ``x <- x - lr V_s(x)`` and their period.
 
     The period is the smallest p for which each of the last p points is within ``tol`` (Euclidean distance) of the point
@@ -92,7 +93,8 @@ def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol
       start: x_0.
       lr: eta, server learning rate > 0.
       steps: server steps >= 1.
-      tol: >= 0; below the distance of neighbouring points, above the rounding of the field.
+      tol: >= 0; below the distance of neighbouring points, above the rounding of the field. By default ``eps^(2/3)``
+        of the dtype times the largest norm of the points: 2.4e-5 in float32, 3.7e-11 in float64, for points of norm 1.
 
     Example:
       >>> quarter_turn = lambda x: jnp.stack([x[0] + x[1], x[1] - x[0]])  # x - V_s(x) turns x by a right angle
@@ -101,15 +103,17 @@ def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol
     """
     check.positive("lr", lr)
     check.whole("steps", steps)
-    check.non_negative("tol", tol)
+    check.optional(check.non_negative, "tol", tol)
+    flattened(start)
     points = server_iterates(field, start, optax.sgd(lr), steps)
     flat = jax.vmap(lambda x: ravel_pytree(x)[0])(points)
+    near = _tolerance(flat) if tol is None else tol
     time = jnp.arange(steps + 1)
 
     def far_from_earlier(lag: Array) -> Array:
         """Whether x_t is not x_{t - lag}; bool[steps + 1], false before t = lag."""
         distance = jnp.linalg.norm(flat - jnp.roll(flat, lag, axis=0), axis=1)
-        return ~(distance <= tol) & (time >= lag)
+        return ~(distance <= near) & (time >= lag)
 
     lags = jnp.arange(1, (steps + 1) // 2 + 1)
     far = jax.lax.map(far_from_earlier, lags)  # [lags, steps + 1]
@@ -118,3 +122,10 @@ def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol
     last_far = jnp.max(jnp.where(far[shortest], time, lags[shortest] - 1))
     found = cycles[shortest]
     return Orbit(points, jnp.where(found, lags[shortest], 0), jnp.where(found, last_far - lags[shortest] + 1, 0))
+
+
+def _tolerance(points: Array) -> Array:
+    """``eps^(2/3)`` times the largest finite norm of the points, float[T, D]; between rounding and the distances."""
+    norms = jnp.linalg.norm(points, axis=1)
+    largest = jnp.max(jnp.where(jnp.isfinite(norms), norms, 0.0))
+    return float(jnp.finfo(points.dtype).eps) ** (2 / 3) * largest

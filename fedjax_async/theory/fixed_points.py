@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check, tree
-from fedjax_async.theory.vector_fields import Field, Loss
+from fedjax_async.theory.vector_fields import Field, Loss, checked
 from fedjax_async.types import Array, Params
 
 
@@ -43,6 +43,7 @@ def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6
     check.positive("lr", lr)
     check.positive("tol", tol)
     check.whole("steps", steps)
+    field = checked(field)
 
     def far(state: tuple[Params, Params, Array]) -> Array:
         return (tree.norm(state[1]) > tol) & (state[2] < steps)

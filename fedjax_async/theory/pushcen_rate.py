@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fedjax_async import check
-from fedjax_async.theory.rates import larger
+from fedjax_async.theory.rates import larger, require_admissible
 
 
 class PushCenConstants(NamedTuple):
@@ -42,7 +42,7 @@ class PushCenConstants(NamedTuple):
     smoothness: Any  # L [l/w^2]
     variance: Any  # sigma^2 of one minibatch gradient [l^2/w^2]; only as printed
     heterogeneity: Any  # zeta^2 [l^2/w^2]
-    gradient: Any  # G^2, the second moment of a minibatch gradient [l^2/w^2]
+    squared_gradient: Any  # G^2, the second moment of a minibatch gradient [l^2/w^2]
     error: Any  # eps_c, of a message [w]
     share: Any  # the least gamma_t, the share of the mass at an event
     largest_share: Any = 1.0  # the largest gamma_t; only as derived again
@@ -86,7 +86,7 @@ def _checked(c: PushCenConstants) -> PushCenConstants:
 
 def local_drift(c: PushCenConstants) -> Any:
     """``D = 2 E^2 eta^2 (G^2 + 16 lambda^2 W^2)``, the most of ``E ||Delta||^2`` (eq. 120)."""
-    return 2 * (c.local_steps * c.lr) ** 2 * (c.gradient + 16 * (c.weight * c.radius) ** 2)
+    return 2 * (c.local_steps * c.lr) ** 2 * (c.squared_gradient + 16 * (c.weight * c.radius) ** 2)
 
 
 def consensus(c: PushCenConstants) -> Any:
@@ -95,7 +95,9 @@ def consensus(c: PushCenConstants) -> Any:
     return (c.disagreement / c.events + each) / (1 - c.contraction)
 
 
-def pushcen_bound(constants: PushCenConstants, *, printed: bool = False, distance: Any = None) -> PushCenBound:
+def pushcen_bound(
+    constants: PushCenConstants, *, printed: bool = False, distance: Any = None, beyond: bool = False
+) -> PushCenBound:
     """Theorem C.7; derived again, or as ``printed`` (eqs. 118, 119).
 
     With ``g <= gamma_t <= g'``, D the local drift and A the distance, derived again it is
@@ -110,13 +112,17 @@ def pushcen_bound(constants: PushCenConstants, *, printed: bool = False, distanc
       distance: A, the mean over the events of ``||w_i^(t+1/3) - w_bar^t||^2`` [w^2], of the model after its
         aggregation, as measured along a run. ``None``: ``4 N E_con + 4 tau^2 D + 2 eps_c^2`` by eq. 72 and Lemma C.3.
         Not used if ``printed``.
+      beyond: compute it as ``printed`` for learning rates above :func:`largest_lr_pushcen`, too.
 
-    Raises: ``ValueError`` naming the first constant that is out of range.
+    Raises: ``ValueError`` naming the first constant that is out of range, or, as ``printed``, eta and the largest that
+      is admissible.
     """
     c = _checked(constants)
     drift, move = local_drift(c), c.lr * c.local_steps
     optimisation = 2 * c.gap / (move * c.share * c.events)
     if printed:
+        if not beyond:
+            require_admissible("lr", c.lr, largest_lr_pushcen(c), "Theorem C.7")
         return PushCenBound(
             optimisation,
             2 * (c.variance + c.heterogeneity),

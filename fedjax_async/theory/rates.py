@@ -2,7 +2,7 @@
 
 Each function bounds ``(1/T) sum_t E ||grad f(x_t)||^2`` over T server steps. Fields of ``Constants`` may be NumPy
 arrays that broadcast (for curves), except ``clients`` and ``local_steps``. A theorem claims its bound only for learning
-rates up to ``largest_lr_...``; the functions compute it for any.
+rates up to ``largest_lr_...``. Larger ones raise a ``ValueError``, unless the formula is wanted ``beyond`` them.
 
 What the printed theorems do not say, each point shown by a test:
 
@@ -27,7 +27,10 @@ Non-Convex Optimization" (2025), eqs. 11 to 18.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedjax_async import check
 from fedjax_async.clock import DelayStatistics
@@ -85,6 +88,16 @@ def checked(c: Constants) -> Constants:
     return c
 
 
+def require_admissible(field: str, value: Any, largest: Any, of: str) -> None:
+    """``ValueError`` with the largest admissible value where ``value`` is above it; any entry of NumPy arrays."""
+    if all(isinstance(each, (numbers.Real, np.ndarray, np.generic)) for each in (value, largest)):
+        values, most = np.broadcast_arrays(value, largest)
+        above = values > most
+        if above.any():
+            allowed = f"at most {most[above][0]:.6g}, the largest that {of} admits"
+            check.require(False, field, float(values[above][0]), allowed)
+
+
 def compression_factor(gamma: Any) -> Any:
     """``c = (1 - gamma)(2 - gamma) / gamma^2``, the cost of compression with error feedback; 0 at gamma = 1."""
     check.positive("gamma", gamma)
@@ -92,9 +105,14 @@ def compression_factor(gamma: Any) -> Any:
     return (1 - gamma) * (2 - gamma) / gamma**2
 
 
-def asynfl_bound(constants: Constants) -> Bound:
-    """Theorem 1, eq. 11: AsynFL, without compression."""
+def asynfl_bound(constants: Constants, *, beyond: bool = False) -> Bound:
+    """Theorem 1, eq. 11: AsynFL, without compression.
+
+    ``beyond``: compute it for learning rates above :func:`largest_lr_asynfl`, too, where the theorem claims nothing.
+    """
     c = checked(constants)
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_asynfl(c), "Theorem 1")
     lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
     late = (33 * d.tau_avg0 + 72 * d.tau_avg1) * c.server_lr**2 / c.clients
@@ -103,12 +121,17 @@ def asynfl_bound(constants: Constants) -> Bound:
     return Bound(_optimisation(c, 8), variance * c.variance, spread * c.heterogeneity)
 
 
-def asynflc_bound(constants: Constants) -> Bound:
+def asynflc_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     """Theorem 2, eq. 13: AsynFLC, compressed without error feedback; tau_avg is the larger of tau_avg0, tau_avg1.
 
-    As printed, which is too small for sigma > 0 (see the docstring of this file).
+    As printed, which is too small for sigma > 0 (see the docstring of this file). ``beyond``: compute it for learning
+    rates above :func:`largest_lr_asynflc` and gamma below :func:`smallest_gamma_asynflc`, too.
     """
     c = checked(constants)
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_asynflc(c), "Theorem 2")
+        least = smallest_gamma_asynflc(c.delays.tau_max)
+        require_admissible("1 - gamma", 1 - c.gamma, 1 - least, "Theorem 2 (gamma from smallest_gamma_asynflc)")
     steps, top, mean = c.local_steps, c.delays.tau_max, larger(c.delays.tau_avg0, c.delays.tau_avg1)
     move = c.lr**2 * steps * c.smoothness**2
     square = move * steps  # (eta K L)^2
@@ -117,9 +140,14 @@ def asynflc_bound(constants: Constants) -> Bound:
     return Bound(_optimisation(c, 4), variance * c.variance, spread * c.heterogeneity)
 
 
-def asynflc_ef_bound(constants: Constants) -> Bound:
-    """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the docstring of this file)."""
+def asynflc_ef_bound(constants: Constants, *, beyond: bool = False) -> Bound:
+    """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the docstring of this file).
+
+    ``beyond``: compute it for learning rates above :func:`largest_lr_asynflc_ef`, too.
+    """
     c = checked(constants)
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_asynflc_ef(c), "Theorem 3")
     lambda_1, lambda_2, phi_1, phi_2, phi_3 = _factors(c)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
     square, global2 = drift * c.local_steps, c.server_lr**2

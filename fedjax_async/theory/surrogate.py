@@ -19,7 +19,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedjax_async import check
-from fedjax_async.theory.vector_fields import Field
+from fedjax_async.theory.vector_fields import Field, checked, flattened, require_same_form
 from fedjax_async.types import Array, Params
 
 
@@ -52,12 +52,15 @@ def surrogate_loss(field: Field, x: Params, x0: Params, *, nodes: int = 32, via:
       >>> print(f"{half_square.value:.4f}")
       12.5000
     """
-    end, unravel = ravel_pytree(x)
+    for name, other in (("x0", x0), ("via", x if via is None else via)):
+        require_same_form(name, other, x, "x")
+    end, unravel = flattened(x)
     start, _ = ravel_pytree(x0)
+    same = checked(field)
     corner = _detour(start, end) if via is None else ravel_pytree(via)[0]
 
     def flat_field(v: Array) -> Array:
-        return ravel_pytree(field(unravel(v)))[0]
+        return ravel_pytree(same(unravel(v)))[0]
 
     def straight(a: Array, b: Array) -> Array:
         return integrate(lambda s: jnp.vdot(flat_field(a + s * (b - a)), b - a), end.dtype, nodes)

@@ -7,7 +7,11 @@ of its clients are k-conservative (Theorem 11, :mod:`fedjax_async.theory.fedavg_
 
 Start with :func:`antisymmetry`, or :func:`estimate_antisymmetry` where D is large. Both measure the displacement
 ``I - V^k``, which is one client's part of FedAvg's step. If the steps are small, ``J(V^k)`` is close to the identity;
-relative to the identity, every antisymmetric part would look small.
+relative to the identity, every antisymmetric part would look small. An antisymmetric part within the rounding of what
+is subtracted counts as zero: where V^k is the identity, ``I - V^k`` is nothing but rounding.
+
+Fields must return pytrees with the structure, shapes and dtypes of their argument; others raise a ``ValueError``, as do
+points with leaves that are no floats or of several dtypes. Leaves may be empty and scalars.
 
 Source: Charles and Rush, "Iterated Vector Fields and Conservatism, with Applications to Federated Learning" (2022),
 sections 1, 2 and 4. The paper tests only whether ``J - J'`` is zero; the relative size and its estimate are ours.
@@ -27,6 +31,10 @@ from fedjax_async.types import Array, Key, Params
 
 Field = Callable[[Params], Params]
 Loss = Callable[[Params], Array]
+
+
+ROUNDING = 2.0  # J(V^k) is taken to be wrong by so many times k eps ||J(V^k)||; orthogonal maps reach half of it
+MOST_DENSE = 2**14  # floats of a point whose Jacobian is made: 1 GiB in float32
 
 
 class CurlEstimate(NamedTuple):
@@ -63,7 +71,25 @@ def iterate(field: Field, k: int) -> Field:
       8.0
     """
     check.whole("k", k, 0)
-    return lambda x: jax.lax.fori_loop(0, k, lambda _, y: field(y), x)
+    step = checked(field)
+    return lambda x: jax.lax.fori_loop(0, k, lambda _, y: step(y), x)
+
+
+def checked(field: Field) -> Field:
+    """The same field. ``ValueError`` where its result has another structure, shapes or dtypes than its argument."""
+
+    def same(x: Params) -> Params:
+        result = field(x)
+        require_same_form("result of the field", result, x, "its argument")
+        return result
+
+    return same
+
+
+def require_same_form(name: str, found: Params, wanted: Params, of: str) -> None:
+    """``ValueError`` unless two pytrees have the same structure, shapes and dtypes."""
+    one, two = _form(found), _form(wanted)
+    check.require(one == two, name, one, f"of the form of {of}, {check.shown(two)}")
 
 
 def gradient_map(loss: Loss, gamma: Any) -> Field:
@@ -99,7 +125,7 @@ def curl(field: Field, x: Params) -> Array:
       1.0
     """
     jacobian = _jacobian(field, x)
-    return _ratio(jnp.sum(jnp.square(jacobian - jacobian.T)), jnp.sum(jnp.square(jacobian + jacobian.T)))
+    return _ratio(_sum_of_squares(jacobian - jacobian.T), _sum_of_squares(jacobian + jacobian.T))
 
 
 def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> CurlEstimate:
@@ -120,7 +146,7 @@ def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> Curl
       ``sqrt(1 - pairs / D)`` for directions drawn without replacement. The bias is of the order 1 / pairs.
     """
     check.whole("pairs", pairs, 2)
-    flat, unravel = ravel_pytree(x)
+    flat, unravel = flattened(x)
     push, pull = _derivatives(field, flat, unravel)
 
     def squares(direction: Array) -> tuple[Array, Array]:
@@ -143,7 +169,7 @@ def estimate_mean_curl(
       key, x, pairs: as in :func:`estimate_curl`.
     """
     check.whole("pairs", pairs, 2)
-    flat, unravel = ravel_pytree(x)
+    flat, unravel = flattened(x)
     directions = _directions(key, flat, pairs)
 
     def part(total: tuple[Array, Array], one: tuple[Array, Array]) -> tuple[Any, Any]:
@@ -164,7 +190,10 @@ def antisymmetry(field: Field, k: int, x: Params) -> Array:
     """How far ``V^k`` is from conservative at x: :func:`curl` of the displacement ``I - V^k``; float[].
 
     0 everywhere exactly if V (smooth on R^D) is k-conservative, since ``I - V^k`` and ``V^k`` have the same
-    antisymmetric part up to its sign.
+    antisymmetric part up to its sign. It is also 0 where ``||J - J'||_F`` is at most
+    ``2 k eps (||J(V^k)||_F + ||I||_F)``, with the dtype's eps: less cannot be told from rounding. If V amplifies its
+    rounding in between (Jacobians far from orthogonal that cancel, such as those of ``P R P^-1`` with an
+    ill-conditioned P), more than this is rounding.
 
     Example:
       >>> f = lambda x: x[0] ** 2 * x[1]
@@ -173,52 +202,96 @@ def antisymmetry(field: Field, k: int, x: Params) -> Array:
       >>> float(antisymmetry(step, 1, x)) < 1e-6 < float(antisymmetry(step, 2, x))
       True
     """
-    return curl(displacement(field, k), x)
+    jacobian = _jacobian(iterate(field, k), x)
+    moved = jnp.eye(len(jacobian), dtype=jacobian.dtype) - jacobian
+    rounding = _rounding(k, _sum_of_squares(jacobian), len(jacobian))
+    return _ratio(_sum_of_squares(moved - moved.T), _sum_of_squares(moved + moved.T), rounding)
 
 
 def estimate_antisymmetry(key: Key, field: Field, k: int, x: Params, *, pairs: int = 16) -> CurlEstimate:
     """:func:`antisymmetry` without the matrix; arguments and errors as in :func:`estimate_curl`."""
-    return estimate_curl(key, displacement(field, k), x, pairs=pairs)
+    check.whole("pairs", pairs, 2)
+    flat, unravel = flattened(x)
+    push, pull = _derivatives(iterate(field, k), flat, unravel)
+
+    def squares(direction: Array) -> tuple[Array, Array, Array]:
+        forward, backward = push(direction), pull(direction)
+        return *_squares(direction - forward, direction - backward), _sum_of_squares(forward)
+
+    anti, sym, size = jax.lax.map(squares, _directions(key, flat, pairs))
+    return _from_squares(anti, sym, flat.size, _rounding(k, size.mean(), flat.size))
 
 
 def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -> Conservatism:
     """Whether :func:`antisymmetry` is at most ``tol`` at all P points; leaves of ``points`` are [P, ...].
 
-    A test, not a proof: points may miss where V^k is not conservative. A value that is not finite counts as a failure.
+    A test, not a proof: points may miss where V^k is not conservative. Where V^k is the identity up to rounding (V a
+    turn by 2 pi / k), it holds. A value that is not finite counts as a failure.
     """
     check.non_negative("tol", tol)
+    counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
+    allowed = "leaves [P, ...] with the same P >= 1, one row a point"
+    check.require(len(counts) == 1 and counts.pop() not in ((), (0,)), "points", _form(points), allowed)
     values = jax.lax.map(lambda x: antisymmetry(field, k, x), points)
     worst = jnp.argmax(values)
     return Conservatism(values[worst] <= tol, values[worst], worst)
 
 
-def _jacobian(field: Field, x: Params) -> Array:
+def flattened(x: Params) -> tuple[Array, Callable[[Array], Params]]:
+    """``ravel_pytree(x)``. ``ValueError`` for leaves that are no floats or of several dtypes, and without any float."""
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(x)}
+    floats = len(dtypes) == 1 and jnp.issubdtype(next(iter(dtypes)), jnp.floating)
+    check.require(floats, "x", _form(x), "floats of one dtype, such as float32; close over other values")
     flat, unravel = ravel_pytree(x)
-    return jax.jacfwd(lambda v: ravel_pytree(field(unravel(v)))[0])(flat)
+    check.require(flat.size > 0, "x", _form(x), "at least one float")
+    return flat, unravel
+
+
+def _form(x: Params) -> Any:
+    """Dtypes and shapes, in the structure of x."""
+    return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", x)
+
+
+def _jacobian(field: Field, x: Params) -> Array:
+    flat, unravel = flattened(x)
+    allowed = f"at most {MOST_DENSE} for a matrix of D x D; estimate_antisymmetry and estimate_curl do without"
+    check.require(flat.size <= MOST_DENSE, "D", flat.size, allowed)
+    return jax.jacfwd(_flat(field, unravel))(flat)
+
+
+def _flat(field: Field, unravel: Callable[[Array], Params]) -> Callable[[Array], Array]:
+    """The field on float[D]."""
+    same = checked(field)
+    return lambda v: ravel_pytree(same(unravel(v)))[0]
 
 
 def _directions(key: Key, flat: Array, pairs: int) -> Array:
     """Orthogonal random directions of length sqrt(D); float[P, D], P = pairs or D if that is less."""
-    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), flat.dtype))
-    return flat.size**0.5 * basis.T
+    wide = flat.dtype if flat.dtype.itemsize >= 4 else jnp.float32  # half precision has no decomposition
+    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), wide))
+    return flat.size**0.5 * basis.T.astype(flat.dtype)
 
 
 def _derivatives(field: Field, flat: Array, unravel: Callable[[Array], Params]) -> tuple[Field, Field]:
     """``v -> J v`` and ``v -> J' v`` of a field at a point, which is evaluated once."""
-    _, push = jax.linearize(lambda v: ravel_pytree(field(unravel(v)))[0], flat)
+    _, push = jax.linearize(_flat(field, unravel), flat)
     transposed = jax.linear_transpose(push, flat)
     return push, lambda direction: transposed(direction)[0]
 
 
+def _sum_of_squares(values: Array) -> Array:
+    return jnp.sum(jnp.square(values))
+
+
 def _squares(forward: Array, backward: Array) -> tuple[Array, Array]:
     """``||(J - J') v||^2`` and ``||(J + J') v||^2``; float[] both."""
-    return jnp.sum(jnp.square(forward - backward)), jnp.sum(jnp.square(forward + backward))
+    return _sum_of_squares(forward - backward), _sum_of_squares(forward + backward)
 
 
-def _from_squares(anti: Array, sym: Array, dim: int) -> CurlEstimate:
+def _from_squares(anti: Array, sym: Array, dim: int, rounding: Any = 0.0) -> CurlEstimate:
     """The estimate from the squares of P directions, float[P] both."""
     count = len(anti)
-    value = _ratio(anti.mean(), sym.mean())
+    value = _ratio(anti.mean(), sym.mean(), rounding)
     if count == dim:
         return CurlEstimate(value, jnp.zeros_like(value))
     spread = jnp.std(anti - jnp.square(value) * sym, ddof=1) * ((1 - count / dim) / count) ** 0.5
@@ -226,6 +299,13 @@ def _from_squares(anti: Array, sym: Array, dim: int) -> CurlEstimate:
     return CurlEstimate(value, jnp.where(slope > 0, spread / jnp.where(slope > 0, slope, 1.0), 0.0))
 
 
-def _ratio(anti: Array, sym: Array) -> Array:
-    """``sqrt(anti / sym)``; 0 for 0 / 0."""
-    return jnp.where(anti == 0, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(anti == 0, jnp.ones_like(sym), sym)))
+def _rounding(k: int, square: Array, dim: int) -> Array:
+    """The most of ``||J - J'||_F^2`` that may be rounding, from ``||J(V^k)||_F^2``; 0 where that is not finite."""
+    most = jnp.square(ROUNDING * k * float(jnp.finfo(square.dtype).eps) * (jnp.sqrt(square) + dim**0.5))
+    return jnp.where(jnp.isfinite(most), most, jnp.zeros_like(most))
+
+
+def _ratio(anti: Array, sym: Array, rounding: Any = 0.0) -> Array:
+    """``sqrt(anti / sym)``; 0 where ``anti`` is at most ``rounding``."""
+    nothing = anti <= rounding
+    return jnp.where(nothing, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(nothing, jnp.ones_like(sym), sym)))

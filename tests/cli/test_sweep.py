@@ -173,6 +173,36 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, file, tmp_path, monk
     assert given == {"folder": str(tmp_path), "target": "slurm:gpus=1", "memory_limit": 2 * 10**9, "lanes": None}
 
 
+def test_jobs_of_an_array_are_trained_by_number(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch)
+    out = tmp_path / "out"
+    said = ok(capsys, str(file), "--out", str(out), "--submit", "array")
+    assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job {out} N" in said
+    for number in range(4):
+        assert cli.main(["job", str(out), str(number)]) == 0
+    assert capsys.readouterr().out == "2 runs\n" * 4
+    assert "runs.csv" in ok(capsys, str(file), "--out", str(out), "--collect")
+    assert "everything is finished" in ok(capsys, str(file), "--out", str(out), "--submit", "array")
+
+
+def test_the_command_waits_for_ray(capsys, file, tmp_path, monkeypatch, no_pictures):
+    sweep_engine.use(monkeypatch)
+    ends = [[(1, "its machine is gone"), (0, None)], [(0, None)]]
+
+    def submit(work, folder, target, **limits):
+        run_work(work, folder=folder, progress=False)
+        return [cluster.Job(str(k), (work.points[k].name,), k) for k in range(2)]
+
+    monkeypatch.setattr(cluster, "submit", submit)
+    monkeypatch.setattr(sweep, "finished", lambda handles: iter(ends.pop(0)))
+    arguments = ["sweep", str(file), "--out", str(tmp_path / "out"), "--submit", "ray"]
+    assert cli.main(arguments) == 2
+    done = capsys.readouterr()
+    assert "1 of 2: job 1 failed\n2 of 2: job 0 is done\n" in done.out
+    assert "but 1 of 2 failed, the first of them job 1 (1 run, " in done.err and "its machine is gone" in done.err
+    assert "saved in" in ok(capsys, *arguments[1:])
+
+
 def test_killed_it_goes_on_where_it_was(file, tmp_path, commands_compile_as_here):
     """SIGKILL, for real, once the first run is there."""
     out = tmp_path / "out"

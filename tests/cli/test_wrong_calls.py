@@ -155,13 +155,13 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
     """The device fails after the first checkpoint; the message names what lowers the need, and how to go on."""
     import jax
 
-    from fedjax_async.config import simulation
+    from fedjax_async.config import ENGINES
 
     def exhausted(*given, **options):
         (tmp_path / "one" / "checkpoints" / "1.npz").write_bytes(b"")
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore\nlines")
 
-    monkeypatch.setitem(simulation.ENGINES, "waves", exhausted)
+    monkeypatch.setitem(ENGINES, "waves", exhausted)
     command = ("run", *SMALL, "--steps", "1", "--updates", "2", "--quiet", "--checkpoint", "1")
     said = refused(capsys, *command, "--out", str(tmp_path / "one"))
     assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); lower it with" in said

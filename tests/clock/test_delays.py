@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_async import registry
 from fedjax_async.clock import DELAYS, bind_delays
+from fedjax_async.clock.delays import rpi_table
 
 SPECS = [
     "constant",
@@ -18,6 +19,8 @@ SPECS = [
     "pareto:shape=1.5",
     "rpi",
     "rpi:family=lognormal",
+    "rpi:family=normal_or_mean,replacement=true",
+    "rpi:family=half_normal,pooled=true",
 ]
 
 
@@ -88,6 +91,29 @@ def test_rpi_deals_profiles_without_replacement_while_they_last():
     fast = bind_delays("rpi:profiles=fast,family=constant", 5, 0).durations(np.arange(5), 0)
     np.testing.assert_allclose(np.sort(fast), [8.9, 10.7, 12.3, 12.7, 15.4])
     assert len(np.unique(bind_delays("rpi:profiles=all,family=constant", 14, 0).durations(np.arange(14), 0))) == 14
+
+
+def test_rpi_with_replacement_draws_each_profile_as_often():
+    spec = "rpi:family=constant,replacement=true"
+    drawn = bind_delays(spec, 900, 1).durations(np.arange(900), 0)
+    means, counts = np.unique(drawn, return_counts=True)
+    assert len(means) == 9 and counts.min() > 60 and counts.max() < 140 and counts.max() > 100
+    np.testing.assert_array_equal(bind_delays(spec, 5, 1).durations(np.arange(5), 0), drawn[:5])
+
+
+def test_pooled_rounds_have_the_moments_of_all_profiles_and_the_uniform_their_percentiles():
+    rng, table = np.random.default_rng(0), rpi_table()
+    rounds = rng.normal(table.mean, table.std, (100_000, 9))
+    clients, numbers = np.arange(4)[:, None], np.arange(20_000)
+    found = bind_delays("rpi:pooled=true,family=lognormal", 4, 0).durations(clients, numbers)
+    np.testing.assert_allclose(found.mean(axis=1), rounds.mean(), rtol=0.03)
+    np.testing.assert_allclose(found.std(), rounds.std(), rtol=0.05)
+    uniform = bind_delays("rpi:pooled=true,family=uniform", 4, 0).durations(clients, numbers)
+    weights = 1 / np.mean(rounds > 0, axis=0)  # each profile counts alike, whatever share of it is positive
+    order = np.argsort(rounds.ravel())
+    cumulative = np.cumsum((np.broadcast_to(weights, rounds.shape) * (rounds > 0)).ravel()[order])
+    ends = rounds.ravel()[order][np.searchsorted(cumulative / cumulative[-1], (0.05, 0.95))]
+    np.testing.assert_allclose([uniform.min(), uniform.max()], ends, rtol=0.02)
 
 
 def test_rpi_ignores_work_and_size_unless_asked():

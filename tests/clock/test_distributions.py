@@ -51,6 +51,14 @@ def test_normal_is_the_gaussian_conditioned_on_being_positive():
     assert x.mean() > 96.2 + 40  # truncation raises the mean; a draw <= 0 is not replaced by the mean
 
 
+def test_a_gaussian_or_its_mean():
+    x = draw(FAMILIES["normal_or_mean"], 96.2, 135.6)
+    plain = np.random.default_rng(1).normal(96.2, 135.6, DRAWS)
+    assert abs(np.mean(x == 96.2) - np.mean(plain <= 0)) < 0.005
+    for level in (0.05, 0.9):
+        assert abs(np.quantile(x, level) - np.quantile(np.where(plain > 0, plain, 96.2), level)) < 2.5
+
+
 def test_redraws_leave_the_other_places_alone():
     mean = np.full(64, 1.0)
     calm = draw(FAMILIES["normal"], mean, np.full(64, 0.01), (16, 64))

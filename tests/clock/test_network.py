@@ -132,3 +132,22 @@ def test_bad_settings_are_value_errors(spec, message):
     with pytest.raises(ValueError) as error:
         plain(network=spec)
     assert message in str(error.value)
+
+
+def test_links_between_nodes_come_from_a_table(tmp_path):
+    path = tmp_path / "links.csv"
+    path.write_text("source,target,rate,latency\n0,1,100,0.5\n1,2,50,0\n")
+    both = network(f"edges:path={path},shared=true", 3)
+    assert both.shared
+    occupied, travelling = both.between(np.array([0, 1, 2]), np.array([1, 0, 1]), np.zeros(3), 200)
+    np.testing.assert_array_equal([occupied, travelling], [[2, 2, 4], [0.5, 0.5, 0]])
+    with pytest.raises(ValueError, match=r"links.csv: no line for messages from node 0 to node 2"):
+        both.between(np.array([0]), np.array([2]), np.zeros(1), 1)
+    with pytest.raises(ValueError, match="no line for messages from node 1 to node 0"):
+        network(f"edges:path={path},directed=true", 3).between(np.array([1]), np.array([0]), np.zeros(1), 1)
+    with pytest.raises(ValueError, match="network = 'edges': must be one with a link to the server"):
+        plain(network=f"edges:path={path}")
+    for more, message in (("1,0,1,1", "link from 0 to 1 occurs twice"), ("0,2,0,1", "'0' must be a finite number > 0")):
+        path.write_text(f"source,target,rate,latency\n0,1,100,0.5\n{more}\n")
+        with pytest.raises(ValueError, match=message):
+            network(f"edges:path={path}", 3)

@@ -100,6 +100,9 @@ def test_without_learning_all_nodes_agree(policy, topology):
     values = mixed(plan, start)[1]
     np.testing.assert_allclose(values, values[0], atol=1e-6)
     np.testing.assert_allclose(sum(masses(plan, np.linspace(0, 150, 7))), 6, rtol=1e-12)
+    for wrong in ((plan, [-1.0]), (plan, 3.0), (plan, ["a"]), (None, [1.0])):
+        with pytest.raises(ValueError, match=r"^(times|schedule) = .*: must be"):
+            masses(*wrong)
     if policy == "merge":  # the mass-weighted mean never moves
         np.testing.assert_allclose(values, start.mean(), atol=1e-6)
 

@@ -211,23 +211,55 @@ def test_the_composition_unscaled_is_no_contraction_where_beta_is_large():
     assert mean - 4 * deviation > textbook.square(x)
 
 
-QUANTISERS = {levels: qsgd(levels=levels) for levels in (1, 3, 7, 127)}
+# levels, entries of a bucket, norm
+QUANTISERS = {
+    **{(levels, None, "euclidean"): qsgd(levels=levels) for levels in (1, 3, 7, 127)},
+    **{
+        (3, bucket, norm): qsgd(levels=3, bucket=bucket, norm=norm) for bucket, norm in [(16, "euclidean"), (25, "max")]
+    },
+    (1, None, "max"): qsgd(levels=1, norm="max"),
+}
 
 
-@pytest.mark.parametrize("levels", QUANTISERS)
+@pytest.mark.parametrize("how", QUANTISERS, ids=str)
 @pytest.mark.parametrize("kind", ["gaussian", "heavy tails", "one spike"])
-def test_qsgd_is_unbiased_and_its_variance_bounded(levels, kind):
+def test_qsgd_is_unbiased_and_its_variance_bounded(how, kind):
+    levels, bucket, norm = how
     x = textbook.vector(kind, 60)
-    outcomes = np.asarray(many(QUANTISERS[levels], 4000)(x), np.float64)
-    error = outcomes.mean(axis=0) - x
-    deviation = outcomes.std(axis=0) / 4000**0.5
-    assert (np.abs(error) <= 5 * deviation + 1e-5 * np.abs(x).max()).all()
-    norm = np.sqrt(textbook.square(x))
-    share = np.abs(x) / norm * levels
-    exact = (norm / levels) ** 2 * np.sum((share % 1) * (1 - share % 1))  # of independent roundings
-    mean, deviation = expected_error(QUANTISERS[levels], x, 4000)
-    assert abs(mean - exact) <= 5 * deviation + 1e-6 * norm**2
-    assert mean <= textbook.beta(60, levels) * textbook.square(x) + 4 * deviation
+    variance, bound = [], 0.0
+    for part in (x[low : low + (bucket or 60)].astype(np.float64) for low in range(0, 60, bucket or 60)):
+        unit = np.abs(part).max() if norm == "max" else np.sqrt(textbook.square(part))
+        share = np.abs(part) / (unit or 1) * levels
+        variance.append((unit / levels) ** 2 * (share % 1) * (1 - share % 1))
+        bound += textbook.beta(bucket or 60, levels, norm) * textbook.square(part)
+    deviation = np.sqrt(np.concatenate(variance) / 4000)
+    outcomes = np.asarray(many(QUANTISERS[how], 4000)(x), np.float64)
+    assert (np.abs(outcomes.mean(axis=0) - x) <= 5 * deviation + 1e-5 * np.abs(x).max()).all()
+    exact = sum(map(np.sum, variance))  # of independent roundings
+    mean, deviation = expected_error(QUANTISERS[how], x, 4000)
+    assert abs(mean - exact) <= 5 * deviation + 1e-6 * textbook.square(x)
+    assert mean <= bound + 4 * deviation
+
+
+def test_buckets_are_vectors_of_their_own_and_one_bucket_is_the_whole():
+    x = textbook.vector("gaussian", 50)
+    whole, alone = (qsgd(levels=7, bucket=b).compress(KEY, x) for b in (None, 50))
+    np.testing.assert_array_equal(whole.level, alone.level)
+    assert alone.norm.shape == (1,) and alone.norm[0] == whole.norm
+    found = qsgd(levels=7, bucket=20, norm="max").compress(KEY, x)
+    np.testing.assert_array_equal(found.norm, [np.abs(x[low : low + 20]).max() for low in (0, 20, 40)])
+    assert np.abs(found.level).max() == 7, "the largest entry of a bucket keeps its value"
+
+
+def test_buckets_make_the_unscaled_composition_a_contraction():
+    """Four bits: over a whole vector of equal entries beta is 4, in buckets of 20 with the maximum norm 0."""
+    x = textbook.vector("gaussian", 4000)
+    whole, buckets = (
+        topk_qsgd(ratio=0.2, levels=7, scaled=False, **how) for how in ({}, {"bucket": 20, "norm": "max"})
+    )
+    left = textbook.square(x - textbook.topk(x, 800))
+    assert expected_error(whole, x)[0] > 1.5 * left
+    assert expected_error(buckets, x)[0] < 1.1 * left
 
 
 def test_randk_is_unbiased_and_every_entry_equally_likely():
@@ -385,6 +417,8 @@ def test_leaves_of_several_types_and_groups_with_keys_of_their_own():
         ("qsgd", {"levels": 2.5}, "levels = 2.5"),
         ("topk_qsgd", {"levels": 32768}, "levels = 32768"),
         ("qsgd", {"scaled": 2}, "scaled = 2"),
+        ("qsgd", {"bucket": 0}, "bucket = 0"),
+        ("topk_qsgd", {"norm": "l1"}, "norm = 'l1': must be one of euclidean, max"),
         ("cast", {"dtype": "float8"}, "dtype = 'float8': must be one of float16, bfloat16"),
     ],
 )

@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from fedjax_async.compress import (
     COMPRESSORS,
+    Buckets,
     Centroids,
     Dense,
     Levels,
@@ -68,17 +69,23 @@ def reals(draw, shape):
 @st.composite
 def payloads(draw, size=None, depth=0, lengths=ANY_LENGTH):
     size = draw(lengths) if size is None else size
-    kind = draw(st.sampled_from(["dense", "signs", "unscaled", "levels", "centroids"] + ["sparse"] * (depth < 2)))
+    kind = draw(
+        st.sampled_from(["dense", "signs", "unscaled", "levels", "buckets", "centroids"] + ["sparse"] * (depth < 2))
+    )
     if kind == "dense":
         return Dense(draw(reals((size,))))
     if kind in ("signs", "unscaled"):
         scale = draw(reals(()))
         scaled = kind == "signs"
         return Signs(draw(st_numpy.arrays(bool, size)), scale if scaled else np.ones_like(scale), scaled)
-    if kind == "levels":
+    if kind in ("levels", "buckets"):
         steps = draw(st.integers(1, 32767) | st.sampled_from([1, 7, 127]))
         within = st.integers(-min(steps, draw(st.sampled_from([1, 9, 32767]))), steps)
-        return Levels(draw(st_numpy.arrays(np.int16, size, elements=within)), draw(reals(())), np.int32(steps))
+        level = draw(st_numpy.arrays(np.int16, size, elements=within))
+        if kind == "levels":
+            return Levels(level, draw(reals(())), np.int32(steps))
+        bucket = draw(st.sampled_from([1, 3, 64, 200]))
+        return Buckets(level, draw(reals((-(-size // bucket),))), np.int32(steps), bucket)
     if kind == "centroids":
         centroid = np.sort(draw(reals((draw(st.sampled_from([0, 1, 3, 30, 31, 32, 255])),))))
         return Centroids(centroid, draw(st_numpy.arrays(np.uint8, size, elements=st.integers(0, len(centroid)))))
@@ -115,6 +122,7 @@ MADE = {
     **{name: factory() for name, factory in COMPRESSORS.items()},
     "cast float16": cast(dtype="float16"),
     "qsgd 127": qsgd(levels=127),
+    "qsgd in buckets": qsgd(levels=7, bucket=64, norm="max"),
     "topk of few": topk(ratio=0.001),
     "topk of many": topk(ratio=0.7),
     "chain": chain(topk(ratio=0.3), scaled_sign()),

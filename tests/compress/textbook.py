@@ -43,9 +43,9 @@ def square(x):
     return float(np.sum(np.asarray(x, np.float64) ** 2))
 
 
-def beta(size, steps):
+def beta(size, steps, norm="euclidean"):
     """Bound on the relative variance of QSGD."""
-    return min(size / steps**2, size**0.5 / steps)
+    return min(size / steps**2 / (4 if norm == "max" else 1), size**0.5 / steps)
 
 
 def weight_clusters(x, start, *, max_iter, tolerance, released=False, drawn=None):

@@ -80,8 +80,8 @@ def test_a_number_without_slope_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory_limit": "40KB"}, "memory_limit = '4e-05GB': must be at least"),
-        ({"memory_limit": "1KB"}, "memory_limit = '1KB': must be more than the 31400 bytes of the model"),
+        ({"memory_limit": "160KB"}, "memory_limit = '0.00016GB': must be at least .*GB for this run's gradient"),
+        ({"memory_limit": "150KB"}, "memory_limit = '150KB': must be at least 0.00016GB: .* 8 arrivals keeps 5 models"),
         ({"last": 100}, "last = 100"),
         ({"seeds": 0}, "seeds = 0: must be a whole number from 1"),
         ({"seeds": [1, 1]}, "seeds = .*: must be different seeds"),

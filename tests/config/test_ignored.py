@@ -9,8 +9,8 @@ from flax import linen
 
 from fedjax_async import Method, Settings, compare, local, models, server, simulate
 from fedjax_async.config import prepare
+from fedjax_async.config.resolving import settings_from
 from fedjax_async.config.settings import as_dict
-from fedjax_async.config.simulation import settings_from
 from fedjax_async.models import from_flax
 from fedjax_async.types import Model
 

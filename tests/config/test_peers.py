@@ -11,6 +11,7 @@ from fedjax_async import cli, simulate
 from fedjax_async.clock import PeerSchedule
 from fedjax_async.config import Settings, execute_group, plan_groups, prepare, sweeping
 from fedjax_async.config.resolving import settings_in_comparison
+from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.results import load, sweep
 from fedjax_async.results.runs import run_into
 
@@ -75,10 +76,34 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, m
     assert "inbox mixed" in page.read_text(encoding="utf-8"), "a chart of its events"
 
 
-def test_a_sweep_over_topologies_gives_the_runs_of_simulate():
-    base = WORLD | {"method": "swift", "global_tests": "never"}
-    swept = sweep(base, {"topology": ["ring", "complete"]}, progress=False)
-    runs = list(swept.runs)
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+def test_a_killed_sweep_over_topologies_goes_on_and_gives_the_runs_of_simulate(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeping, "CHECKPOINT_EVENTS", 4)
+    base = WORLD | {"method": "swift", "global_tests": "never", "eval_updates": 1}
+    begun, held = [], []
+
+    def watching(evaluation):
+        begun.append((evaluation.run, evaluation.update))
+        if len(begun) == 20:  # of 11 evaluations each
+            raise Killed
+
+    def restore(keeper, restore=Keeper.restore):
+        found = restore(keeper)
+        held.append(found is not None)
+        return found
+
+    def start():
+        return sweep(base, {"topology": ["ring", "complete"]}, out=tmp_path, callbacks=[watching], progress=False)
+
+    with pytest.raises(Killed):
+        start()
+    monkeypatch.setattr(Keeper, "restore", restore)
+    runs = list(start().runs)
+    assert held == [True], "the first run is finished, the second goes on from its checkpoint"
+    assert not (tmp_path / "checkpoints").exists()
     assert len(runs) == 2
     assert all("global_loss" not in run.evaluations and "average_loss" not in run.evaluations for run in runs)
     alone = simulate(**base, topology="complete")

@@ -77,12 +77,6 @@ def test_refused_before_anything_compiles(change, message):
         simulate(**({"updates": 5} | SMALL | change))
 
 
-@pytest.mark.parametrize("name", ["max_width", "lanes", "devices", "checkpoint"])
-def test_what_only_the_wave_engine_does_is_refused_by_the_reference(name):
-    with pytest.raises(ValueError, match=rf"^{name} = 2: must be left out with engine = 'reference'"):
-        simulate(engine="reference", updates=2, **{name: 2})
-
-
 def test_a_checkpoint_needs_a_folder():
     with pytest.raises(ValueError, match=r"^checkpoint = 2: must be left out without a folder"):
         simulate(dataset="fashion_mnist_6k", model="logistic", clients=2, updates=2, checkpoint=2)

@@ -180,9 +180,3 @@ def test_a_sweep_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
         for x, y in zip(jax.tree.leaves(one.params), jax.tree.leaves(have.params)):
             np.testing.assert_array_equal(x, y)
     assert not list(tmp_path.iterdir()), "finished stacks keep no checkpoints"
-
-
-@pytest.mark.parametrize(("name", "value"), [("lanes", 2), ("devices", 2), ("memory_limit", "1GB"), ("checkpoint", 5)])
-def test_what_a_sweep_decides_for_all_runs_is_refused_in_one(name, value):
-    with pytest.raises(ValueError, match=rf"^{name} = .*: must be left out of the runs of a sweep"):
-        plan_groups([Settings(updates=2, **{name: value})])

@@ -150,7 +150,7 @@ def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, me
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20"])
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20", "shakespeare"])
 def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))

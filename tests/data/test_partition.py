@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.data.drawing import draw_in_turns
 from fedjax_async.data.partition import PARTITIONERS, apportion, check_partition, split_clients
 from fedjax_async.registry import bind, summary
 
@@ -15,18 +20,32 @@ SPECS = [
     "dirichlet:alpha=0.5",
     "dirichlet:alpha=0.05,min_size=2",
     "dirichlet_balanced:alpha=0.1",
+    "dirichlet_balanced:alpha=0.1,at_a_time=3",
     "shards:classes_per_client=2",
     "halves:blocks=2",
     "quantity",
     "power_law:exponent=1.5",
     "natural",
+    "table:path=TABLE",
 ]
 
 
 def deal(spec, labels, num_clients, seed=0):
     labels = np.asarray(labels)
+    if spec.endswith("TABLE"):
+        classes = max(len(np.unique(labels)), 1)
+        shares = 1 + np.random.default_rng(seed).integers(0, 3, (max(num_clients, 1), classes))
+        spec = spec.removesuffix("TABLE") + str(table_file(shares))
     partition = bind("partitioner", PARTITIONERS, spec, groups=np.arange(len(labels)) % 97)()
     return partition(labels, num_clients, np.random.default_rng(seed))
+
+
+def table_file(shares):
+    """A table in the layout of flwr-datasets' ``compute_counts(...).to_csv()``."""
+    path = Path(tempfile.gettempdir()) / f"shares-{os.getpid()}.csv"
+    lines = [["Partition ID", *range(shares.shape[1])], *([i, *row] for i, row in enumerate(shares.tolist()))]
+    path.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+    return path
 
 
 def balanced(examples, classes=10, seed=0):
@@ -89,6 +108,7 @@ def test_more_clients_than_examples(spec):
         ("dirichlet:min_size=101", "min_size"),
         ("dirichlet:alpha=0.001,min_size=90,max_tries=5", "alpha"),
         ("dirichlet_balanced:alpha=0", "alpha"),
+        ("dirichlet_balanced:at_a_time=0", "at_a_time"),
         ("shards:classes_per_client=0", "classes_per_client"),
         ("shards:classes_per_client=11", "classes_per_client"),
         ("halves:blocks=11", "blocks"),
@@ -105,6 +125,25 @@ def test_labels_must_be_classes_for_label_skew():
     with pytest.raises(ValueError, match="labels = 'float64"):
         deal("dirichlet", np.linspace(0, 1, 50), 5)
     check_partition(deal("iid", np.linspace(0, 1, 50), 5), 50, 5)
+
+
+def test_clients_of_an_exhausted_class_go_on_to_the_next_that_has_some():
+    mixes = np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1]])
+    sizes, need = np.array([30, 10, 2, 18]), np.array([20, 20, 20])
+    counts = draw_in_turns(mixes, need, sizes, 3, np.random.default_rng(0))
+    np.testing.assert_array_equal(counts.sum(axis=0), sizes)
+    np.testing.assert_array_equal(counts.sum(axis=1), need)
+    assert counts[:2, 3].sum() <= 2 and counts[2, 3] >= 16, "the third client draws its own class while some is left"
+    assert counts[:2, 0].sum() + counts[2, 0] == 30 and counts[2, :3].sum() == 20 - counts[2, 3]
+
+
+def test_drawing_in_turns_is_milder_than_drawing_all_at_once():
+    labels = balanced(6000)
+    turns, once = (
+        np.mean([concentration(deal(f"dirichlet_balanced:alpha=0.1{how}", labels, 10, s), labels) for s in range(6)])
+        for how in (",at_a_time=3", "")
+    )
+    assert 0.2 < turns < once - 0.02
 
 
 def test_iid_sizes_and_mixes():
@@ -263,3 +302,24 @@ def test_split_needs_two_examples():
 def test_a_partitioner_of_ones_own_is_checked(parts):
     with pytest.raises(ValueError, match="partition = "):
         check_partition([np.array(p, int) for p in parts], 3, 2)
+
+
+def test_a_table_of_counts_is_met_exactly_and_shares_in_proportion():
+    labels = balanced(100, classes=4)
+    counts = np.array([[5, 0, 25, 10], [20, 25, 0, 15]])
+    np.testing.assert_array_equal(class_table(deal_table(counts, labels), labels), counts)
+    np.testing.assert_array_equal(class_table(deal_table(counts / 25, labels), labels), counts)
+    for wrong, message in [
+        (counts[:, :3], "classes = 3: must be 4, those of the data set"),
+        (np.where(counts == 25, -1, counts), r"row 1, 2 = '-1': must be a finite number >= 0"),
+        (counts * [1, 0, 1, 1], r"only zeros for \['1'\]"),
+        (np.array([[0, 0, 0, 0], [1, 1, 1, 1]]), "row 1 = 'no example'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            deal_table(wrong, labels)
+    with pytest.raises(ValueError, match="num_clients = 3: must be 2, the rows of"):
+        PARTITIONERS["table"](path=table_file(counts))(labels, 3, np.random.default_rng(0))
+
+
+def deal_table(shares, labels):
+    return PARTITIONERS["table"](path=table_file(shares))(labels, len(shares), np.random.default_rng(0))

@@ -14,7 +14,7 @@ from fedjax_async import registry
 from fedjax_async.clock import Until, plan
 from fedjax_async.engine import Components, Every, evaluation_points
 from fedjax_async.local import OPTIMIZERS, local_steps, local_training
-from fedjax_async.models.wrap import cross_entropy
+from fedjax_async.models.wrap import augmented, cross_entropy
 from fedjax_async.server import METHODS, SERVERS
 from fedjax_async.types import FederatedData, Model
 
@@ -69,6 +69,13 @@ def server(name: str, **options):
 @functools.cache
 def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
     return local_training(MODEL, optimizer=optax.sgd(lr, momentum=0.5), batch_size=batch_size, proximal=proximal)
+
+
+@functools.cache
+def noisy_client():
+    """``client()``, on inputs that are augmented: moved at random in every local step."""
+    model = augmented(MODEL, lambda key, x: x + 0.3 * jax.random.normal(key, x.shape, x.dtype))
+    return local_training(model, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pytest
 from fedjax_async import disk
 from fedjax_async.engine import checkpoint, run_waves
 from fedjax_async.engine.checkpoint import Keeper, Snapshot, completed
-from tests.engine.problem import case, client
+from tests.engine.problem import case, noisy_client
 from tests.engine.test_contract import carrying, remembering
 
 
@@ -29,7 +29,7 @@ def killer(at):
 
 def problem():
     given = case(remembering(), "buffer:size=2", "exponential:mean=1", updates=40)
-    return given._replace(components=given.components._replace(client=carrying(client())))
+    return given._replace(components=given.components._replace(client=carrying(noisy_client())))
 
 
 @pytest.mark.parametrize("batching", ["vmap", "loop"])
@@ -47,6 +47,14 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
     for a, b in zip(jax.tree.leaves((want.params, want.scores, want.records)),
                     jax.tree.leaves((have.params, have.scores, have.records)), strict=True):  # fmt: skip
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_is_due_after_so_many_updates_or_seconds(tmp_path):
+    by_updates, by_seconds = Keeper(tmp_path, 5, {}), Keeper(tmp_path, 5, {}, seconds=0.0)
+    assert [by_updates.due(position) for position in (0, 1, 4, 5)] == [False, False, False, True]
+    assert [by_seconds.due(position) for position in (0, 1)] == [False, True]
+    by_seconds.save(1, Snapshot(1, [], {}))
+    assert not by_seconds.due(1) and by_seconds.due(2)
 
 
 @pytest.fixture

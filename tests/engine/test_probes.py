@@ -240,11 +240,11 @@ def test_every_run_of_a_sweep_has_its_own_tables(tmp_path):
     assert len(group.stacks) == 1, "runs with other partitions, side by side"
     execute_group(settings, group, on_finished=runs.__setitem__, probes=probes)
     assert not np.array_equal(runs[0].probes["sizes"]["train"], runs[1].probes["sizes"]["train"])
-    kept = sweep(base, seeds=[0], folder=tmp_path, probes=probes, progress=False)
+    kept = sweep(base, seeds=[0], out=tmp_path, probes=probes, progress=False)
     assert list(kept.run(0).probes) == ["sizes"]
-    assert list(sweep(base, seeds=[0], folder=tmp_path, probes=probes, progress=False).run(0).probes) == ["sizes"]
+    assert list(sweep(base, seeds=[0], out=tmp_path, probes=probes, progress=False).run(0).probes) == ["sizes"]
     with pytest.raises(ValueError, match="another sweep"):
-        sweep(base, seeds=[0], folder=tmp_path, progress=False)
+        sweep(base, seeds=[0], out=tmp_path, progress=False)
 
 
 def test_mean_loss_is_the_mean_over_the_part():

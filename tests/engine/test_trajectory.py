@@ -139,6 +139,8 @@ def test_from_settings_it_is_simulate():
 
 def test_numbers_that_the_run_does_not_have_are_refused():
     f, hyper, params, *_ = trajectory(Settings(model="logistic", clients=3, updates=6))
+    with pytest.raises(KeyError, match=r"validation_loss.*must be one of loss, .* validation_fraction"):
+        jax.eval_shape(f, hyper, params)["validation_loss"]
     wrong = {
         r"hyper = 'typo': unknown \(known: server.mixing, lr, example_weight\)": hyper | {"typo": 1.0},
         r"hyper = \['lr'\]: must be all numbers of the run, also server.mixing": {"lr": 0.1},
@@ -150,19 +152,6 @@ def test_numbers_that_the_run_does_not_have_are_refused():
     for message, given in wrong.items():
         with pytest.raises(ValueError, match=message):
             f(given, params)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"per_client": True, "test_fraction": 0.2}, "per_client = True: must be left out"),
-        ({"patience": 3}, "patience = 3: must be left out"),
-        ({"slots": "bfloat16"}, "slots = 'bfloat16': must be 'full'"),
-    ],
-)
-def test_what_a_trajectory_cannot_do_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        trajectory(Settings(model="logistic", clients=3, updates=6, **changes))
 
 
 def test_a_segment_is_a_whole_number():

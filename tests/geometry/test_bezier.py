@@ -162,3 +162,22 @@ def test_input_is_checked():
         geometry.control_point(*[jnp.ones(2)] * 3, gamma=2)
     with pytest.raises(ValueError, match="nodes = 0: must be a whole number >= 1"):
         geometry.bezier_length([jnp.ones(2)], nodes=0)
+
+
+@pytest.mark.parametrize(
+    ("points", "s", "message"),
+    [
+        ([jnp.ones(2), jnp.ones(1)], 0.5, r"points\[1\]\.shape = \(1,\): must be that of points\[0\], \(2,\)"),
+        ([{"w": jnp.ones(2)}, {"w": jnp.ones((2, 2))}], 0.5, r"points\[1\]\['w'\]\.shape = \(2, 2\): must be that of"),
+        ([jnp.arange(2), jnp.ones(2)], 0.5, r"points\[0\] = ShapeDtypeStruct\(.*int32\): must be an array of floats"),
+        ([jnp.ones(2), 1.0], 0.5, r"points\[1\] = 1\.0: must be an array of floats"),
+        ([jnp.ones(2), {"w": jnp.ones(2)}], 0.5, r"points\[1\] = \{'w': .*\}: must be like points\[0\]"),
+        ([jnp.ones(2), jnp.ones(2)], jnp.ones(2), r"s\.shape = \(2,\): must be \(\)"),
+    ],
+)
+def test_points_must_be_alike_and_the_position_a_scalar(points, s, message):
+    for function in (geometry.bezier, geometry.polygon):
+        with pytest.raises(ValueError, match=message):
+            function(points, s)
+    with pytest.raises(ValueError, match=message.replace(r"points\[0\]", "start").replace(r"points\[1\]", "end")):
+        geometry.line(*points, s)

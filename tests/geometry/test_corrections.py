@@ -212,7 +212,16 @@ def test_orthodyn_switches_by_the_norm_and_never_back():
     assert phases_of(three, [1, 0.1]) == [0, 2]  # past both thresholds at once
     equally = orthodyn(phases=("orthograd", "asgd", "orthopos"), decay=0.0)
     assert phases_of(equally, [1, 0.7, 0.6, 0.4, 0.3]) == [0, 0, 1, 1, 2]
-    assert phases_of(orthodyn(), [1.0] * 20) == [0] * 20  # the average rises from 0: that is no fall
+
+
+def test_the_default_switch_acts_in_a_short_run_of_falling_changes_and_not_of_rising_ones():
+    """Its average starts at the first length, not at 0; later ones count as in the textbook's weighted mean."""
+    sizes = 0.9 ** np.arange(40)
+    wanted = textbook.OrthoDyn()
+    late = [(wanted(np.array([size, 0.0]), np.ones(2)), int(wanted.late))[1] for size in sizes]
+    assert phases_of(orthodyn(), sizes) == late and late[10] == 0 and late[20] == 1
+    assert phases_of(orthodyn(), sizes[::-1]) == [0] * 40
+    assert phases_of(orthodyn(), [1.0] * 20) == [0] * 20
 
 
 def test_orthodyn_switches_by_the_step_or_by_any_function():
@@ -220,8 +229,30 @@ def test_orthodyn_switches_by_the_step_or_by_any_function():
     assert phases_of(by_step, [1] * 5) == [0, 0, 1, 2, 2]
     own = orthodyn(switch=lambda trend: (trend.norm > 4.0).astype(jnp.int32))
     assert phases_of(own, [1, 5, 1]) == [0, 1, 1]
-    beyond = orthodyn(switch=lambda trend: jnp.int32(9))
-    assert phases_of(beyond, [1, 1]) == [1, 1]
+    late = orthodyn(switch=lambda trend: trend.arrivals > 1)
+    assert phases_of(late, [1, 1]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("switch", "returned"),
+    [
+        (lambda trend: trend.average, r"'float32\[\]'"),
+        (lambda trend: jnp.int32(5), "5"),
+        (lambda trend: trend.arrivals // 50, "20000"),  # after a million arrivals
+        (lambda trend: -1, "-1"),
+        (lambda trend: jnp.zeros(2, jnp.int32), r"'int32\[2\]'"),
+        (lambda trend: None, "None"),
+        (norm_falls(0.5, 0.25), "2"),  # of three phases
+    ],
+)
+def test_what_a_switch_returns_is_checked(switch, returned):
+    with pytest.raises(ValueError, match=rf"^switch\(trend\) = {returned}: must be a whole number from 0 to 1"):
+        orthodyn(switch=switch)
+    three = ("orthograd", "asgd", "orthopos")
+    with pytest.raises(
+        ValueError, match=r"switch\(trend\) = 'bool\[\]': must be a whole number from 0 to 2, int32\[\]$"
+    ):
+        orthodyn(switch=lambda trend: trend.norm > 1, phases=three)
 
 
 def test_hyperparameters_may_be_traced():

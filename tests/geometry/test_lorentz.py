@@ -67,6 +67,34 @@ def test_float32_loses_nothing_but_rounding(size, apart):
     np.testing.assert_allclose(slope, exact, atol=2e-5 * np.linalg.norm(exact) + tiny)
 
 
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e3, 1e10, 1e30, 1e36])
+@pytest.mark.parametrize("apart", [2.0, 1.5, 1 + 2**-10, -2.0, "next", "across"])
+def test_float32_is_accurate_far_out_on_one_ray_and_for_neighbours(size, apart):
+    """An error of the angle of 1e-7 is a distance of 2 at 1e8: the angle must be exact to be useful."""
+    x = (np.random.default_rng(2).integers(-99, 99, 20) * size).astype(np.float32)
+    if apart == "next":
+        y = np.nextafter(x, np.float32(np.inf))
+    elif apart == "across":
+        y = 2 * x
+        y[3] = np.nextafter(y[3], np.float32(np.inf))
+    else:
+        x = np.ldexp(np.round(np.ldexp(x, -(e := np.frexp(np.abs(x).max())[1] - 8))), e)  # so that apart * x is exact
+        y = np.float32(apart) * x
+    have, slopes = distance(x, y)
+    want, exact = textbook.exact_lorentz(x, y)
+    np.testing.assert_allclose(have, want, rtol=5e-7)
+    for slope, wanted in zip(slopes, (exact, textbook.exact_lorentz(y, x)[1])):
+        np.testing.assert_allclose(slope, wanted, atol=1e-6 * np.linalg.norm(wanted) + np.finfo(np.float32).tiny)
+
+
+def test_distances_of_stacked_points_and_compiled_ones_are_equal():
+    x = jnp.stack([jnp.full(20, 1e10), jnp.arange(20.0)])
+    y = 1.5 * x
+    each = [float(lorentz_distance(a, b)) for a, b in zip(x, y)]
+    np.testing.assert_allclose(each, [textbook.exact_lorentz(a, b)[0] for a, b in zip(x, y)], rtol=5e-7)
+    np.testing.assert_allclose(jax.jit(jax.vmap(lorentz_distance))(x, y), each, rtol=2e-7)
+
+
 @settings(max_examples=400)
 @given(x=vectors, y=st.one_of(vectors, st.none()))
 def test_everything_is_finite_for_every_finite_float32(x, y):
@@ -163,6 +191,10 @@ def test_input_is_checked():
     x = jnp.ones(2)
     with pytest.raises(ValueError, match="beta = 0: must be a finite number > 0"):
         lorentz_distance(x, x, beta=0)
+    with pytest.raises(ValueError, match=r"y\.shape = \(3,\): must be that of x, \(2,\)"):
+        lorentz_distance(x, jnp.ones(3))
+    with pytest.raises(ValueError, match=r"x = ShapeDtypeStruct\(.*int32\): must be an array of floats"):
+        lorentz_penalty(jnp.arange(2), x)
     with pytest.raises(ValueError, match=r"sigma = -1: must be a finite number > 0"):
         lorentz_penalty(x, x, sigma=-1)
     with pytest.raises(ValueError, match=r"limit = 90: must be between 0\.0 and 80\.0"):

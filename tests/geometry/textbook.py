@@ -83,15 +83,16 @@ class DCASGDa:
 
 
 class OrthoDyn:
-    """OrthoGrad until the moving average of the length falls under a fraction of its maximum, then OrthoPos."""
+    """OrthoGrad until the weighted mean of the lengths falls under a fraction of its maximum, then OrthoPos."""
 
     def __init__(self, fraction=0.5, decay=0.99):
-        self.fraction, self.decay, self.average, self.largest, self.late = fraction, decay, 0.0, 0.0, False
+        self.fraction, self.decay, self.lengths, self.largest, self.late = fraction, decay, [], 0.0, False
 
     def __call__(self, delta, drift):
-        self.average = self.decay * self.average + (1 - self.decay) * np.linalg.norm(delta)
-        self.largest = max(self.largest, self.average)
-        self.late = self.late or self.average < self.fraction * self.largest
+        self.lengths.append(np.linalg.norm(delta))
+        average = np.average(self.lengths[::-1], weights=self.decay ** np.arange(len(self.lengths)))
+        self.largest = max(self.largest, average)
+        self.late = self.late or average < self.fraction * self.largest
         return ortho_correct(delta, drift, alpha=1.0 if self.late else 0.0, threshold=0.0)
 
 

@@ -15,6 +15,7 @@ from fedjax_async.local import DECAYS, OPTIMIZERS
 from tests.local import textbook
 
 GRADIENTS = np.random.default_rng(0).normal(size=(6, 5))
+CLIPPED = GRADIENTS * np.minimum(1, 1.5 / np.linalg.norm(GRADIENTS, axis=1, keepdims=True))
 START = np.random.default_rng(1).normal(size=5)
 
 
@@ -50,6 +51,7 @@ def momentum_sgd(lr, momentum=0.0, nesterov=False, weight_decay=0.0):
         ("adam", {"b1": 0.5, "b2": 0.9, "eps": 0.1}, textbook.adam(START, GRADIENTS, lr=0.1, b1=0.5, b2=0.9, eps=0.1)),
         ("adamw", {}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=1e-4)),
         ("adamw", {"weight_decay": 0.3}, textbook.adam(START, GRADIENTS, lr=0.1, weight_decay=0.3)),
+        ("adamw", {"clip": 1.5}, textbook.adam(START, CLIPPED, lr=0.1, weight_decay=1e-4)),
     ],
 )
 def test_optimisers_are_their_formulas(name, options, expected):
@@ -94,6 +96,7 @@ BAD = [
     *[(name, "weight_decay", value) for name in ("sgd", "adamw") for value in (-0.1, float("inf"))],
     *[(name, field, value) for name in ("adam", "adamw") for field in ("b1", "b2") for value in BELOW_1],
     *[(name, "eps", value) for name in ("adam", "adamw") for value in (0, -1e-8)],
+    ("adamw", "clip", 0),
 ]
 
 
@@ -113,7 +116,13 @@ FORMULAS = {
 
 def test_constant_is_no_decay_and_every_other_has_its_formula():
     assert DECAYS["constant"]() is None
-    assert set(DECAYS) == {"constant", *FORMULAS}
+    assert set(DECAYS) == {"constant", "linear", *FORMULAS}
+
+
+def test_a_rate_that_falls_within_a_job_begins_full_in_each():
+    factor = DECAYS["linear"](floor=0.25).factor
+    np.testing.assert_allclose(factor(jnp.arange(4), jnp.int32(4)), [1, 13 / 16, 10 / 16, 7 / 16], rtol=1e-6)
+    np.testing.assert_allclose(DECAYS["linear"]().factor(jnp.arange(2), jnp.int32(2)), [1, 0.5])
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -136,6 +145,7 @@ def test_decays_are_their_formulas(name):
         ("cosine", {"steps": 0}, "steps = 0: must be a whole number >= 1"),
         ("cosine", {"floor": 1.5}, "floor = 1.5: must be between 0.0 and 1.0"),
         ("warmup", {"steps": 0.5}, "steps = 0.5: must be a whole number >= 1"),
+        ("linear", {"floor": -1}, "floor = -1: must be between 0.0 and 1.0"),
     ],
 )
 def test_bad_decays_are_refused(name, options, message):

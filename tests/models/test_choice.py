@@ -57,9 +57,12 @@ def test_the_usual_lowering_stays_where_little_is_gained():
 
 
 def test_lenet5_keeps_its_lowering():
-    """Its 5 x 5 kernels are in no table: results stay bitwise what they were."""
-    assert not any(row.shape.kernel == (5, 5) for row in choice.table())
-    assert default_lowering((5, 5, 1, 6), outputs=(28, 28), backend="cpu") == "tiled"
+    """Results stay bitwise what they were; the wide LeNet's second layer alone has another."""
+    for channels, sizes in (((1, 6), (28, 24)), ((6, 16), (10, 8)), ((3, 6), (28,)), ((3, 32), (28,))):
+        for size in sizes:
+            assert default_lowering((5, 5, *channels), outputs=(size, size), backend="cpu") == "tiled"
+    assert default_lowering((5, 5, 32, 64), outputs=(10, 10), backend="cpu") == "winograd_tiled"
+    assert default_lowering((5, 5, 32, 64), backend="cpu") == "tiled"  # the outputs are not known
 
 
 def test_auto_measures_once_and_remembers(monkeypatch, tmp_path):

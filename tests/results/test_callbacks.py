@@ -202,7 +202,7 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
 ])  # fmt: skip
 def test_bad_callbacks_are_refused(monkeypatch, options, message):
     monkeypatch.setattr("fedjax_async.results.simulation.execute", None)
-    monkeypatch.setattr("fedjax_async.config.simulation.ENGINES", None)
+    monkeypatch.setattr("fedjax_async.config.experiment.ENGINES", None)
     with pytest.raises(ValueError, match=message):
         simulate(**SMALL | options)
 
@@ -310,7 +310,7 @@ def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeyp
 def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
     seen = []
     runs = compare(
-        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, folder=tmp_path / "c", stream="csv", progress=False,
+        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, out=tmp_path / "c", stream="csv", progress=False,
         callbacks=[lambda e: seen.append(e.run)],
     )  # fmt: skip
     assert set(seen) == {"fedasync seed 0", "fedasync seed 1"}
@@ -321,7 +321,7 @@ def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
         assert len(lines) == 1 + len(run.evaluations["time"])
 
     given = {**SMALL, "patience": 1}, {"lr": [0.02, 0.05]}
-    found = sweep(*given, folder=tmp_path / "s", progress=False, stream="csv")
+    found = sweep(*given, out=tmp_path / "s", progress=False, stream="csv")
     write_sweep(found, plots=False)
     table = (tmp_path / "s" / "runs.csv").read_text()
     assert "stopped_by" in table and "patience" in table
@@ -330,13 +330,13 @@ def test_comparisons_and_sweeps_mark_what_stopped(tmp_path, capsys):
     assert len(before) == 2
     for path in before:
         path.unlink()
-    again = sweep(*given, folder=tmp_path / "s", progress=False, stream="csv", keep_best=True)
+    again = sweep(*given, out=tmp_path / "s", progress=False, stream="csv", keep_best=True)
     assert {path: path.read_bytes() for path in before} == before
     assert all(run.best is not None for run in again.runs), "finished runs without their best model are trained again"
     for path in before:  # killed before it was saved, then replaced by another sweep with the same names
         (path.parent / "manifest.json").unlink()
         (path.parent / "wandb.json").touch()
-    other = sweep({**SMALL, "stop_at": 0.15}, given[1], folder=tmp_path / "s", progress=False, overwrite=True)
+    other = sweep({**SMALL, "stop_at": 0.15}, given[1], out=tmp_path / "s", progress=False, overwrite=True)
     assert other.run(0).stopped.by == "stop_at"
     assert not any(path.exists() or (path.parent / "wandb.json").exists() for path in before)
 

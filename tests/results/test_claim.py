@@ -120,10 +120,10 @@ def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
     monkeypatch.setattr(runs, "execute", never)
     refused(bad, lambda: run_into(experiment, bad))
     monkeypatch.setattr("fedjax_async.results.runs.prepare", never)  # which compiles the first model
-    refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, folder=bad))
+    refused(bad, lambda: compare(["fedasync", "fedbuff"], SMALL, out=bad))
     monkeypatch.setattr(sweeps, "plan_sweep", never)
     monkeypatch.setattr(sweeps, "resolved", never)
-    refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, folder=bad))
+    refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, out=bad))
     monkeypatch.setattr(sweep_folder, "begin", never)
     refused(bad, lambda: sweeps.run_work(sweeps.Work((), frozenset(), ()), folder=bad))
 
@@ -143,7 +143,7 @@ def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "fedbuff").write_text("a file")
     place = tmp_path / "runs" / "fedbuff" / "seed_0"
-    refused(place, lambda: compare(["fedasync", "fedbuff"], SMALL, folder=tmp_path))
+    refused(place, lambda: compare(["fedasync", "fedbuff"], SMALL, out=tmp_path))
     assert [path.name for path in tmp_path.rglob("*")] == ["runs", "fedbuff"]
 
 
@@ -189,7 +189,7 @@ def test_a_run_that_fails_before_it_writes_leaves_nothing(tmp_path, monkeypatch,
     with pytest.raises(error):
         run_into(prepare(SMALL), tmp_path / "a" / "run")
     with pytest.raises(error):
-        compare(["fedasync"], SMALL, folder=tmp_path / "b")
+        compare(["fedasync"], SMALL, out=tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,10 +248,10 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
 
     monkeypatch.setattr(runs, "execute", execute)
     with pytest.raises(KeyboardInterrupt):
-        compare(["fedasync"], SMALL, folder=tmp_path)
+        compare(["fedasync"], SMALL, out=tmp_path)
     assert seen == places
     with elsewhere(places[1]), pytest.raises(ValueError, match="in use"):  # a run of its own in there comes first
-        compare(["fedbuff", "fedasync"], SMALL, folder=tmp_path)
+        compare(["fedbuff", "fedasync"], SMALL, out=tmp_path)
     assert seen == places
 
 
@@ -327,7 +327,7 @@ def test_without_locks_a_folder_is_still_proven(tmp_path, monkeypatch):
 def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
     engine = sweep_engine.use(monkeypatch)
     with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
-        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, folder=tmp_path, progress=False)
+        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, out=tmp_path, progress=False)
     assert engine.trained == []
 
     def execute_group(*arguments, **options):
@@ -337,7 +337,7 @@ def test_a_sweep_has_its_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(engine, "execute_group", execute_group)
     with pytest.raises(KeyboardInterrupt):
-        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, folder=tmp_path, progress=False)
+        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, out=tmp_path, progress=False)
     assert [path.name for path in tmp_path.iterdir()] == [sweep_folder.DEFINITION]
 
 
@@ -359,7 +359,7 @@ def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path
     assert cluster.train_members(str(tmp_path), "0,1", "", "") == "2 runs"
     with elsewhere(tmp_path, shared=True):
         with pytest.raises(ValueError, match="in use by jobs of its sweep"):
-            sweeps.sweep({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}, folder=tmp_path, progress=False)
+            sweeps.sweep({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}, out=tmp_path, progress=False)
         with elsewhere(sweep_folder.run_folder(tmp_path, points[2])), pytest.raises(ValueError, match="in use"):
             cluster.train_members(str(tmp_path), "2,3", "", "")
     assert [each.lr for each in engine.trained] == [0.1, 0.2]

@@ -1,17 +1,19 @@
-"""Sweeps as jobs: real subprocesses through submitit's local executor, and what would be sent to SLURM."""
+"""Sweeps as jobs: real subprocesses through submitit's local executor; what SLURM, Ray and arrays are given."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_async.config.grid import expand
-from fedjax_async.results import cluster, load, sweep_folder
+from fedjax_async.results import cluster, load, ray_tasks, sweep_folder
 from fedjax_async.results.sweeps import collect, plan_sweep, resolved, sweep
 from tests.results import sweep_engine
 
@@ -126,6 +128,7 @@ def test_a_stack_that_was_cut_short_is_submitted_whole(tmp_path, monkeypatch):
 
 def test_options_are_checked():
     assert cluster.parse_target("local") == ("local", {"time": 60})
+    assert cluster.parse_target("ray:gpus=0,retries=0") == ("ray", {"cpus": 1, "gpus": 0, "retries": 0})
     assert cluster.parse_target("slurm:account=7,time=5") == ("slurm", {"time": 5, "account": "7"})
     for spec, says in (
         ("slrm", "did you mean 'slurm'?"),
@@ -133,6 +136,10 @@ def test_options_are_checked():
         ("slurm:time=2h", "time = '2h': must be a whole number"),
         ("slurm:memory=0", "memory = 0"),
         ("slurm:gpu", "key=value"),
+        ("slurm:retries=1", "option of slurm = 'retries'"),
+        ("ray:retries=-1", "retries = -1: must be a whole number >= 0"),
+        ("ray:time=5", "option of ray = 'time'"),
+        ("array:cpus=1", "option of array = 'cpus'"),
     ):
         with pytest.raises(ValueError, match=re.escape(says)):
             cluster.parse_target(spec)
@@ -147,4 +154,89 @@ def test_no_scheduler_or_no_submitit(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match="pip install"):
         cluster.submit(work, tmp_path / "b", "local")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=re.escape("pip install 'fedjax-async[ray]'")):
+        cluster.submit(work, tmp_path / "b", "ray")
     assert not (tmp_path / "b").exists()
+
+
+def test_an_array_has_numbered_jobs_that_any_copy_of_the_folder_knows(tmp_path, monkeypatch):
+    engine = sweep_engine.use(monkeypatch)
+    folder, copy = tmp_path / "sweep", tmp_path / "copy"
+    points = resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5]}))
+    jobs = cluster.submit(plan_sweep(points, folder=folder), folder, "array", lanes=1)
+    assert [(job.id, job.runs) for job in jobs] == [
+        ("0", ("lr=0.1", "lr=0.2")),
+        ("1", ("lr=0.3", "lr=0.4")),
+        ("2", ("lr=0.5",)),
+    ]
+    assert engine.trained == []
+    shutil.copytree(folder, copy)
+    assert cluster.train_job(copy, 0) == "2 runs"
+    shutil.copytree(copy / "runs", folder / "runs")
+    assert len(collect(folder)[1]) == 3
+    again = cluster.submit(plan_sweep(points, folder=folder), folder, "array", lanes=1)
+    assert [job.id for job in again] == ["1", "2"], "a job keeps its number"
+    assert [cluster.train_job(folder, number) for number in (2, 1, 0)] == ["1 runs", "2 runs", "0 runs"]
+    assert collect(folder)[1] == ()
+
+
+def test_jobs_of_an_array_that_are_not_there(tmp_path, monkeypatch):
+    sweep_engine.use(monkeypatch)
+    with pytest.raises(ValueError, match="must hold a sweep that was submitted with --submit array"):
+        cluster.train_job(tmp_path, 0)
+    for count in (5, 2):  # another sweep in the same folder has jobs of its own
+        points = resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4, 0.5][:count]}))
+        cluster.submit(plan_sweep(points), tmp_path, "array")
+    with pytest.raises(ValueError, match="index = 1: must be a whole number from 0 to 0"):
+        cluster.train_job(tmp_path, 1)
+
+
+class FakeRay(types.ModuleType):
+    """What ``ray_tasks`` uses of Ray: calls made at once, the last one first to end."""
+
+    class exceptions:
+        RayError = ArithmeticError
+
+    def __init__(self) -> None:
+        super().__init__("ray")
+        self.wanted: dict[str, object] = {}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def remote(self, function):
+        def options(**wanted):
+            self.wanted = wanted
+            return types.SimpleNamespace(remote=lambda *call: (function, call))
+
+        return types.SimpleNamespace(options=options)
+
+    def wait(self, left, num_returns):
+        return left[-1:], left[:-1]
+
+    def get(self, reference):
+        function, call = reference
+        return function(*call)
+
+
+def test_ray_gets_a_task_for_each_stack(tmp_path, monkeypatch):
+    ray = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    sweep_engine.use(monkeypatch)
+    points = resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]}))
+    jobs = cluster.submit(plan_sweep(points), tmp_path, "ray:cpus=2,memory=0.5,retries=1")
+    assert ray.wanted == {"num_cpus": 2, "num_gpus": 0, "max_retries": 1, "memory": 5 * 10**8}
+    assert [(job.id, job.runs) for job in jobs] == [("0", ("lr=0.1", "lr=0.2")), ("1", ("lr=0.3",))]
+    assert jobs[0].handle[1] == (str(tmp_path), "0,1", "", "2", "", "")  # as many lanes as processors
+    assert list(ray_tasks.finished([job.handle for job in jobs])) == [(1, None), (0, None)]
+    assert collect(tmp_path)[1] == ()
+
+
+def test_a_task_that_fails_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+
+    def divide(top: str) -> float:
+        return int(top) / 0
+
+    assert list(ray_tasks.finished(ray_tasks.start(divide, [("1",)], {}))) == [(0, "division by zero")]

@@ -137,25 +137,23 @@ def test_a_folder_needs_a_name(tmp_path, way):
         if way == "simulate":
             simulate(**SMALL, method=fair(0.5), out=tmp_path, plots=False)
         elif way == "sweep":
-            sweep(SMALL | {"method": fair(0.5)}, seeds=2, folder=tmp_path, progress=False)
+            sweep(SMALL | {"method": fair(0.5)}, seeds=2, out=tmp_path, progress=False)
         else:
-            compare([fair(0.5)], Settings(**SMALL), folder=tmp_path, progress=False)
+            compare([fair(0.5)], Settings(**SMALL), out=tmp_path, progress=False)
     assert not list(tmp_path.iterdir())
 
 
 def test_compare_and_sweep_keep_own_objects(tmp_path):
     own = named("fair", fair(0.5))
-    runs = compare(["fedasync", own], Settings(**SMALL), seeds=2, folder=tmp_path / "c", progress=False)
+    runs = compare(["fedasync", own], Settings(**SMALL), seeds=2, out=tmp_path / "c", progress=False)
     assert list(runs) == ["fedasync", "fair"] and load(tmp_path / "c" / "runs" / "fair" / "seed_1").settings["own"]
-    found = sweep(SMALL | {"method": own}, {"lr": [0.1, 0.2]}, folder=tmp_path / "s", progress=False)
-    again = sweep(
-        SMALL | {"method": named("fair", fair(0.5))}, {"lr": [0.1, 0.2]}, folder=tmp_path / "s", progress=False
-    )
+    found = sweep(SMALL | {"method": own}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
+    again = sweep(SMALL | {"method": named("fair", fair(0.5))}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
     assert [run.settings for run in found.runs] == [run.settings for run in again.runs]
     collected, missing = collect(tmp_path / "s")
     assert collected.points == found.points and not missing
     with pytest.raises(ValueError, match="must be empty or hold the same sweep, but it holds another sweep"):
-        sweep(SMALL | {"method": named("fair", fair(0.6))}, {"lr": [0.1, 0.2]}, folder=tmp_path / "s", progress=False)
+        sweep(SMALL | {"method": named("fair", fair(0.6))}, {"lr": [0.1, 0.2]}, out=tmp_path / "s", progress=False)
 
 
 @pytest.mark.parametrize("name", ["overwrite", "again"])

@@ -33,7 +33,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def start(folder=None, **options):
-    return sweep(BASE, GRID, seeds=2, folder=folder, progress=False, **options)
+    return sweep(BASE, GRID, seeds=2, out=folder, progress=False, **options)
 
 
 def test_runs_in_memory_come_back_in_order(engine):
@@ -91,7 +91,7 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
     """One run has ten files: die before, in the middle of, and after each write of two runs."""
     sweep_engine.use(monkeypatch)
     run = {"base": BASE, "grid": {"lr": [0.1, 0.2]}, "progress": False}
-    whole = sweep(**run, folder=tmp_path / "whole")
+    whole = sweep(**run, out=tmp_path / "whole")
     write_sweep(whole, plots=False)
     expected = tree(tmp_path / "whole")
     write = disk.write
@@ -109,14 +109,14 @@ def test_killed_at_any_write_it_goes_on_and_ends_the_same(tmp_path, monkeypatch)
 
         monkeypatch.setattr(disk, "write", dying)
         try:
-            write_sweep(sweep(**run, folder=folder), plots=False)
+            write_sweep(sweep(**run, out=folder), plots=False)
         except Killed:
             deaths += 1
         else:
             break
         finally:
             monkeypatch.setattr(disk, "write", write)
-        write_sweep(sweep(**run, folder=folder), plots=False)
+        write_sweep(sweep(**run, out=folder), plots=False)
         assert tree(folder) == expected, last
     assert deaths == last > 20
 
@@ -133,7 +133,7 @@ def test_a_damaged_run_is_trained_again(engine, tmp_path):
 
 
 def test_another_sweep_is_refused_unless_told(engine, tmp_path):
-    sweep(BASE, GRID, folder=tmp_path, progress=False)
+    sweep(BASE, GRID, out=tmp_path, progress=False)
     before = tree(tmp_path)
     holds = r"must be empty or hold the same sweep, but it holds another sweep: (runs \[|of \S+, \w+ = )"
     with pytest.raises(ValueError, match=holds):
@@ -141,27 +141,27 @@ def test_another_sweep_is_refused_unless_told(engine, tmp_path):
     assert tree(tmp_path) == before
     engine.trained.clear()
     wider = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2, 0.3]}
-    found = sweep(BASE, wider, folder=tmp_path, progress=False, overwrite=True)
+    found = sweep(BASE, wider, out=tmp_path, progress=False, overwrite=True)
     assert len(found.points) == 6
     assert {each.lr for each in engine.trained} >= {0.3}
     assert len(engine.trained) == 2  # stacks that were whole stay as they are
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
     with pytest.raises(ValueError, match="but it holds other files"):
-        sweep(BASE, GRID, folder=tmp_path / "other", progress=False)
+        sweep(BASE, GRID, out=tmp_path / "other", progress=False)
     with pytest.raises(ValueError, match="must be a folder, not a file"):
-        sweep(BASE, GRID, folder=tmp_path / "other" / "thesis.tex", progress=False)
+        sweep(BASE, GRID, out=tmp_path / "other" / "thesis.tex", progress=False)
 
 
 def test_a_changed_base_is_another_sweep(engine, tmp_path):
-    sweep(BASE, GRID, folder=tmp_path, progress=False)
+    sweep(BASE, GRID, out=tmp_path, progress=False)
     with pytest.raises(ValueError, match="another sweep"):
-        sweep(Settings(updates=12), GRID, folder=tmp_path, progress=False)
+        sweep(Settings(updates=12), GRID, out=tmp_path, progress=False)
 
 
 def test_overwriting_replaces_runs_of_other_settings(engine, tmp_path):
-    sweep(BASE, GRID, folder=tmp_path, progress=False)
-    sweep(Settings(updates=12), GRID, folder=tmp_path, progress=False, overwrite=True)
+    sweep(BASE, GRID, out=tmp_path, progress=False)
+    sweep(Settings(updates=12), GRID, out=tmp_path, progress=False, overwrite=True)
     assert {json.loads(path.read_text())["updates"] for path in tmp_path.glob("runs/*/settings.json")} == {12}
 
 

@@ -300,9 +300,9 @@ def test_bad_options_are_refused(make, message):
 def test_bytes_are_those_of_curves():
     small = {"model": "logistic", "clients": 5, "steps": 2, "updates": 10, "delay": "exponential"}
     plain = simulate(method="fedasync", **small).evaluations
-    run = simulate(method="asynccurve", **small)
+    run = simulate(method="asynccurve:correction=orthograd", **small)
     curve = run.evaluations
-    cold = simulate(method="asynccurve:warm=off", **small).evaluations
+    cold = simulate(method="asynccurve:correction=orthograd,warm=off", **small).evaluations
     for column, times in (("bytes_up", 2), ("bytes_down", 2)):
         np.testing.assert_array_equal(curve[column], times * plain[column])
     np.testing.assert_array_equal(cold["bytes_down"], plain["bytes_down"])

@@ -118,7 +118,10 @@ def test_fifty_arrivals_are_those_of_numpy(spec):
 PLAIN = "warm=off,server_lr=0.4,correction=fedasync"
 SAME = {
     "momentum": ("fedavg:server_lr=0.3+momentum:beta=0.7", "fedavgm:server_lr=0.3,momentum=0.7"),
-    "correction": ("fedbuff:staleness=constant+correction:by=orthopos", "orthopos"),
+    "correction": (
+        "fedbuff:staleness=constant+correction:by=orthodyn,switch=share,fraction=0.3",
+        "orthodyn:switch=share,fraction=0.3",
+    ),
     "swa": (
         f"asynccurve:{PLAIN},swa=1,dominance=false,lowest=1+swa:start=0.3,every=4",
         f"asynccurve:{PLAIN},swa=0.3,dominance=false,lowest=1,cycle=4",

@@ -120,7 +120,11 @@ CASES = [
             momentum_on="space",
         ),
     ),
-    ("asynccurve", {"step": "line", "warm": "off"}, textbook_curve.asynccurve(step="line")),
+    (
+        "asynccurve",
+        {"step": "line", "warm": "off", "switch": "share", "fraction": 0.3},
+        textbook_curve.asynccurve(step="line", correct=textbook_delay.orthodyn((0.3,), share=True)),
+    ),
 ]
 
 

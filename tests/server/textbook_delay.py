@@ -83,17 +83,18 @@ def orthodyn(
     *,
     share: bool = False,
 ) -> Corrected:
-    """OrthoDyn with either switch; the memory is (phase, accepted arrivals, moving average, its largest value)."""
+    """OrthoDyn with either switch; the memory is (phase, lengths of the accepted changes, their largest average)."""
 
     def correct(delta: np.ndarray, b: np.ndarray, memory: Any, total: int) -> tuple[np.ndarray, Any]:
-        phase, count, average, largest = memory or (0, 0, 0.0, 0.0)
-        count, average = count + 1, decay * average + (1 - decay) * np.linalg.norm(delta)
+        phase, lengths, largest = memory or (0, [], 0.0)
+        lengths = [*lengths, np.linalg.norm(delta)]
+        average = np.average(lengths[::-1], weights=decay ** np.arange(len(lengths)))
         largest = max(largest, average)
         while phase < len(phases) - 1:
             f = fractions[phase]
-            if not (count > f * total if share else average < f * largest):
+            if not (len(lengths) > f * total if share else average < f * largest):
                 break
             phase += 1
-        return ortho_correct(delta, b, *RULES[phases[phase]], groups), (phase, count, average, largest)
+        return ortho_correct(delta, b, *RULES[phases[phase]], groups), (phase, lengths, largest)
 
     return correct

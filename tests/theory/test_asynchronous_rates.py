@@ -73,6 +73,12 @@ def test_a_run_of_fedbuff_on_quadratics_is_below_its_bound(buffer, flight):
     assert np.mean(squares) > 0.05 * fedbuff_bound(constants).total
 
 
+def test_the_largest_learning_rate_is_admissible_and_larger_ones_only_beyond():
+    assert fedbuff_bound(C._replace(lr=largest_lr_fedbuff(C))).total > 0
+    assert fedbuff_bound(C._replace(lr=1.0), beyond=True).total > fedbuff_bound(C).total
+    assert fedbuff_bound(C, beyond=True) == fedbuff_bound(C)
+
+
 def test_delays_weigh_with_their_square():
     slow, fast = (fedbuff_bound(C._replace(staleness=tau)).heterogeneity for tau in (40.0, 20.0))
     np.testing.assert_allclose(slow / fast, (0.25 * 1600 + 1) / (0.25 * 400 + 1))
@@ -99,7 +105,7 @@ def test_runs_of_fedasync_are_below_the_bound(delay, sigma):
             )  # variance sigma^2 in all
         x = (1 - mixing) * x + mixing * client
         history.append(x)
-    factor = fedasync_factor(mixing, lr, low, local)
+    factor = fedasync_factor(mixing, lr, low, local, smoothness=high)
     noise = lr * high * sigma**2 / (2 * low)
     bound = fedasync_gap_bound(gaps[0], np.arange(rounds + 1), factor, staleness=delay, noise=noise)
     assert np.all(np.array(gaps) <= bound * (1 + 1e-12))
@@ -107,8 +113,8 @@ def test_runs_of_fedasync_are_below_the_bound(delay, sigma):
 
 
 def test_the_factor_of_fedasync():
-    np.testing.assert_allclose(fedasync_factor(0.5, 0.1, 2.0, 3), 0.5 + 0.5 * 0.8**3)
-    assert fedasync_factor(1.0, 0.5, 2.0, 1) == 0  # one client, one step to the minimum
+    np.testing.assert_allclose(fedasync_factor(0.5, 0.1, 2.0, 3, smoothness=5.0), 0.5 + 0.5 * 0.8**3)
+    assert fedasync_factor(1.0, 0.5, 2.0, 1, smoothness=2.0) == 0  # one client, one step to the minimum
     assert fedasync_gap_bound(3.0, 7, 0.5, staleness=3) == 3.0 * 0.5**2
 
 
@@ -116,10 +122,13 @@ def test_the_factor_of_fedasync():
     ("call", "field"),
     [
         (lambda: fedbuff_bound(C._replace(lr=0.0)), "lr"),
-        (lambda: fedbuff_bound(C._replace(gradient=-1.0)), "gradient"),
+        (lambda: fedbuff_bound(C._replace(squared_gradient=-1.0)), "squared_gradient"),
         (lambda: largest_lr_fedbuff(C._replace(server_lr=0.0)), "server_lr"),
-        (lambda: fedasync_factor(1.5, 0.1, 1.0, 1), "mixing"),
-        (lambda: fedasync_factor(0.5, 2.0, 1.0, 1), r"lr \* convexity"),
+        (lambda: fedbuff_bound(C._replace(lr=0.26)), "lr = 0.26: must be at most 0.25, the largest that Theorem 1"),
+        (lambda: fedbuff_bound(C._replace(server_lr=np.array([0.5, 4.0]))), "lr = 0.05: must be at most 0.03125"),
+        (lambda: fedasync_factor(1.5, 0.1, 1.0, 1, smoothness=1.0), "mixing"),
+        (lambda: fedasync_factor(0.5, 0.6, 1.0, 1, smoothness=2.0), "lr = 0.6: must be at most 0.5"),
+        (lambda: fedasync_factor(0.5, 0.1, 3.0, 1, smoothness=2.0), "convexity = 3.0: must be at most 2"),
         (lambda: fedasync_gap_bound(1.0, 1, 1.5), "factor"),
         (lambda: fedasync_gap_bound(1.0, 1, 0.5, staleness=-1), "staleness"),
     ],

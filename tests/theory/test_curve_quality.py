@@ -9,6 +9,7 @@ import pytest
 from fedjax_async import Settings, simulate, theory
 from fedjax_async.config.problem import data_of, model_of
 from fedjax_async.geometry import line
+from fedjax_async.notices import NeverSwitched
 
 A, PHI, E = (jnp.asarray(point) for point in ([0.0, 0.0], [1.0, 3.0], [2.0, 0.0]))
 S = np.array([0.1, 0.5, 1.0])
@@ -37,11 +38,17 @@ def test_a_run_of_asynccurve_has_the_columns():
     )
     data = data_of(settings)
     probe = theory.curve_probe(model_of(settings, data), part="train", grid=2)
-    run = simulate(settings, probes={"curve": probe})
+    with pytest.warns(NeverSwitched):  # OrthoDyn, in four updates
+        run = simulate(settings, probes={"curve": probe})
+    assert run.counters["phase_changes"] == 0 and not run.updates["correction_phase"].any()
     table = run.probes["curve"]
     assert np.isfinite(table["quality"]).all() and (table["quality"] > 0).all()
     assert (table["divergence"] >= 1 - 1e-5).all()  # a curve that bends orthogonally to its chord
     np.testing.assert_array_equal(table["staleness"], run.updates["staleness"])
+    for part in ("test", "validation"):
+        allowed = rf"must be left out, or given with {part}_fraction > 0: no client has a {part} part"
+        with pytest.raises(ValueError, match=rf"probes\['curve'\] = 'of {part} parts': {allowed}"):
+            simulate(settings, probes={"curve": theory.curve_probe(model_of(settings, data), part=part)})
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_exact_on_quadratics(doubles):
     away = w - known.optimum
     loss = known.minimum + 0.5 * away @ known.curvature.mean(axis=0) @ away
     np.testing.assert_allclose(found.loss, loss, rtol=1e-9)
-    np.testing.assert_allclose(found.gradient, np.sum(gradients.mean(axis=0) ** 2), rtol=1e-9)
+    np.testing.assert_allclose(found.squared_gradient, np.sum(gradients.mean(axis=0) ** 2), rtol=1e-9)
     np.testing.assert_allclose(found.heterogeneity, np.trace(np.cov(gradients.T, bias=True)), rtol=1e-9)
     np.testing.assert_allclose(found.smoothness, 3.0, rtol=1e-9)
 
@@ -60,7 +60,7 @@ def test_exact_on_quadratics(doubles):
 def test_heterogeneity_at_the_optimum_is_zeta_squared(doubles):
     known, data, model = quadratic(heterogeneity=0.7)
     found = estimate(KEY, model, {"w": jnp.asarray(known.optimum)}, data, batch_size=4)
-    np.testing.assert_allclose([found.heterogeneity, found.gradient], [0.49, 0], atol=1e-12)
+    np.testing.assert_allclose([found.heterogeneity, found.squared_gradient], [0.49, 0], atol=1e-12)
 
 
 def test_variance_is_that_of_the_minibatches_that_clients_draw(doubles):
@@ -262,7 +262,7 @@ def test_theorem_1_bounds_what_a_network_measures():
         found.append(estimate(KEY, model, reached.params, data, batch_size=4))
     c = measured(found, found[0].loss, lr, delays)
     assert lr <= largest_lr_asynfl(c)
-    gradient = np.array([one.gradient for one in found])
+    gradient = np.array([one.squared_gradient for one in found])
     average = np.diff(taken) @ gradient[:-1] / steps  # from above: the gradient falls
     bound = asynfl_bound(c).total
     assert (np.diff(gradient) < 0).all()

@@ -195,13 +195,20 @@ def test_optimisers_reach_the_minimiser_of_the_surrogate():
         np.testing.assert_allclose(points[-1], [1, -1], atol=1e-6)
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 5, 8])
-def test_an_orbit_finds_the_period(period):
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_an_orbit_finds_the_period_at_any_scale(dtype, scale):
     """A rotation by 2 pi / period."""
-    angle = 2 * np.pi / period
-    turn = jnp.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    found = jax.jit(lambda x: orbit(lambda x: x - turn @ x, x, steps=20))(jnp.array([1.0, 0.5]))
-    assert (int(found.period), int(found.start)) == (period, 0)
+
+    @jax.jit
+    def found(angle):
+        turn = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
+        return orbit(lambda x: x - turn @ x, jnp.asarray([scale, 0.5 * scale], dtype), steps=20)
+
+    for period in (1, 2, 3, 5, 8):
+        cycle = found(jnp.asarray(2 * np.pi / period, dtype))
+        assert (int(cycle.period), int(cycle.start)) == (period, 0)
+    assert int(found(jnp.asarray(2 * np.pi / 8 * 1.001, dtype)).period) == 0
 
 
 def test_an_orbit_that_is_reached_after_some_steps():
@@ -227,6 +234,16 @@ def test_a_cycle_must_be_seen_twice():
     turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4
     periods = [int(orbit(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps=steps).period) for steps in (6, 7)]
     assert periods == [0, 4]
+
+
+def test_points_of_another_form():
+    x = {"w": jnp.ones(2), "b": jnp.float64(1)}
+    with pytest.raises(ValueError, match=r"^x0 = .*: must be of the form of x, "):
+        surrogate_loss(lambda x: x, x, {"w": jnp.ones(3), "b": jnp.float64(1)})
+    with pytest.raises(ValueError, match=r"^result of the field = .*: must be of the form of its argument, "):
+        orbit(lambda x: (x["w"], x["b"]), x)
+    with pytest.raises(ValueError, match=r"^result of the field = "):
+        surrogate_loss(lambda x: x["w"], x, x)
 
 
 def test_bad_input():

@@ -13,7 +13,7 @@ from fedjax_async.theory import PushCenConstants, largest_lr_pushcen, pushcen_bo
 
 SOME = PushCenConstants(
     gap=3.0, events=200.0, clients=5, local_steps=4, lr=0.02, smoothness=2.0, variance=0.7, heterogeneity=0.3,
-    gradient=1.5, error=0.1, share=0.05, largest_share=0.6, sent=0.5, weight=0.2, radius=1.1, staleness=3.0,
+    squared_gradient=1.5, error=0.1, share=0.05, largest_share=0.6, sent=0.5, weight=0.2, radius=1.1, staleness=3.0,
     disagreement=0.4, contraction=0.8, of_drift=1.2, of_stale_drift=0.9, of_error=0.6,
 )  # fmt: skip
 DRIFT = 2 * 4**2 * 0.02**2 * (1.5 + 16 * 0.2**2 * 1.1**2)
@@ -21,7 +21,7 @@ CONSENSUS = 0.4 / (200 * 0.2) + ((1.2 + 0.9 * 9) * DRIFT + 0.6 * 0.1**2) / 0.2
 
 
 def test_the_theorem_as_printed_by_hand():
-    got = pushcen_bound(SOME, printed=True)
+    got = pushcen_bound(SOME, printed=True, beyond=True)
     want = [
         2 * 3.0 / (0.02 * 4 * 0.05 * 200),
         2 * (0.7 + 0.3),
@@ -57,6 +57,8 @@ def test_largest_learning_rate_and_shares():
     assert largest_lr_pushcen(SOME) == pytest.approx(1 / 64)
     assert largest_lr_pushcen(SOME._replace(weight=40.0)) == pytest.approx(1 / 160)
     assert shares_of_masses(0.5, 2.0, 10) == pytest.approx((0.025, 0.4))
+    with pytest.raises(ValueError, match=r"^lr = 0\.02: must be at most 0\.015625, the largest that Theorem C\.7"):
+        pushcen_bound(SOME, printed=True)
     swept = pushcen_bound(SOME._replace(lr=np.array([0.01, 0.02]))).total
     assert swept.shape == (2,) and swept[1] == pytest.approx(pushcen_bound(SOME).total)
 
@@ -178,8 +180,9 @@ def follow(
     spread_of = max(np.sum((h * (b[i] - best)) ** 2) for i in range(clients))
     constants = PushCenConstants(
         gap=loss(first) - loss(best), events=events, clients=clients, local_steps=steps, lr=lr, smoothness=h.max(),
-        variance=0.0, heterogeneity=spread_of, gradient=max(squares), error=error, share=columns["shares"].min(),
-        largest_share=columns["shares"].max(), sent=columns["sent"].max(), weight=weight, radius=max(norms),
+        variance=0.0, heterogeneity=spread_of, squared_gradient=max(squares), error=error,
+        share=columns["shares"].min(), largest_share=columns["shares"].max(), sent=columns["sent"].max(), weight=weight,
+        radius=max(norms),
         staleness=waits, disagreement=columns["disagreements"][0],
     )  # fmt: skip
     return Followed(*columns.values(), constants)
@@ -198,7 +201,7 @@ def test_runs_stay_below_the_bound_derived_again(seed, lr, steps, error, weight,
     run = follow(seed, events=150, lr=lr, steps=steps, error=error, weight=weight, spread=spread)
     bound = pushcen_bound(run.constants, distance=run.distances.mean())
     assert run.gradients.mean() <= bound.total
-    square = run.constants.gradient + 16 * (weight * run.constants.radius) ** 2
+    square = run.constants.squared_gradient + 16 * (weight * run.constants.radius) ** 2
     assert (run.drifts <= 2 * (lr * steps) ** 2 * square).all()
 
 

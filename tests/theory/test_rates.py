@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_bounds_equal_the_printed_formulas(name, change):
     """With rates far above the conditions too, where the higher powers weigh."""
     c = HERE._replace(**change)
     terms = [math.fsum(terms) for terms in expanded(c)[name]]
-    got = BOUNDS[name](c)
+    got = BOUNDS[name](c, beyond=True)
     np.testing.assert_allclose(got, np.array(terms) * [c.gap, c.variance, c.heterogeneity], rtol=1e-12)
     np.testing.assert_allclose(got.total, np.dot(terms, [c.gap, c.variance, c.heterogeneity]), rtol=1e-12)
 
@@ -117,7 +118,7 @@ constants = st.builds(
 @given(c=constants, factor=st.floats(1.01, 4))
 def test_harder_problems_have_larger_bounds(name, c, factor):
     """Each term is proportional to its constant, and does not fall with smoothness or delays."""
-    bound = BOUNDS[name]
+    bound = functools.partial(BOUNDS[name], beyond=True)
     before = np.array(bound(c))
     for place, field in enumerate(("gap", "variance", "heterogeneity")):
         expected = before * np.where(np.arange(3) == place, factor, 1.0)
@@ -144,10 +145,11 @@ def test_longer_delays_need_smaller_rates_and_weaker_compression(c, factor):
 @given(c=constants, more=st.floats(0.01, 0.9))
 def test_compression_enters_error_feedback_only_and_makes_it_worse(c, more):
     worse = c._replace(gamma=c.gamma * more)
-    assert (np.array(asynflc_ef_bound(worse))[1:] > np.array(asynflc_ef_bound(c))[1:]).all()
+    one, other = (np.array(asynflc_ef_bound(each, beyond=True)) for each in (c, worse))
+    assert (other[1:] > one[1:]).all()
     assert largest_lr_asynflc_ef(worse) < largest_lr_asynflc_ef(c)
-    assert asynfl_bound(worse) == asynfl_bound(c)
-    assert asynflc_bound(worse) == asynflc_bound(c)  # as printed
+    for bound in (asynfl_bound, asynflc_bound):  # the second as printed
+        assert bound(worse, beyond=True) == bound(c, beyond=True)
 
 
 def test_learning_rates_by_hand():
@@ -157,6 +159,27 @@ def test_learning_rates_by_hand():
     np.testing.assert_allclose(largest_lr_asynflc_ef(c), 0.3 / (72 * math.sqrt(1.47 + 1) * 27 * 18.75))
     np.testing.assert_allclose(smallest_gamma_asynflc(9), 0.95)
     np.testing.assert_allclose(compression_factor(0.5), 3)
+
+
+@pytest.mark.parametrize(
+    ("bound", "largest"),
+    [(asynfl_bound, largest_lr_asynfl), (asynflc_bound, largest_lr_asynflc), (asynflc_ef_bound, largest_lr_asynflc_ef)],
+)
+def test_bounds_refuse_learning_rates_that_their_theorems_do_not_admit(bound, largest):
+    c = HERE._replace(gamma=0.97)
+    most = float(largest(c))
+    assert bound(c._replace(lr=most)).total > 0
+    for lr in (1.01 * most, np.array([0.5, 1.01]) * most):
+        with pytest.raises(ValueError, match=f"^lr = .*: must be at most {most:.6g}, the largest that Theorem"):
+            bound(c._replace(lr=lr))
+        assert np.shape(bound(c._replace(lr=lr), beyond=True).total) == np.shape(lr)
+
+
+def test_theorem_2_refuses_strong_compression():
+    weakest = HERE._replace(lr=1e-9, gamma=smallest_gamma_asynflc(9))
+    assert asynflc_bound(weakest).total > 0
+    with pytest.raises(ValueError, match=r"^1 - gamma = 0\.7: must be at most 0\.05"):
+        asynflc_bound(weakest._replace(gamma=0.3))
 
 
 def test_reading_of_the_broken_radical():
@@ -171,7 +194,7 @@ def test_reading_of_the_broken_radical():
 def test_without_compression_the_bounds_do_not_reduce_to_theorem_1(c):
     """Where they differ, exactly: eq. 17 by twice lambda_2, phi_2, phi_3 and by 42, 144, sg2 for 33, 72, s2."""
     c = c._replace(gamma=1.0)
-    one, three = asynfl_bound(c), asynflc_ef_bound(c)
+    one, three = asynfl_bound(c, beyond=True), asynflc_ef_bound(c, beyond=True)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
     square = drift * c.local_steps
     lambda_2 = (18 * d.tau_avg0 + 144 * d.tau_avg1) * d.tau_max * c.server_lr**2 * square
@@ -281,7 +304,7 @@ def test_corollaries_1_and_3_follow_from_the_bounds():
     for c in grid(slow_lrs, largest_lr_asynfl, 2):
         assert (np.array(asynfl_bound(c)) <= 1000 * np.array(corollary_1(c))).all()
     for c in grid(fast_lrs, largest_lr_asynflc, 3):
-        assert (np.array(asynflc_bound(c)) <= 1000 * np.array(corollary_3(c))).all()
+        assert (np.array(asynflc_bound(c, beyond=True)) <= 1000 * np.array(corollary_3(c))).all()  # any gamma
 
 
 def test_corollary_4_needs_the_delays_of_corollary_1():
@@ -333,7 +356,7 @@ def test_table_2_assumptions():
 
 
 def test_constants_may_be_arrays():
-    lr = np.geomspace(1e-6, 1e-3, 5)
+    lr = np.geomspace(1e-6, 3e-5, 5)
     curve = asynfl_bound(HERE._replace(lr=lr)).total
     np.testing.assert_allclose(curve, [asynfl_bound(HERE._replace(lr=float(one))).total for one in lr])
 

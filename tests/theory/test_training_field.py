@@ -13,7 +13,7 @@ from fedjax_async import Settings, simulate
 from fedjax_async.config import prepare
 from fedjax_async.local import batch, curve_training, job_key, local_training, run_job
 from fedjax_async.local.batches import seed_of
-from fedjax_async.models import MODELS, NEED_WEIGHTS, decoded, make
+from fedjax_async.models import MODELS, NEED_WEIGHTS, OF_TEXT, decoded, make
 from fedjax_async.theory import curl_probe, local_displacement, training_curl
 from fedjax_async.theory.vector_fields import estimate_mean_curl
 from fedjax_async.types import ClientData, Message, Model
@@ -142,8 +142,11 @@ def shapes(name):
     """Traces the estimate for a model of the registry: derivatives in both directions, nothing computed."""
     small = name in ("logistic", "linear", "mlp", "lenet5")
     shape = (128, 9) if name == "resnet18_1d" else ((28, 28, 1) if small else (32, 32, 3))
+    shape = (6,) if name in OF_TEXT else shape
     model = make(name, num_classes=None if name == "linear" else 4, input_shape=shape)
-    labels = jax.ShapeDtypeStruct((8,), jnp.float32 if name == "linear" else jnp.int32)
+    labels = jax.ShapeDtypeStruct(
+        (8, *(shape if name in OF_TEXT else ())), jnp.float32 if name == "linear" else jnp.int32
+    )
     client = local_training(decoded(model, lambda x: x), optimizer=optax.sgd(0.1), batch_size=4)
 
     def measured(key, params, x, y):

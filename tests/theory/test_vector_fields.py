@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from fedjax_async.theory.field_examples import EXAMPLES
 from fedjax_async.theory.vector_fields import (
     antisymmetric_part,
     antisymmetry,
@@ -183,6 +184,40 @@ def test_values_that_are_not_finite_do_not_hold():
     assert not found.holds
 
 
+def turn(angle, dtype):
+    cos, sin = np.cos(angle), np.sin(angle)
+    matrix = jnp.asarray(np.array([[cos, -sin], [sin, cos]]), dtype)
+    return lambda x: matrix @ x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(dtype):
+    """I - V^k is then rounding, and rounding over rounding is no antisymmetry; one step earlier it is as it must be."""
+    points = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), dtype)
+    fields = [(turn(2 * np.pi / n, dtype), n) for n in (2, 12)]
+    for field, k in (*fields, (EXAMPLES["rotation_3"].field, 6)):
+
+        def both(points, field=field, k=k):
+            free = estimate_antisymmetry(jax.random.key(0), field, k, points[0], pairs=2)
+            return is_k_conservative(field, k, points), is_k_conservative(field, k - 1, points), free
+
+        here, before, free = jax.jit(both)(points)
+        assert here.holds and here.largest == 0 and free.value == free.standard_error == 0
+        assert before.holds == (k == 2)  # the turn by pi is symmetric
+
+
+def test_small_steps_of_a_conservative_map_are_conservative_in_float32():
+    """The antisymmetry of the rounding grows with 1 / step; a turn of the same size is still seen."""
+    matrix = jnp.asarray([[2.0, 0.7, 0.1], [0.7, 1.1, 0.3], [0.1, 0.3, 0.9]], jnp.float32)
+    skew = jnp.asarray([[0.0, 0.1, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]], jnp.float32)
+    loss, points = lambda x: jnp.vdot(x, jnp.sin(matrix @ x)) + jnp.vdot(x, matrix @ x), jnp.ones((1, 3), jnp.float32)
+    for k in (1, 4):
+        for gamma in (1e-2, 1e-4):
+            assert is_k_conservative(gradient_map(loss, gamma), 1, points).holds
+            found = is_k_conservative(lambda x, h=gamma: x - jnp.float32(h) * ((matrix + skew) @ x), k, points)
+            assert not found.holds and 0.03 < found.largest < 0.06
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes_are_kept_and_everything_compiles(dtype):
     x = {"w": jnp.ones((2, 2), dtype), "b": jnp.ones(1, dtype)}
@@ -219,6 +254,40 @@ def test_a_univariate_field_in_rotated_coordinates_is_conservative(k):
 def test_too_few_pairs(pairs):
     with pytest.raises(ValueError, match="pairs = "):
         estimate_curl(jax.random.key(0), lambda x: x, jnp.ones(3), pairs=pairs)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda field, x: iterate(field, 2)(x),
+        lambda field, x: antisymmetry(field, 2, x),
+        lambda field, x: estimate_curl(jax.random.key(0), field, x),
+    ],
+)
+def test_a_field_must_return_what_it_takes(measure):
+    for field in (lambda x: (x[0], x[1]), lambda x: x[0], lambda x: x.astype(jnp.float32)):
+        with pytest.raises(
+            ValueError, match=r"^result of the field = .*: must be of the form of its argument, 'float64"
+        ):
+            measure(field, jnp.ones(2))
+
+
+def test_points_are_trees_of_floats():
+    def field(x):
+        return jax.tree.map(lambda leaf: 2 * leaf, x)
+
+    assert antisymmetry(field, 2, {"w": jnp.ones((2, 0)), "b": (jnp.float64(1), jnp.ones(2))}) == 0
+    assert antisymmetry(jnp.sin, 3, jnp.float64(1)) == curl(jnp.sin, 1.0) == 0
+    for x in ({"w": jnp.ones(2), "n": 3}, {"w": jnp.ones(2), "v": jnp.ones(2, jnp.float32)}, {}, jnp.ones(2, complex)):
+        with pytest.raises(ValueError, match=r"^x = .*: must be floats of one dtype"):
+            antisymmetry(field, 1, x)
+    with pytest.raises(ValueError, match=r"^x = 'float64\[0\]': must be at least one float"):
+        estimate_antisymmetry(jax.random.key(0), field, 1, jnp.ones(0))
+    with pytest.raises(ValueError, match=r"^D = 16385: must be at most 16384 for a matrix"):
+        antisymmetry(field, 1, jnp.ones(16385))
+    for points in (jnp.ones((0, 2)), {"a": jnp.ones((2, 1)), "b": jnp.ones((3, 1))}, jnp.float64(1)):
+        with pytest.raises(ValueError, match=r"^points = .*: must be leaves \[P, ...\]"):
+            is_k_conservative(field, 1, points)
 
 
 def test_bad_input():

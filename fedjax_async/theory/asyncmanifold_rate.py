@@ -22,30 +22,39 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from fedjax_async import check
+from fedjax_async.theory.rates import require_admissible
 
 
 class ManifoldConstants(NamedTuple):
-    """The arguments of the bound; arrays that broadcast, for curves. Losses [l], parameters [w], gradients [l/w]."""
+    """The arguments of the bound: numbers, or arrays that broadcast, for curves. Losses [l], parameters [w].
 
-    first: Any  # L(Theta^0) [l]
-    least: Any  # L(Theta^*) [l]
-    lowest: Any  # the lowest loss of the models after a step [l]
-    highest: Any  # the highest [l]
-    steps: Any  # T, server steps
-    local_steps: Any  # K
-    lr: Any  # eta_l [w^2/l]
-    server_lr: Any  # eta_g
-    smoothness: Any  # L_F [l/w^2]
-    gradient: Any  # G, of the clients' losses [l/w]
-    variance: Any  # sigma_l^2, of a minibatch gradient [l^2/w^2]
-    staleness: Any = 0.0  # S
+    The losses may be any finite numbers with ``least <= first`` and ``lowest <= highest``. Positive are ``steps``,
+    ``local_steps``, ``lr``, ``server_lr``, ``smoothness``, ``quality`` and ``proximal_smoothness``; all others are not
+    negative. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D and S along a run.
+    """
+
+    first: Any  # L(Theta^0), the loss of the initial model [l]
+    least: Any  # L(Theta^*), the lowest loss that any model has; 0 is a lower bound of cross-entropies [l]
+    lowest: Any  # the lowest loss of the models after a server step of the run [l]
+    highest: Any  # the highest loss of these models [l]
+    steps: Any  # T, server steps of the run
+    local_steps: Any  # K, local steps of a job
+    lr: Any  # eta_l, the clients' learning rate [w^2/l]
+    server_lr: Any  # eta_g, the share of the way to a client's end that the server steps
+    smoothness: Any  # L_F, Lipschitz constant of the gradients of the clients' losses [l/w^2]
+    gradient: Any  # G, bound of the norm of these gradients [l/w]
+    variance: Any  # sigma_l^2, bound of the variance of a minibatch gradient [l^2/w^2]
+    staleness: Any = 0.0  # S, bound of the server steps between a client's start and its arrival
     quality: Any = 1.0  # Q, the loss on the line over that on the curve, at the position of the step
     divergence: Any = 1.0  # D, the distance along the curve over that along the line
     mu: Any = 0.0  # the weight of the proximal term [l/w^2]
-    proximal_smoothness: Any = 1.0  # L_N
+    proximal_smoothness: Any = 1.0  # L_N, Lipschitz constant of the gradient of the squared proximal distance
     curvature: Any = 0.0  # C, of the ambient manifold; 0: Euclidean [1/w]
-    penalised_gradient: Any = 0.0  # G_2, of the clients' losses with the proximal term [l/w]
+    penalised_gradient: Any = 0.0  # G_2, bound of the gradients of the losses with the proximal term [l/w]
 
 
 class ManifoldBound(NamedTuple):
@@ -63,12 +72,36 @@ class ManifoldBound(NamedTuple):
         return sum(self[1:], self[0])
 
 
+LOSSES = ("first", "least", "lowest", "highest")
+POSITIVE = ("steps", "local_steps", "lr", "server_lr", "smoothness", "quality", "proximal_smoothness")
+
+
 def _checked(c: ManifoldConstants) -> ManifoldConstants:
-    for name in ("steps", "local_steps", "lr", "server_lr", "smoothness", "quality", "proximal_smoothness"):
-        check.positive(name, getattr(c, name))
-    for name in ("gradient", "variance", "staleness", "divergence", "mu", "curvature", "penalised_gradient"):
-        check.non_negative(name, getattr(c, name))
+    for name, value in c._asdict().items():
+        range_of = "" if name in LOSSES else " > 0" if name in POSITIVE else " >= 0"
+        for place, number in _numbers(value):
+            fits = check.is_real(number) and (name in LOSSES or number > 0 or (number == 0 and name not in POSITIVE))
+            check.require(fits, name + place, number, f"a finite number{range_of}")
+    shapes = {name: np.shape(value) for name, value in c._asdict().items() if np.shape(value) != ()}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        check.require(False, "shapes", shapes, "such that the arrays broadcast")
+    for low, high in (("least", "first"), ("lowest", "highest")):
+        pair = getattr(c, low), getattr(c, high)
+        if not any(isinstance(each, jax.core.Tracer) for each in pair):
+            ordered = bool(np.all(np.asarray(pair[0]) <= np.asarray(pair[1])))
+            check.require(ordered, low, pair[0], f"at most {high}, {check.shown(pair[1])}")
     return c
+
+
+def _numbers(value: Any) -> list[tuple[str, Any]]:
+    """The numbers of a field with their places in it; none of a tracer, whose values are not known."""
+    if isinstance(value, jax.core.Tracer):
+        return []
+    if not isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return [("", value)]
+    return [(str(list(place)) if place else "", number.item()) for place, number in np.ndenumerate(np.asarray(value))]
 
 
 def quality_term(c: ManifoldConstants) -> Any:
@@ -77,12 +110,17 @@ def quality_term(c: ManifoldConstants) -> Any:
     return (1 - c.quality) * (over * c.lowest + (1 - over) * c.highest)
 
 
-def manifold_bound(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:
+def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyond: bool = False) -> ManifoldBound:
     """Eq. 69; derived again, or ``printed`` with the constant 1 in place of each O.
 
-    Raises: ``ValueError`` naming the first constant that is out of range.
+    ``beyond``: compute it for learning rates above :func:`largest_lr_manifold`, too, where it claims nothing.
+
+    Raises: ``ValueError`` naming the first constant that is out of range, of arrays the place too, or eta_l and the
+    largest that is admissible.
     """
     c = _checked(constants)
+    if not beyond:
+        require_admissible("lr", c.lr, largest_lr_manifold(c), "eq. 63")
     optimisation, step, of_clients, of_prox = (1, 1, 1, 1) if printed else (2, 5, 40, 5)
     noisy = 4 * c.gradient**2 + c.variance
     of_penalty = c.gradient**2 if printed else noisy
@@ -97,6 +135,13 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False) -> Ma
         (c.local_steps * c.lr) ** 2 * drift,
         c.lr**2 * bent,
     )
+
+
+def largest_lr_manifold(constants: ManifoldConstants) -> Any:
+    """Largest eta_l of eq. 63, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
+    c = _checked(constants._replace(lr=1.0))
+    with np.errstate(divide="ignore"):
+        return np.divide(1.0, c.mu * c.proximal_smoothness * c.local_steps)
 
 
 def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:

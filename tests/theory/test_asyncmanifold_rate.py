@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.theory import ManifoldConstants, fedasync_bound, manifold_bound, manifold_rate, quality, quality_term
+from fedjax_async.theory import (
+    ManifoldConstants,
+    fedasync_bound,
+    largest_lr_manifold,
+    manifold_bound,
+    manifold_rate,
+    quality,
+    quality_term,
+)
 
 SOME = ManifoldConstants(
     first=3.0, least=0.5, lowest=0.6, highest=3.5, steps=100.0, local_steps=4, lr=0.02, server_lr=0.5, smoothness=2.0,
@@ -94,8 +102,8 @@ def test_eq_66_as_printed_is_below_the_drift_of_noise_alone(steps, lr, variance,
     np.testing.assert_allclose(drift, lr**2 * variance * np.arange(steps), rtol=0.25)
     c = SOME._replace(smoothness=1e-9, gradient=0.0, lr=lr, variance=variance, local_steps=steps)
     of_prox = (c.mu * c.proximal_smoothness) ** 2 / 2 * drift.sum()  # the term of mu in eq. 65
-    assert manifold_bound(c, printed=True).drift <= 1e-12 < of_prox + (steps == 1)
-    assert of_prox <= steps / 2 * manifold_bound(c).drift
+    assert manifold_bound(c, printed=True, beyond=True).drift <= 1e-12 < of_prox + (steps == 1)
+    assert of_prox <= steps / 2 * manifold_bound(c, beyond=True).drift
 
 
 @pytest.mark.parametrize("steps", [2, 3, 5, 10, 100, 1000])
@@ -154,9 +162,47 @@ def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr
     assert bound.quality == 0 and bound == manifold_bound(constants)
 
 
+def test_learning_rates_at_which_the_drift_is_not_bounded_are_refused():
+    c = SOME._replace(lr=largest_lr_manifold(SOME))
+    assert c.lr == pytest.approx(1 / (0.3 * 1.4 * 4))
+    assert manifold_bound(c).total > 0 and manifold_bound(c._replace(lr=9.0, mu=0.0)).total > 0
+    with pytest.raises(ValueError, match=r"^lr = 0\.65.*: must be at most 0\.595238, the largest that eq\. 63 admits"):
+        manifold_bound(c._replace(lr=1.1 * c.lr))
+
+
 @pytest.mark.parametrize("field", ["steps", "lr", "quality", "variance", "mu"])
 def test_constants_out_of_range_are_named(field):
     with pytest.raises(ValueError, match=f"{field} = -1"):
         manifold_bound(SOME._replace(**{field: -1.0}))
     with pytest.raises(ValueError, match="mu = 0"):
         manifold_rate(SOME._replace(mu=0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": np.array([10.0, 0.0])}, r"steps\[1\] = 0\.0: must be a finite number > 0"),
+        ({"gradient": jnp.array([[1.0], [-2.0]])}, r"gradient\[1, 0\] = -2\.0: must be a finite number >= 0"),
+        ({"first": np.array([3.0, np.nan])}, r"first\[1\] = nan: must be a finite number$"),
+        ({"quality": np.float64(0.0)}, r"quality = 0\.0: must be a finite number > 0"),
+        ({"lr": "0.1"}, r"lr = '0\.1': must be a finite number > 0"),
+        ({"lowest": 4.0}, r"lowest = 4\.0: must be at most highest, 3\.5"),
+        ({"steps": np.ones(2), "lr": np.ones(3)}, r"shapes = \{'steps': \(2,\), 'lr': \(3,\)\}: must be such that"),
+    ],
+)
+def test_arrays_are_checked_number_by_number(change, message):
+    for bound in (manifold_bound, manifold_rate, fedasync_bound):
+        if bound is manifold_bound or not {"lr", "quality"} & change.keys():  # which the others set
+            with pytest.raises(ValueError, match=message):
+                bound(SOME._replace(**change))
+
+
+def test_constants_may_be_arrays_and_tracers():
+    steps = np.array([10.0, 100.0])
+    at_once, traced = (
+        manifold_bound(SOME._replace(steps=steps)),
+        jax.jit(lambda t: manifold_bound(SOME._replace(steps=t)).total),
+    )
+    for k, t in enumerate(steps):
+        one = manifold_bound(SOME._replace(steps=t)).total
+        assert at_once.total[k] == pytest.approx(one) and float(traced(t)) == pytest.approx(one, rel=1e-5)

@@ -1,0 +1,150 @@
+"""FedScale's device traces as tables of this package: delays and links from capacities, availability from behaviour.
+
+FedScale (Lai et al. 2022) has two traces, pickled dictionaries by device, which are read here as JSON (``fedjax-async
+data fedscale --help`` has the line that converts them; nothing is unpickled):
+
+- capacity: ``{device: {"computation": ms, "communication": kbit/s}}``. FedScale counts the inference time of one
+  example, ``computation`` milliseconds, three times for a training step: a step on B examples takes
+  ``3 B computation / 1000`` seconds. ``communication`` are kilobits of 1,024 bits a second, down and up.
+- behaviour: ``{device: {"active": [s], "inactive": [s], "finish_time": s, ...}}``: from each of the times ``active`` to
+  the next of ``inactive`` the device can take part; after ``finish_time`` the recording begins again.
+
+Source: FedScale's ``ClientMetadata`` and its description of trace files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_async import disk
+from fedjax_async.check import is_real, optional, require, whole
+
+TRAINING = 3.0  # times the inference of an example
+KILOBIT = 1024 / 8  # bytes
+
+
+def write_tables(
+    folder: str | Path,
+    *,
+    capacity: str | Path | None = None,
+    behaviour: str | Path | None = None,
+    clients: int | None = None,
+    batch_size: int = 32,
+) -> str:
+    """Write ``delay.csv`` and ``network.csv`` of capacities, ``availability.csv`` of behaviour; returns the flags.
+
+    Args:
+      folder: where the tables go; it may exist.
+      capacity, behaviour: JSON files, one of them or both. Devices become clients 0, 1, ... in the order of the file.
+      clients: only the first so many devices. A run needs a device for each of its clients.
+      batch_size: examples of a local step.
+
+    Returns: the flags of a run that uses the tables. Raises ``ValueError`` naming file, device and field.
+    """
+    require(capacity is not None or behaviour is not None, "capacity, behaviour", None, "given, one of them at least")
+    optional(whole, "clients", clients)
+    whole("batch_size", batch_size)
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {}
+    flags = []
+    where = Path(folder)
+    if capacity is not None:
+        found = capacities(capacity, clients)
+        steps = [TRAINING * batch_size * ms / 1000 for ms, _ in found]
+        tables["delay.csv"] = (("client", "mean", "std", "compute"), [(i, s, 0, s) for i, s in enumerate(steps)])
+        rates = [KILOBIT * kilobits for _, kilobits in found]
+        tables["network.csv"] = (("client", "down", "up", "latency"), [(i, r, r, 0) for i, r in enumerate(rates)])
+        flags += [f"--delay csv:path={where / 'delay.csv'},reference_steps=1"]
+        flags += [f"--network csv:path={where / 'network.csv'}"]
+    if behaviour is not None:
+        recorded = stretches(behaviour, clients)
+        ends = {end for _, end in recorded}
+        rows = [(i, *stretch) for i, (own, _) in enumerate(recorded) for stretch in own]
+        tables["availability.csv"] = (("client", "start", "end"), rows)
+        repeat = f",repeat={ends.pop():g}" if len(ends) == 1 else ""
+        flags += [f"--availability csv:path={where / 'availability.csv'}{repeat}"]
+    where.mkdir(parents=True, exist_ok=True)
+    for name, (header, lines) in tables.items():
+        disk.write(where / name, _as_csv(header, lines))
+    return " ".join(flags)
+
+
+def capacities(file: str | Path, clients: int | None = None) -> list[tuple[float, float]]:
+    """(milliseconds of inference an example, kilobits a second) of each device in a JSON file."""
+    names = ("computation", "communication")
+    found = []
+    for device, own in _devices(file, clients):
+        inference, rate = (_number(f"'{file}', device {device}: {name}", own.get(name)) for name in names)
+        found.append((inference, rate))
+    return found
+
+
+def stretches(file: str | Path, clients: int | None = None) -> list[tuple[list[tuple[float, float]], float]]:
+    """(stretches online, length of the recording) of each device in a JSON file, seconds.
+
+    Stretches after the end of the recording are left out, one across it is cut. If devices have recordings of different
+    lengths, shorter ones are repeated up to the longest; such a table does not repeat.
+    """
+    recorded = []
+    for device, own in _devices(file, clients):
+        where = f"'{file}', device {device}"
+        end = _number(f"{where}: finish_time", own.get("finish_time"))
+        active, inactive = (_times(f"{where}: {name}", own.get(name)) for name in ("active", "inactive"))
+        require(len(active) == len(inactive), f"{where}: active", len(active), f"{len(inactive)} times, as in inactive")
+        changes = [moment for pair in zip(active, inactive) for moment in pair]
+        good = all(a < b for a, b in zip(active, inactive)) and changes == sorted(changes)
+        require(good, f"{where}: active and inactive", changes[:6], "in turn, in increasing order")
+        online = [(a, min(b, end)) for a, b in zip(active, inactive) if a < end]
+        require(bool(online), f"{where}: active", active[:6], f"times of which one is before finish_time = {end:g}")
+        recorded.append((online, end))
+    longest = max(end for _, end in recorded)
+    return [(list(_repeated(online, end, longest)), end) for online, end in recorded]
+
+
+def _number(where: str, value: Any) -> float:
+    require(is_real(value) and value > 0, where, value, "a finite number > 0")
+    return float(value)
+
+
+def _times(where: str, values: Any) -> list[float]:
+    good = isinstance(values, list) and all(is_real(value) and value >= 0 for value in values)
+    require(good, where, values, "a list of finite numbers >= 0")
+    return [float(value) for value in values]
+
+
+def _repeated(online: list[tuple[float, float]], end: float, until: float) -> Iterable[tuple[float, float]]:
+    """The stretches, repeated every ``end`` seconds up to ``until``."""
+    for cycle in range(math.ceil(until / end)):
+        for start, stop in online:
+            if cycle * end + start < until:
+                yield cycle * end + start, min(cycle * end + stop, until)
+
+
+def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[str, Any]]]:
+    """The first devices of a JSON file; ``ValueError`` if it is none, or has fewer."""
+    try:
+        content = json.loads(Path(file).read_bytes())
+    except OSError as error:
+        raise ValueError(f"'{file}': cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        remedy = "`fedjax-async data fedscale --help` tells how to make it of a pickle"
+        raise ValueError(f"'{file}': must be a JSON file; {remedy}") from error
+    require(isinstance(content, dict) and bool(content), f"'{file}'", f"a {type(content).__name__}", "devices by name")
+    devices = list(content.items())[:clients]
+    require(len(devices) >= (clients or 1), "clients", clients, f"at most {len(devices)}, the devices in '{file}'")
+    for device, own in devices:
+        require(isinstance(own, dict), f"'{file}', device {device}", f"a {type(own).__name__}", "an object")
+    return devices
+
+
+def _as_csv(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([f"{value:.10g}" for value in line] for line in lines)
+    return text.getvalue().encode()

@@ -1,0 +1,50 @@
+"""``execute``: run a prepared experiment on the engine that its settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_async import check
+from fedjax_async.config.experiment import Prepared
+from fedjax_async.config.watching import Watch
+from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.devices import naming_remedies, parse_size
+from fedjax_async.engine.record import Progress
+from fedjax_async.types import Run
+
+
+@naming_remedies()
+def execute(
+    experiment: Prepared,
+    *,
+    progress: Progress | None = None,
+    checkpoints: Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Run a prepared experiment on the engine that its settings name.
+
+    ``checkpoints``: the folder for the wave engine's checkpoints, if the settings ask for them. The run goes on from
+    the newest checkpoint in it. ``watch``: who looks at the evaluations, the settings' own rules among them.
+    """
+    e, s = experiment, experiment.settings
+    watch = Watch(e) if watch is None else watch
+    options: dict[str, Any] = {"observer": watch.observer, "progress": progress}
+    options |= {"on_bad": s.on_bad, "norm_limit": e.norm_limit}
+    if s.engine == "waves":
+        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+        if s.checkpoint is not None:
+            options["keeper"] = _keeper(e, checkpoints)
+    outcome: Any = e.run(**options)
+    return watch.finish(e.recorded(outcome), outcome)
+
+
+def _keeper(e: Prepared, folder: Path | None) -> Keeper:
+    s = e.settings
+    if folder is None or s.checkpoint is None:
+        raise ValueError(f"checkpoint = {s.checkpoint}: must be left out without a folder (--out) to keep it in")
+    check.require(jax.process_count() == 1, "checkpoint", s.checkpoint, "left out with several processes")
+    return Keeper(folder, s.checkpoint, {"settings": e.described})

@@ -1,0 +1,67 @@
+"""What nodes do, against the contract of ``PeerAlgorithm``, before a run: one abstract event, nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.config.contracts import alike, fits, is_array, returned
+from fedjax_async.engine.components import Client, Hyper, Peer, bound, row_of
+from fedjax_async.peers import Event, PeerAlgorithm
+from fedjax_async.types import ClientAlgorithm, ClientData, FederatedData, Key, Message, Params
+
+_PUSH = "push(row, upload, event) -> (row, messages, columns)"
+_COLUMNS = "columns, a mapping, name -> scalar"
+
+
+def shapes_of_message(
+    peer: Peer, trainer: Client, hyper: Mapping[str, float], params: Params, data: FederatedData
+) -> Any:
+    """The shapes of one message, of an event that mixes it too.
+
+    Raises ``ValueError`` that names the function of ``PeerAlgorithm`` which raises, or returns something else than its
+    contract says.
+    """
+
+    def message(params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+        given: Hyper = dict(hyper)
+        node, client = bound(peer, given), bound(trainer, given)
+        start = returned("peer.init", "init(params) -> row", node.init, params)
+        inbox = returned("peer.open", "open(row) -> inbox", node.open, start)
+        row = returned("peer.wake", "wake(row, inbox) -> row", node.wake, start, inbox)
+        alike("peer.wake", row, start, "a row", "as peer.init")
+        model = returned("peer.params", "params(row) -> params", node.params, row)
+        alike("peer.params", model, params, "params", "as the model's")
+        row, messages = _pushed(node, client, row, params, key, pool)
+        one = jax.tree.map(lambda leaf: leaf[0], messages)
+        added = "add(inbox, row, message, weight) -> inbox"
+        weight = jnp.zeros((), jnp.result_type(float))
+        alike("peer.add", returned("peer.add", added, node.add, inbox, start, one, weight), inbox, "an inbox")
+        return one
+
+    return jax.eval_shape(message, params, jax.random.key(0), (row_of(data.x), row_of(data.y)))
+
+
+def _pushed(
+    node: PeerAlgorithm, client: ClientAlgorithm, row: Any, params: Params, key: Key, pool: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """The row after one training without a step, and the messages that it sends."""
+    begin = returned("peer.start", "start(row) -> Message", node.start, row)
+    fits(isinstance(begin, Message), "peer.start", begin, "a Message")
+    begin = begin._replace(version=jnp.int32(0), local_steps=jnp.int32(1))
+    state, zero = client.init(params), jnp.int32(0)
+    rows = ClientData(*pool, jnp.zeros(1, jnp.int32), zero, zero + 1)
+    upload, _ = client.finish(client.begin(key, begin, state, rows), begin, state)
+    pushed = returned("peer.push", _PUSH, node.push, row, upload, Event(key, jnp.ones((), jnp.result_type(float))))
+    fits(isinstance(pushed, tuple) and len(pushed) == 3, "peer.push", pushed, "(row, messages, columns)")
+    after, messages, columns = pushed
+    alike("peer.push's row", after, row, "a row", "as peer.init")
+    leaves = jax.tree.leaves(messages)
+    good = bool(leaves) and all(is_array(leaf) and leaf.shape[:1] == (node.fragments,) for leaf in leaves)
+    fits(good, "peer.push's messages", messages, f"arrays [F, ...], F = {node.fragments} fragments")
+    scalars = isinstance(columns, Mapping) and all(is_array(v) and v.shape == () for v in columns.values())
+    fits(scalars, "peer.push's columns", columns, _COLUMNS)
+    return after, messages

@@ -1,0 +1,107 @@
+"""From the examples of named clients to a ``Dataset``, and the bounds of what is read from files of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async.check import require
+from fedjax_async.data.federated import Dataset, check_dataset
+from fedjax_async.types import Array
+
+LARGEST_TEXT = 8 * 2**30  # bytes of a JSON file
+
+
+class Part(NamedTuple):
+    """The examples of one client."""
+
+    client: str
+    x: np.ndarray  # [n, ...]
+    y: np.ndarray  # [n] or [n, ...]
+
+
+def pooled(
+    name: str,
+    train: Iterable[Part],
+    test: Iterable[Part] = (),
+    *,
+    decode: Callable[[Array], Array] | None = None,
+    num_classes: int | None = None,
+) -> Dataset:
+    """The data set of these clients: each is a natural owner, numbered in the order of its first training examples.
+
+    Test examples keep their owners. Parts without examples are left out. ``ValueError`` without any training example,
+    or where parts do not fit together.
+
+    >>> one, two = Part("b", np.ones((2, 3)), np.array([0, 1])), Part("a", np.ones((1, 3)), np.array([2]))
+    >>> pooled("own", [one, two], [two]).groups.tolist(), pooled("own", [one], [two]).test_groups.tolist()
+    ([0, 0, 1], [1])
+    """
+    kept, tested = ([part for part in parts if len(part.x)] for parts in (train, test))
+    require(len(kept) > 0, name, "no examples", "clients of which one has training examples at least")
+    number = {client: i for i, client in enumerate(dict.fromkeys(part.client for part in [*kept, *tested]))}
+    for part in [*kept, *tested]:
+        alike = part.x.shape[1:] == kept[0].x.shape[1:] and part.y.shape[1:] == kept[0].y.shape[1:]
+        wanted = f"rows like those of {kept[0].client!r}, {list(kept[0].x.shape[1:])} and {list(kept[0].y.shape[1:])}"
+        require(alike, f"{name}, client {part.client!r}", f"x {part.x.shape}, y {part.y.shape}", wanted)
+    x, y, groups = _joined(kept, number)
+    if not tested:
+        return check_dataset(Dataset(name, x, y, x[:0], y[:0], decode, num_classes, groups))
+    test_x, test_y, test_groups = _joined(tested, number)
+    return check_dataset(Dataset(name, x, y, test_x, test_y, decode, num_classes, groups, test_groups))
+
+
+def _joined(parts: list[Part], number: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x, y = (np.concatenate(arrays) for arrays in zip(*((part.x, part.y) for part in parts)))
+    owners = np.repeat([number[part.client] for part in parts], [len(part.x) for part in parts])
+    return x, y, owners.astype(np.int32)
+
+
+def existing(path: Any, field: str = "path") -> Path:
+    """The path of a file or folder that exists."""
+    found = Path(str(path)).expanduser()
+    require(found.exists(), field, str(path), "a file or folder that exists")
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The contents of a JSON file; ``ValueError`` naming it if it is none, is cut short or too large."""
+    size = path.stat().st_size
+    require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a JSON file of at most {LARGEST_TEXT} bytes")
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"'{path}': must be a JSON file ({type(error).__name__}: {reason})") from error
+
+
+def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray:
+    """Labels int32 [n] from a list of whole numbers; with ``classes``, of 0 .. classes - 1."""
+    found = numbers(where, values, 1)
+    high = 2**31 - 1 if classes is None else classes - 1
+    good = (found >= 0) & (found <= high) & (found == np.round(found))
+    if not good.all():
+        first = int(np.argmin(good))
+        require(False, f"{where}[{first}]", found[first].item(), f"a whole number from 0 to {high}")
+    return found.astype(np.int32)
+
+
+def numbers(where: str, values: Any, axes: int) -> np.ndarray:
+    """float64 with ``axes`` axes from nested lists of finite numbers."""
+    allowed = {1: "a list of numbers", 2: "a list of equally long lists of numbers"}[axes]
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of unequal length
+        found = np.zeros(0, object)
+    good = isinstance(values, list) and found.ndim == axes and found.dtype.kind in "biuf"
+    shape = f"a {type(values).__name__}" if not isinstance(values, list) else f"{found.dtype}{list(found.shape)}"
+    require(good, where, shape, allowed)
+    found = found.astype(np.float64)
+    if not np.isfinite(found).all():
+        first = [int(i) for i in np.argwhere(~np.isfinite(found))[0]]
+        require(False, f"{where}{first}", found[tuple(first)].item(), "finite")
+    return found

@@ -1,0 +1,145 @@
+"""What Flower's partitioners (``flwr-datasets``) make: a folder of partitions, or partition ids of rows.
+
+A partitioner deals a data set to partitions, each a Hugging Face data set. ``flwr-datasets create`` writes them as
+``partition_0``, ``partition_1``, ... with ``save_to_disk``; Parquet and Arrow files work too. A partition that is
+itself split in training and test examples keeps these as its client's parts.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_async.check import require, whole
+from fedjax_async.data.federated import Dataset
+from fedjax_async.data.formats import hugging_face as folders
+from fedjax_async.data.formats import parquet
+from fedjax_async.data.formats.clients import existing, read_json
+from fedjax_async.data.formats.tables import Columns, Rows, dataset_of
+
+_NUMBERED = re.compile(r"(?:.*[^\d])?(\d+)")
+
+
+def flower(
+    *,
+    path: str,
+    partitions: str | None = None,
+    test: str | None = None,
+    x: str = "image",
+    y: str | None = "label",
+    length: int = 80,
+) -> Dataset:
+    """Partitions of Flower's partitioners: flower:path=DIR,x=img,y=label; natural clients are the partitions.
+
+    ``path``: a folder with the numbered partitions, each a folder of save_to_disk (``flwr-datasets create``), a Parquet
+    file or an Arrow file; numbers at the end of the names are those of the clients. Or, with ``partitions``, one data
+    set (such a folder or file) whose rows the file ``partitions`` assigns: JSON, a list of ids, one a row, or an object
+    id -> list of rows; or CSV with the columns example and partition. Rows without a partition are left out.
+    ``test``: one data set, the global test set. Other options as for ``parquet``.
+
+    Raises ``ValueError`` naming file, column and row.
+    """
+    columns = Columns(x, y, None, length)
+    whole("length", length)
+    root = existing(path)
+    if partitions is not None:
+        train = _assigned(_read(root, columns)[0], existing(partitions, "partitions"))
+        tested: list[Rows] = []
+    else:
+        train, tested = _numbered(root, columns)
+    tested += [] if test is None else _read(existing(test, "test"), columns)[0]
+    owned = columns._replace(client="partition")
+    found = dataset_of(root.stem, train, [_owned(rows, "nobody") for rows in tested], owned)
+    return found
+
+
+def _numbered(root: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
+    """Training and test rows of the partitions in a folder, in order of their numbers."""
+    require(root.is_dir(), "path", str(root), "a folder of partitions, or given with partitions=FILE")
+    entries: dict[int, Path] = {}
+    for entry in sorted(root.iterdir()):
+        found = _NUMBERED.fullmatch(entry.stem)
+        if found is None:
+            continue
+        number = int(found[1])
+        require(number not in entries, f"'{root}': partition {number}", entry.name, "one file or folder a partition")
+        entries[number] = entry
+    require(bool(entries), "path", str(root), "a folder of numbered partitions, such as partition_0")
+    train: list[Rows] = []
+    test: list[Rows] = []
+    for number, entry in sorted(entries.items()):
+        own, held_out = _read(entry, columns)
+        train += [_owned(rows, str(number)) for rows in own]
+        test += [_owned(rows, str(number)) for rows in held_out]
+    return train, test
+
+
+def _read(path: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
+    """Training and test rows of one data set: a folder of save_to_disk, a Parquet file or an Arrow file."""
+    if path.is_dir():
+        parts = folders.splits(path, ("train", "test"), columns)
+        return parts.get("train", []), parts.get("test", [])
+    readers = {".parquet": parquet.read, ".arrow": folders.read_arrow}
+    require(path.suffix in readers, "partition", str(path), "a folder of save_to_disk, *.parquet or *.arrow")
+    return [readers[path.suffix](path, columns)], []
+
+
+def _owned(rows: Rows, client: str) -> Rows:
+    """The rows as those of one client, unless they have clients."""
+    return rows if rows.client is not None else rows._replace(client=[client] * len(rows.x))
+
+
+def _assigned(tables: list[Rows], file: Path) -> list[Rows]:
+    """The rows that the file assigns, by their partitions."""
+    total = sum(len(rows.x) for rows in tables)
+    partition = _csv(file, total) if file.suffix == ".csv" else _json(file, total)
+    found, start = [], 0
+    for rows in tables:
+        own = partition[start : start + len(rows.x)]
+        kept = np.flatnonzero(own >= 0)
+        x, y = ([v[i] for i in kept] if isinstance(v, list) else v[kept] for v in (rows.x, rows.y))
+        found.append(rows._replace(x=x, y=y, client=[str(own[i]) for i in kept]))
+        start += len(rows.x)
+    return found
+
+
+def _json(file: Path, total: int) -> np.ndarray:
+    """The partition of each row, int64 [total], -1 for none."""
+    content = read_json(file)
+    if isinstance(content, list):
+        require(len(content) == total, f"'{file}'", f"{len(content)} ids", f"one for each of {total} rows")
+        pairs: list[tuple[Any, Any]] = list(enumerate(content))
+    else:
+        good = isinstance(content, dict) and all(isinstance(rows, list) for rows in content.values())
+        require(good, f"'{file}'", f"a {type(content).__name__}", "a list of ids, or an object id -> list of rows")
+        pairs = [(row, client) for client, rows in content.items() for row in rows]
+    return _placed(str(file), pairs, total)
+
+
+def _csv(file: Path, total: int) -> np.ndarray:
+    with file.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        names = reader.fieldnames or []
+        require({"example", "partition"} <= set(names), f"'{file}': columns", names, "example and partition")
+        return _placed(str(file), [(row["example"], row["partition"]) for row in reader], total)
+
+
+def _placed(where: str, pairs: list[tuple[Any, Any]], total: int) -> np.ndarray:
+    """From (row, partition) of some rows to the partition of each."""
+    found = np.full(total, -1, np.int64)
+    for entry, (row, client) in enumerate(pairs):
+        number, owner = (_whole(where, entry, value) for value in (row, client))
+        require(number < total, f"'{where}': row", number, f"below {total}, the rows of the data set")
+        require(found[number] < 0, f"'{where}': row", number, "in one partition only")
+        found[number] = owner
+    return found
+
+
+def _whole(where: str, entry: int, value: Any) -> int:
+    good = str(value).isdecimal() and str(value).isascii() and len(str(value)) < 19
+    require(good and not isinstance(value, bool), f"'{where}': entry {entry}", value, "a whole number >= 0")
+    return int(value)

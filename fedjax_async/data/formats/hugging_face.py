@@ -1,0 +1,100 @@
+"""Folders that Hugging Face's ``datasets`` writes with ``save_to_disk``: Arrow files and what they hold, by split.
+
+A data set is a folder with ``state.json``, which names its Arrow files; a ``DatasetDict`` one with
+``dataset_dict.json``, which names the folders of its splits. The package ``datasets`` is not needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedjax_async.check import require, whole
+from fedjax_async.data.federated import Dataset
+from fedjax_async.data.formats.clients import existing, read_json
+from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
+
+FILE_FORMAT = b"ARROW1"  # how files of Arrow's file format begin; others are streams
+
+
+def hugging_face(
+    *,
+    path: str,
+    train: str = "train",
+    test: str = "test",
+    x: str = "image",
+    y: str | None = "label",
+    client: str | None = None,
+    length: int = 80,
+) -> Dataset:
+    """Folders of Hugging Face's datasets (save_to_disk): hugging_face:path=DIR,x=image,y=label,client=writer.
+
+    ``train``, ``test``: names of splits; a folder without splits has no test set. Other options as for ``parquet``.
+
+    Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
+    """
+    columns = Columns(x, y, client, length)
+    whole("length", length)
+    root = existing(path)
+    parts = splits(root, (train, test), columns)
+    require(train in parts, f"'{root}': split", train, "one of those in dataset_dict.json")
+    return dataset_of(root.name, parts[train], parts.get(test, []), columns)
+
+
+def splits(folder: Path, names: tuple[str, str], columns: Columns) -> dict[str, list[Rows]]:
+    """The splits called ``names`` of a folder, as far as there are such; one without splits counts as the first."""
+    described = folder / "dataset_dict.json"
+    if not described.is_file():
+        return {names[0]: read(folder, columns)}
+    content = read_json(described)
+    known = content.get("splits") if isinstance(content, dict) else None
+    good = isinstance(known, list) and all(isinstance(name, str) for name in known)
+    require(good, f"'{described}': splits", known, "a list of names")
+    return {name: read(_inside(folder, name), columns) for name in names if name in (known or ())}
+
+
+def read(folder: Path, columns: Columns) -> list[Rows]:
+    """The columns of all Arrow files of one data set, in order."""
+    state = folder / "state.json"
+    require(state.is_file(), "path", str(folder), "a folder that save_to_disk wrote, with a state.json")
+    content = read_json(state)
+    listed = content.get("_data_files") if isinstance(content, dict) else None
+    good = isinstance(listed, list) and bool(listed) and all(isinstance(_name(one), str) for one in listed)
+    require(good, f"'{state}': _data_files", listed, "a list of objects with a filename")
+    indices = content.get("_indices_data_files") or content.get("_indices_files")
+    require(not indices, f"'{state}'", "an indices mapping", "saved after flatten_indices()")
+    return [read_arrow(_inside(folder, _name(one)), columns) for one in listed or ()]
+
+
+def _name(entry: Any) -> Any:
+    return entry.get("filename") if isinstance(entry, dict) else None
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file or folder in ``folder`` itself."""
+    plain = name == Path(name).name and name not in ("", ".", "..")
+    require(plain and (folder / name).exists(), f"'{folder}': file", name, "a name within the folder that exists")
+    return folder / name
+
+
+def read_arrow(file: Path, columns: Columns) -> Rows:
+    """The columns of one Arrow file, a stream or of the file format; ``ValueError`` if it is damaged or lacks one."""
+    pa = arrow()
+    try:
+        with pa.memory_map(str(file)) as source:
+            head = source.read(len(FILE_FORMAT))
+            source.seek(0)
+            is_file = head == FILE_FORMAT
+            options = pa.ipc.IpcReadOptions()
+            reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+            require_columns(file, reader.schema, columns)
+            chosen = [reader.schema.get_field_index(name) for name in columns.names]
+            options = pa.ipc.IpcReadOptions(included_fields=chosen)
+            source.seek(0)
+            reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+            table = reader.read_all()
+            table.validate(full=True)
+            return rows_of(file, table, columns)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"'{file}': must be an Arrow file ({reason})") from error

@@ -1,0 +1,61 @@
+"""Parquet files, one or a folder of them, as the hub of Hugging Face and data frames write them."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from fedjax_async.check import require, whole
+from fedjax_async.data.federated import Dataset
+from fedjax_async.data.formats.clients import existing
+from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
+
+
+def parquet(
+    *,
+    path: str,
+    test: str | None = None,
+    x: str = "image",
+    y: str | None = "label",
+    client: str | None = None,
+    length: int = 80,
+) -> Dataset:
+    """Parquet files: parquet:path=FILE,x=image,y=label,client=writer; a folder with train*.parquet and test*.parquet.
+
+    ``x``: a column of images, lists of numbers or texts, or several columns of numbers joined by +. ``y``: labels,
+    names of classes or targets. ``client``: the natural owner of each row; without it a partition deals the rows. Texts
+    become codes (``data.characters``), cut to ``length``; with ``y=none`` the task is the next character, in windows of
+    ``length`` (see shakespeare). ``path``: a file, or a folder, in which files whose name begins with ``test`` are the
+    test set and the others the training set. ``test``: a file or folder of its own. Only these columns are read.
+
+    Raises ``ValueError`` naming file, column and row. Needs pyarrow (extra ``formats``), and Pillow for images.
+    """
+    columns = Columns(x, y, client, length)
+    whole("length", length)
+    root = existing(path)
+    files, tests = _files(root), [] if test is None else _files(existing(test, "test"))
+    if root.is_dir() and test is None:
+        tests = [file for file in files if file.name.startswith("test")]
+        files = [file for file in files if file not in tests]
+    train, tested = ([read(file, columns) for file in some] for some in (files, tests))
+    return dataset_of(root.stem, train, tested, columns)
+
+
+def _files(path: Path) -> list[Path]:
+    found = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    require(bool(found), "path", str(path), "a Parquet file, or a folder with *.parquet")
+    return found
+
+
+def read(file: Path, columns: Columns) -> Rows:
+    """The columns of one file; ``ValueError`` if it is damaged or lacks one."""
+    pa = arrow()
+    parquet_module = importlib.import_module("pyarrow.parquet")
+    try:
+        with parquet_module.ParquetFile(file) as content:
+            require_columns(file, content.schema_arrow, columns)
+            table = content.read(columns=columns.names)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"'{file}': must be a Parquet file ({reason})") from error
+    return rows_of(file, table, columns)

@@ -1,0 +1,193 @@
+"""Columns of Arrow tables as arrays: numbers, lists of equal length, images, texts, names of clients.
+
+Parquet files and the folders of Hugging Face ``datasets`` are read through here, with pyarrow (extra ``formats``), and
+of them only the columns that are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async.check import require
+from fedjax_async.data import characters
+from fedjax_async.data.federated import Dataset
+from fedjax_async.data.formats.clients import Part, pooled
+from fedjax_async.data.images import import_pillow
+
+IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # kinds of files that Pillow may decode
+MOST_PIXELS = 2**26
+
+
+class Columns(NamedTuple):
+    """Which columns are read, and how."""
+
+    x: str = "image"  # or several columns of numbers, joined by +
+    y: str | None = "label"  # None: x is text, and the task is its next character
+    client: str | None = None  # the natural owner of a row
+    length: int = 80  # characters of a text
+
+    @property
+    def inputs(self) -> list[str]:
+        """The columns of x."""
+        return str(self.x).split("+")
+
+    @property
+    def names(self) -> list[str]:
+        """All columns."""
+        return [*self.inputs, *(str(name) for name in (self.y, self.client) if name is not None)]
+
+
+class Rows(NamedTuple):
+    """What the columns of one table hold."""
+
+    x: Any  # an array [n, ...], or a list of texts
+    y: Any  # an array [n, ...], a list of names, or None
+    client: list[str] | None
+    classes: list[str] | None  # of y, as the schema names them
+
+
+def arrow() -> Any:
+    """pyarrow, or ``ValueError`` naming the extra."""
+    try:
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        remedy = "pip install 'fedjax-async[formats]'"
+        raise ValueError(f"pyarrow = not installed: needed for this format; {remedy}") from error
+
+
+def require_columns(where: Path, schema: Any, columns: Columns) -> None:
+    """``ValueError`` for the first column that a table lacks, or that is asked for twice."""
+    for name in columns.names:
+        require(name in schema.names, f"'{where}': column", name, f"one of {', '.join(schema.names)}")
+    require(len(set(columns.names)) == len(columns.names), f"'{where}': columns", columns.names, "different columns")
+
+
+def rows_of(where: Path, table: Any, columns: Columns) -> Rows:
+    """The contents of a table that has at least these columns."""
+    require_columns(where, table.schema, columns)
+    parts = [_values(where, name, table.column(name)) for name in columns.inputs]
+    if len(parts) > 1:
+        for name, part in zip(columns.inputs, parts):
+            require(isinstance(part, np.ndarray) and part.ndim == 1, f"'{where}': {name}", "no numbers", "numbers")
+        parts = [np.stack(parts, axis=1).astype(np.float32)]
+    y = None if columns.y is None else _values(where, columns.y, table.column(columns.y))
+    owner = None if columns.client is None else _values(where, columns.client, table.column(columns.client))
+    if owner is not None and not isinstance(owner, list):
+        require(owner.ndim == 1, f"'{where}': {columns.client}", f"shape {owner.shape}", "a name or number a row")
+        owner = [str(value) for value in owner.tolist()]
+    return Rows(parts[0], y, owner, _class_names(table.schema, columns.y))
+
+
+def _class_names(schema: Any, y: str | None) -> list[str] | None:
+    """The names of the classes that Hugging Face's ``datasets`` keeps in a schema."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[y]["names"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return list(names) if isinstance(names, list) and names else None
+
+
+def _values(where: Path, name: str, column: Any) -> Any:
+    """A column as an array [n, ...] of numbers, or a list of texts; images are decoded."""
+    pa, place = arrow(), f"'{where}': {name}"
+    types = pa.types
+    column = column.combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) and column.num_chunks else column
+    if isinstance(column, pa.ChunkedArray):  # no rows at all
+        column = pa.array([], column.type)
+    while isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.null_count:
+        row = int(np.argmax(np.asarray(column.is_null())))
+        require(False, f"{place}[{row}]", None, "a value: rows without one are not filled in")
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return list(column.to_pylist())
+    if types.is_struct(kind) and "bytes" in [kind.field(i).name for i in range(kind.num_fields)]:
+        return _images(place, column.field("bytes"))
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return _images(place, column)
+    return _numbers(place, column)
+
+
+def _numbers(place: str, column: Any) -> np.ndarray:
+    """Numbers, or lists of them, of equal lengths on each level."""
+    types, shape = arrow().types, [len(column)]
+    while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
+        lengths = np.unique(np.asarray(column.value_lengths())) if len(column) else np.zeros(1, int)
+        require(len(lengths) == 1, place, f"lists of {lengths.min()} to {lengths.max()}", "lists of one length")
+        shape.append(int(lengths[0]))
+        column = column.flatten()
+        require(column.null_count == 0, place, "lists with missing values", "numbers")
+    kind = column.type
+    good = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+    require(good, place, str(kind), "numbers, lists of numbers, images or texts")
+    found = np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
+    return found.astype(np.float32) if found.dtype.kind == "f" else found
+
+
+def _images(place: str, column: Any) -> np.ndarray:
+    """uint8 [n, H, W] or [n, H, W, C] from encoded images of one size."""
+    image_module = import_pillow("encoded images")
+    require(column.null_count == 0, place, "paths without contents", "images embedded in the file")
+    found = []
+    for row, content in enumerate(column):
+        try:
+            with image_module.open(io.BytesIO(content.as_py()), formats=IMAGES) as image:
+                pixels = image.size[0] * image.size[1]
+                require(pixels <= MOST_PIXELS, f"{place}[{row}]", f"{pixels} pixels", f"at most {MOST_PIXELS}")
+                plain = image if image.mode in ("L", "RGB") else image.convert("RGB")
+                found.append(np.asarray(plain, np.uint8))
+        except (OSError, SyntaxError, image_module.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())[:100]
+            raise ValueError(f"{place}[{row}]: must be an image ({reason})") from error
+        alike = found[row].shape == found[0].shape
+        require(alike, f"{place}[{row}]", f"shape {found[row].shape}", f"{found[0].shape}, as the first")
+    return np.stack(found) if found else np.zeros((0, 1, 1), np.uint8)
+
+
+def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: Columns) -> Dataset:
+    """The data set of the rows of some tables; ``pooled`` by client if there is a column of clients."""
+    every = [*train, *test]
+    names = next((rows.classes for rows in every if rows.classes is not None), None)
+    if any(isinstance(rows.y, list) for rows in every):  # classes by name
+        names = names or sorted({value for rows in every for value in rows.y})
+    count = None if names is None else len(names)
+    number = {value: i for i, value in enumerate(names or ())}
+    parts = [[part for rows in some for part in _parts(rows, columns, number)] for some in (train, test)]
+    classes = len(characters.VOCABULARY) if columns.y is None else count
+    found = pooled(name, *parts, num_classes=classes)
+    return found if columns.client is not None else found._replace(groups=None, test_groups=None)
+
+
+def _parts(rows: Rows, columns: Columns, number: dict[str, int]) -> list[Part]:
+    """The rows of a table by their clients; of no client in particular under one name."""
+    names = rows.client if rows.client is not None else ["all"] * len(rows.x)
+    client = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    owner = np.array([client[name] for name in names], np.int64)
+    own = np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=len(client)))[:-1])
+    return [_part(name, rows, of, columns, number) for name, of in zip(client, own)]
+
+
+def _part(client: str, rows: Rows, of: np.ndarray, columns: Columns, number: dict[str, int]) -> Part:
+    """The rows ``of`` one client."""
+    texts = isinstance(rows.x, list)
+    if rows.y is None:
+        require(texts, "y", None, "given: without it x is text, and the task is its next character")
+        cut = characters.windows("\n".join(rows.x[i] for i in of) + "\n", columns.length)
+        return Part(client, cut[:, :-1], cut[:, 1:].astype(np.int32))
+    x = characters.rows([rows.x[i] for i in of], columns.length) if texts else rows.x[of]
+    if isinstance(rows.y, list):
+        return Part(client, x, np.array([number[rows.y[i]] for i in of], np.int32))
+    y = rows.y[of]
+    return Part(client, x, y.astype(np.int32) if y.dtype.kind in "biu" else y)

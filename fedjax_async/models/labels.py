@@ -1,0 +1,54 @@
+"""Loss and accuracy of class labels: one label an example, or a sequence of labels that ends in padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async.types import Array
+
+PADDING = 0  # the label of a position that does not count; in sequences only
+
+
+def cross_entropy(outputs: Array, y: Array) -> Array:
+    """``-log softmax(outputs)[y]`` of each example: ``[B, classes], int [B] -> [B]``, in nats.
+
+    Of sequences, ``[B, L, classes], int [B, L] -> [B]``, the mean over the labels that are not ``PADDING``. Every
+    sequence then counts the same, however long it is; without any label its loss is 0.
+
+    The logit of the label is selected by a mask: the gradient of an index would be a scatter, slow on a CPU.
+
+    >>> [round(float(v), 4) for v in cross_entropy(jnp.zeros((2, 10)), jnp.array([3, 7]))]
+    [2.3026, 2.3026]
+    >>> [round(float(v), 4) for v in cross_entropy(jnp.zeros((2, 3, 10)), jnp.array([[3, 7, 0], [0, 0, 0]]))]
+    [2.3026, 0.0]
+    """
+    classes = jnp.arange(outputs.shape[-1], dtype=y.dtype).reshape(*(1 for _ in y.shape), -1)
+    picked = jnp.where(classes == y[..., None], outputs, jnp.zeros((), outputs.dtype)).sum(axis=-1)
+    losses = jax.nn.logsumexp(outputs, axis=-1) - picked
+    return losses if y.ndim == 1 else _mean(losses, y)
+
+
+def hits(outputs: Array, y: Array) -> Array:
+    """Whether the largest output is the label's, 0 or 1; of a sequence, the share of its labels that are right; [B].
+
+    >>> outputs = jnp.array([[[0, 9, 0], [0, 0, 9], [9, 0, 0]]], jnp.float32)
+    >>> hits(outputs, jnp.array([[1, 1, 0]])).tolist()  # the last position is padding
+    [0.5]
+    """
+    right = jnp.argmax(outputs, -1).astype(y.dtype) == y
+    return right if y.ndim == 1 else _mean(right.astype(outputs.dtype), y)
+
+
+def counts(y: Array) -> Any:
+    """Which labels count: all of ``[B]``, those of ``[B, L]`` that are not ``PADDING``; truth values of y's shape."""
+    return jnp.ones(y.shape, bool) if y.ndim == 1 else y != PADDING
+
+
+def _mean(values: Array, y: Array) -> Array:
+    """The mean over the labels of each sequence: [B, L] -> [B]; 0 without any."""
+    mask = counts(y).astype(values.dtype)
+    axes = tuple(range(1, y.ndim))
+    return (values * mask).sum(axis=axes) / jnp.maximum(mask.sum(axis=axes), 1)

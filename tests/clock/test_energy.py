@@ -1,0 +1,147 @@
+"""Joules and carbon by hand arithmetic; tables of devices; FedScale's traces as tables of the clock."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_async import cli, simulate
+from fedjax_async.clock import Until, plan
+from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_energy
+from fedjax_async.clock.fedscale import write_tables
+from fedjax_async.results.comparisons import comparison
+from fedjax_async.results.metrics import to_target
+
+TWO = Devices(*map(np.array, ([6.0, 2.0], [1.0, 0.5], [0.01, 0.0], [0.02, 0.03], [360.0, 3600.0])))
+
+
+def test_jobs_and_runs_by_hand():
+    """Both clients train from 0 to 10 s and from 10 to 20 s; 100 bytes down, 50 up."""
+    schedule = plan("every", "constant:mean=10", num_clients=2, local_steps=1, until=Until(updates=4))
+    joules, grams = job_energy(TWO, schedule, 100, 50)
+    of_client = np.array([6 * 10 + 1 + 1, 2 * 10 + 0 + 1.5])
+    np.testing.assert_allclose(joules[:4], of_client[schedule.client[:4]])
+    np.testing.assert_allclose(grams, joules * np.array([1e-4, 1e-3])[schedule.client])
+    moments = np.array([0.0, 5.0, 10.0, 15.0])
+    joules, grams = energy_until(TWO, schedule, moments, 100, 50)
+    first = np.array([1, 31, 60 + 1 + 1 + 1, 90 + 1 + 2])  # at 10 s the upload arrives, and a second job begins
+    second = np.array([0, 10, 20 + 1.5, 30 + 1.5])
+    np.testing.assert_allclose(joules, first + second)
+    np.testing.assert_allclose(grams, 1e-4 * first + 1e-3 * second)
+    whole = energy_until(TWO, schedule, np.array([1e6]), 0, 0)[0]  # idle ever after
+    busy = np.bincount(schedule.client, weights=schedule.upload_time - schedule.dispatch_time)
+    np.testing.assert_allclose(whole, TWO.training @ busy + TWO.idle @ (1e6 - busy))
+
+
+def test_lost_uploads_send_nothing_and_uploads_of_their_own_sizes():
+    faults = "drop:probability=0.5"
+    schedule = plan("every", "constant:mean=10", num_clients=2, local_steps=1, until=Until(updates=9), faults=faults)
+    lost = ~np.isfinite(schedule.upload_time)
+    assert lost.any() and not lost.all()
+    sizes = np.arange(len(schedule.client))
+    joules, _ = job_energy(TWO._replace(training=np.zeros(2), down=np.zeros(2)), schedule, 100, sizes)
+    np.testing.assert_allclose(joules, np.where(lost, 0, TWO.up[schedule.client] * sizes))
+    trained, _ = job_energy(TWO, schedule, 0, 0)
+    np.testing.assert_allclose(trained[:2], [60, 20])  # of a lost one too
+
+
+def test_tables_of_devices(tmp_path):
+    file = tmp_path / "watts.csv"
+    file.write_text("client,training,carbon,source\n1,7,100,measured\n0,5,50,measured\n")
+    devices = bind(f"csv:path={file}", 2, 0)
+    assert devices.training.tolist() == [5, 7] and devices.carbon.tolist() == [50, 100] and not devices.idle.any()
+    drawn = bind("boards", 10, 1).training
+    assert sorted(drawn[:5]) == sorted(drawn[5:]) == [1.2, 2.1, 3.7, 5.1, 6.4]
+    assert boards(device="raspberry_pi_4b")(3, 0).idle.tolist() == [2.7] * 3
+    for spec, message in [
+        ("boards:device=laptop", "device = 'laptop': must be one of raspberry_pi_zero"),
+        ("flat:idle=-1", "idle = -1: must be a finite number >= 0"),
+        (f"csv:path={file}", "no line for client 2 of 3"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            bind(spec, 3, 0)
+    for text, message in [
+        ("device,power\na,1\n", "column 'power': unknown"),
+        ("device,idle\na,1\n", "column 'training': missing"),
+        ("device,training\na,-3\n", "column 'training': '-3' must be a finite number >= 0"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            bind(f"csv:path={file}", 1, 0)
+
+
+def test_columns_of_runs_and_of_comparisons():
+    world = {"model": "logistic", "dataset": "synthetic", "clients": 3, "steps": 1, "updates": 6, "eval_updates": 3}
+    run = simulate(method="fedasync", delay="constant:mean=10", energy="flat:training=4,up=0.001,carbon=1800", **world)
+    size = int(run.evaluations["bytes_up"][-1]) // 6
+    np.testing.assert_allclose(run.updates["energy"], 40 + 0.001 * size)
+    np.testing.assert_allclose(run.evaluations["energy"], [0, 120 + 0.003 * size, 240 + 0.006 * size])
+    np.testing.assert_allclose(run.evaluations["carbon"], run.evaluations["energy"] / 2000)
+    assert to_target(run, 0.0, unit="energy") == 0
+    (row,) = comparison({"fedasync": [run]})
+    np.testing.assert_allclose(row["energy (kJ)"].mean, run.evaluations["energy"][-1] / 1000)
+    np.testing.assert_allclose(row["carbon (g CO2e)"].mean, run.evaluations["carbon"][-1])
+    with pytest.raises(ValueError, match="energy = 'flat': must be left out: pushcen runs without a server"):
+        simulate(method="pushcen", energy="flat", **world)
+
+
+# --- FedScale ---------------------------------------------------------------------------------------
+
+CAPACITY = {"432802": {"computation": 162.0, "communication": 5648.0}, "7": {"computation": 20, "communication": 64.0}}
+BEHAVIOUR = {
+    "a": {"duration": 9, "inactive": [50, 90], "finish_time": 100, "active": [10, 60], "model": "CPH1801"},
+    "b": {"inactive": [40, 300], "finish_time": 200, "active": [0, 150]},
+}
+
+
+def test_traces_of_fedscale_become_tables(tmp_path, capsys):
+    files = {name: tmp_path / f"{name}.json" for name in ("capacity", "behaviour")}
+    for file, content in zip(files.values(), (CAPACITY, BEHAVIOUR)):
+        file.write_text(json.dumps(content))
+    command = ["data", "fedscale", "--out", str(tmp_path / "t"), "--batch-size", "10"]
+    assert cli.main([*command, *(f"--{name}={file}" for name, file in files.items())]) == 0
+    assert (tmp_path / "t" / "delay.csv").read_text() == "client,mean,std,compute\n0,4.86,0,4.86\n1,0.6,0,0.6\n"
+    assert (tmp_path / "t" / "network.csv").read_text().splitlines()[2] == "1,8192,8192,0"
+    stretches = (tmp_path / "t" / "availability.csv").read_text().split()
+    assert stretches[1:] == ["0,10,50", "0,60,90", "0,110,150", "0,160,190", "1,0,40", "1,150,200"]
+    flags = dict(zip(*[iter(capsys.readouterr().out.split("use: ")[1].split())] * 2))
+    assert "repeat" not in flags["--availability"]
+    options = {name.removeprefix("--"): spec for name, spec in flags.items()}
+    world = {"num_clients": 2, "local_steps": 5, "until": Until(updates=2), "bytes_down": 4096, "bytes_up": 4096}
+    schedule = plan("every", options.pop("delay"), **options, **world)
+    np.testing.assert_allclose(np.sort(schedule.upload_time[:2])[0], 5 * 0.6 + 1)  # client 1, online from 0 s
+    one = {"a": BEHAVIOUR["a"]}
+    files["behaviour"].write_text(json.dumps(one))
+    assert write_tables(tmp_path / "t", behaviour=files["behaviour"]).endswith("availability.csv,repeat=100")
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("capacity", b"\x80\x04\x95 pickled", "must be a JSON file; `fedjax-async data fedscale --help` tells"),
+        ("capacity", [], "'a list': must be devices by name"),
+        (
+            "capacity",
+            {"7": {"computation": 0, "communication": 1}},
+            "device 7: computation = 0: must be a finite number > 0",
+        ),
+        ("capacity", {"7": {"computation": 1}}, "device 7: communication = None: must be"),
+        ("behaviour", {"a": {"finish_time": 9, "active": [1], "inactive": []}}, "active = 1: must be 0 times"),
+        (
+            "behaviour",
+            {"a": {"finish_time": 9, "active": [5], "inactive": [2]}},
+            "must be in turn, in increasing order",
+        ),
+        ("behaviour", {"a": {"finish_time": 9, "active": [9], "inactive": [12]}}, "before finish_time = 9"),
+        ("behaviour", {"a": 3}, "device a = 'a int': must be an object"),
+    ],
+)
+def test_damaged_traces(tmp_path, kind, content, message):
+    file = tmp_path / "trace.json"
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(ValueError) as error:
+        write_tables(tmp_path / "t", **{kind: file})
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert not (tmp_path / "t").exists()

@@ -1,0 +1,102 @@
+"""The pages of the papers' experiments: every number in a table stands in the CSV file that the table names."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+PAPERS = Path(__file__).resolve().parent.parent / "experiments"
+PAGES = ["orthofl", "asynfl"]
+CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
+WITHOUT_RESULTS = {"command", "open"}  # first headers of tables of settings
+NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*(?:\.\d+)?")
+LINK = re.compile(r"\]\((results/[\w./-]+\.csv)\)")
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def tables_of(page):
+    """(text before it, header, whether a column holds labels, rows) of each table of a page."""
+    found, before, block = [], [], []
+    for line in [*page.read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            block.append(cells_of(line))
+        elif block:
+            header, rule, *rows = block
+            found.append(("\n".join(before), header, [not cell.endswith(":") for cell in rule], rows))
+            before, block = [line], []
+        else:
+            before.append(line)
+    return found
+
+
+def read(paper, names):
+    rows = []
+    for name in names:
+        with (PAPERS / paper / name).open(encoding="utf-8", newline="") as file:
+            rows += [{column: cell or "" for column, cell in row.items()} for row in csv.DictReader(file)]
+    return rows
+
+
+def shown(text):
+    """The numbers of a cell, with the digits after their point; "1/103" is the number 103 of a share."""
+    plain = LINK.sub("", re.sub(r"`[^`]*`", "", text))
+    return [(float(number.replace(",", "")), len(number.partition(".")[2])) for number in NUMBER.findall(plain)]
+
+
+def numbers_in(rows):
+    found = []
+    for row in rows:
+        for cell in row.values():
+            try:
+                found.append(float(cell))
+            except ValueError:
+                found += [number for number, _ in shown(cell)]
+    return found
+
+
+def stands(number, digits, known):
+    return any(abs(number - value) <= 0.5 * 10.0**-digits + 1e-9 * abs(value) for value in known)
+
+
+def rows_about(rows, labels, column):
+    """The rows of a CSV file with all labels of a table's row, or with the variant "COLUMN, LABEL"."""
+    crossed = f"{column}, {labels[0]}"
+    return [row for row in rows if set(labels) <= set(row.values()) or crossed in row.values()]
+
+
+@pytest.mark.parametrize("paper", PAGES)
+def test_every_number_of_a_table_stands_in_its_csv(paper):
+    checked = 0
+    for before, header, is_label, rows in tables_of(PAPERS / paper / "README.md"):
+        if header[0] in WITHOUT_RESULTS:
+            continue
+        claims = header[0] == CLAIMS
+        for cells in rows:
+            names = LINK.findall(cells[-1] if claims else before)
+            source = read(paper, names if claims else names[-1:])
+            assert source, f"no CSV file is named for: {cells}"
+            labels = [cell.replace("`", "") for cell, label in zip(cells, is_label) if label and cell != "-"]
+            for column, cell, label in zip(header, cells, is_label, strict=True):
+                if label and not (claims and column == header[-1]):
+                    continue
+                about = source if claims else rows_about(source, labels, column)
+                assert about, f"no row of {names[-1]} is about {labels}, {column}"
+                for number, digits in shown(cell):
+                    found = stands(number, digits, numbers_in(about))
+                    assert found, f"{number:g} of {labels}, {column}: not in {names}"
+                    checked += 1
+    assert checked > 100
+
+
+@pytest.mark.parametrize("paper", PAGES)
+def test_every_file_that_a_page_names_exists_and_every_result_is_named(paper):
+    text = (PAPERS / paper / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\((results/[^)]+)\)", text))
+    kept = {path.relative_to(PAPERS / paper).as_posix() for path in (PAPERS / paper / "results").rglob("*.*")}
+    assert named == kept
