@@ -276,7 +276,7 @@ def test_bad_options_are_refused(options, message):
 
 
 def test_warm_moments_need_adam_and_a_server_that_sends_its_steps():
-    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*warm=off"):
+    with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*asynccurve:warm=off"):
         curve_training(MODEL, optimizer=optax.sgd(LR), batch_size=BATCH)
     with pytest.raises(ValueError, match=r"^warm = 'corrected': must be off"):
         job(made(warm="corrected"), 1)

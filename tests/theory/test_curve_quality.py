@@ -46,9 +46,7 @@ def test_a_run_of_asynccurve_has_the_columns():
     assert (table["divergence"] >= 1 - 1e-5).all()  # a curve that bends orthogonally to its chord
     np.testing.assert_array_equal(table["staleness"], run.updates["staleness"])
     for part in ("test", "validation"):
-        allowed = (
-            rf"must be left out, given with {part}_fraction > 0, or made for another part: no client has a {part} part"
-        )
+        allowed = rf"must be left out, given with {part}_fraction > 0, or made for .*: no client has a {part} part"
         with pytest.raises(ValueError, match=rf"probes\['curve'\] = 'of {part} parts': {allowed}"):
             simulate(settings, probes={"curve": theory.curve_probe(model_of(settings, data), part=part)})
 
