@@ -51,6 +51,7 @@ normalise            world     x       x      x          x      x           x   
 augment              tuned     x       x      x          x      x           x        -           x
 
 model                world     x       x      x          x      x           x        x           x
+initial              compared  x       x      x          x      x           x        x           x
 client               compared  x       x      x          x      x           x        x           x
 optimizer            tuned     x       x      x          x      x           x        -           x
 lr                   tuned     x       x      x          x      x           x        -           x

@@ -23,7 +23,7 @@ from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
-from fedjax_async.config.problem import data_of, initial, params_dtype
+from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.resolving import (
     checked,
     delay_of,
@@ -269,7 +269,7 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
     check_capacity(state, schedule)
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
-    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
+    params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
         server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)

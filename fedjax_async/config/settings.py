@@ -126,6 +126,7 @@ EXAMPLES = {
     "partition": "a text such as 'iid'",
     "augment": "a text such as 'crop:padding=4+flip'",
     "normalise": "a text such as 'training'",
+    "initial": "a text, the name of a file or folder",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",
@@ -205,6 +206,11 @@ class Settings:
     augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
+    initial: str | None = _field(
+        None,
+        "start from the weights in this file (.npz, .safetensors, .pt) or of this folder's run [random]",
+        "training",
+    )
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
@@ -320,8 +326,8 @@ class Settings:
 
 # Settings that files leave out where they have their default.
 OPTIONAL = (
-    "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune", "normalise", "augment",
+    "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics", "train_loss",
+    "train_examples", "fine_tune", "normalise", "augment",
 )  # fmt: skip
 
 
