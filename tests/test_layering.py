@@ -129,7 +129,7 @@ def test_only_extras_pay_for_extras():
         "submitit",
         "plotly",
     }
-    optional |= {"tensorboard", "wandb", "ray"}
+    optional |= {"tensorboard", "wandb", "ray", "flwr", "safetensors"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path
