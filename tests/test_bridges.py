@@ -136,7 +136,7 @@ def test_a_local_simulation_of_flower(tmp_path):
     options = "min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0"
     assert FLOWER.count(ours) == 1
     theirs = {
-        "fedadam:server_lr=0.5,beta1=0.9,beta2=0.99,eps=0.001": "FedAdam(eta=0.5, tau=0.001, {})",
+        "fedavgm:server_lr=0.8,momentum=0.5": "FedAvgM(server_learning_rate=0.8, server_momentum=0.5, {})",
         "fedavg": "FedAvg({})",
         "orthofl": None,
     }
@@ -144,7 +144,7 @@ def test_a_local_simulation_of_flower(tmp_path):
         weights = []
         mine = f'strategy("{method}", clients=4, rounds=3, {options})'
         for strategy_text in filter(None, (mine, name and name.format(options))):
-            imported = "from flwr.serverapp.strategy import FedAdam, FedAvg\n"
+            imported = "from flwr.serverapp.strategy import FedAvg, FedAvgM\n"
             folder = tmp_path / f"{number}_{len(weights)}"
             folder.mkdir()
             run(imported + FLOWER.replace(ours, strategy_text), folder)
