@@ -61,6 +61,9 @@ epochs               tuned     x       x      x          x      x           x   
 steps                tuned     x       x      x          x      x           x        x           x
 compute              compared  x       x      x          x      x           x        x           x
 
+personal             compared  x       x      x          x      x           x        -           x
+ditto                tuned     x       -      x          x      -           -        -           x
+
 compress             compared  x       x      x          x      x           x        x           x
 feedback             compared  x       -      x          x      x           x        x           x
 compress_per         compared  x       -      x          x      x           x        x           x

@@ -18,7 +18,7 @@ from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
-from fedjax_async.config.clients import client_of, compressing, traffic_of
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
@@ -192,8 +192,9 @@ def resolve(settings: Settings) -> Resolved:
     contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
+    trainer, weight = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
-    components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers})
+    components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **weight})
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:

@@ -30,6 +30,7 @@ from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
+from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 TEST_FRACTION = 0.2  # of each node's examples, without a server
@@ -85,7 +86,7 @@ def resolved(settings: Settings) -> Settings:
     else:
         filled = with_uploads(with_owners(settings), usual)
     factory = factory_of(settings, usual)
-    if factory is None or settings.fine_tune is not None:
+    if factory is None or settings.fine_tune is not None or settings.ditto is not None:
         return with_optimizer(filled, usual)
     given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
     return dataclasses.replace(with_optimizer(filled, usual), **given)
@@ -151,6 +152,8 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
     model = model_of(s, data)
     contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
+    if s.personal is not None:
+        model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))

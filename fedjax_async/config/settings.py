@@ -77,6 +77,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "clients": check.whole,
     "batch_size": check.whole,
     "lr": check.real_positive,
+    "ditto": check.real_non_negative,
     "time": check.real_positive,
     "updates": check.whole,
     "server_steps": check.whole,
@@ -126,6 +127,7 @@ EXAMPLES = {
     "partition": "a text such as 'iid'",
     "augment": "a text such as 'crop:padding=4+flip'",
     "normalise": "a text such as 'training'",
+    "personal": "a text such as 'output'",
     "initial": "a text, the name of a file or folder",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
@@ -223,6 +225,19 @@ class Settings:
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
     compute: str = _field("float32", "arithmetic of the local steps: float32, bfloat16 or float64", "training")
+
+    personal: str | None = _field(
+        None,
+        "layers that stay with their client, by name, e.g. output or conv*,fc1; norms: all normalisation layers "
+        "(FedBN); --per-client scores the clients' models",
+        "personalisation",
+    )
+    ditto: float | None = _field(
+        None,
+        "train a personal model of each client beside the global job, drawn to the global model with this weight; "
+        "--per-client scores it",
+        "personalisation",
+    )
 
     compress: str | None = _field(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compression")
     feedback: str | None = _field(
@@ -327,7 +342,7 @@ class Settings:
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics", "train_loss",
-    "train_examples", "fine_tune", "normalise", "augment",
+    "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto",
 )  # fmt: skip
 
 
