@@ -81,13 +81,14 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
 def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
     """SIGKILL, for real, once there is a checkpoint; of a sweep: ``test_sweep.py``."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with subprocess.Popen([*COMMAND, "run", *RUN, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
+    run = ["run", *RUN, "--updates", "200"]
+    with subprocess.Popen([*COMMAND, *run, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not list(cut.glob("checkpoints/*.npz")):
             time.sleep(0.002)
         process.kill()
     assert process.returncode == -signal.SIGKILL and not (cut / "manifest.json").exists()
     assert cli.main(["resume", str(cut), "--quiet"]) == 0
-    assert cli.main(["run", *RUN, "--out", str(whole)]) == 0
+    assert cli.main([*run, "--out", str(whole)]) == 0
     assert files(cut) == files(whole)
 
 
