@@ -132,6 +132,7 @@ SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_upd
 SMALL |= {"test_fraction": 0.2, "per_client": True, "batch_size": 8, "lr": 0.05}
 LOSSY = {**SMALL, "method": "fedbuff@buffer:size=2", "personal": "bias", "ditto": 0.3, "delay": "exponential:mean=100"}
 LOSSY |= {"compress": "topk:ratio=0.5", "faults": "drop:probability=0.2"}
+LOSSY |= {"updates": None, "server_steps": 6, "eval_updates": None, "eval_steps": 2}
 
 
 def test_what_stays_is_not_sent():
