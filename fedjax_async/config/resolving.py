@@ -57,8 +57,9 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
+    method = changes.get("method", Settings.method if settings is None else settings.method)
     for name, value in changes.items():
-        _require_setting(name, value, changes.get("method", Settings.method if settings is None else settings.method))
+        _require_setting(name, value, method)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")
@@ -79,9 +80,8 @@ def _require_setting(name: str, value: Any, method: Any) -> None:
     known = {**Settings.__dataclass_fields__, "data": None}
     if name not in known and name not in SYNONYMS and isinstance(method, str) and not isinstance(method, own.Named):
         rule, _ = registry.parse_spec("method", rule_of(method))
-        option = name in method_options(rule)
-        allowed = f"an option of the method, as in '{rule}:{name}={value}'; it is no setting"
-        check.require(not option, name, value, allowed)
+        allowed = f"an option of the method, as in method='{rule}:{name}=...', not a setting"
+        check.require(name not in method_options(rule), name, value, allowed)
     registry.find("setting", known, name, SYNONYMS)
 
 

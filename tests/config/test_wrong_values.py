@@ -75,7 +75,7 @@ CALLS = [
     (lambda: sweep(SMALL, {"seeds": [1, 2]}), "seeds: must stand above the first [table] of a sweep"),
     (lambda: sweep(SMALL, {"eval_at": [10, 20]}), f"eval_at = 10: {MOMENTS}"),
     (lambda: simulate(**SMALL, learning_rate=0.1), "setting = 'learning_rate': unknown; did you mean 'lr'?"),
-    (lambda: simulate(**SMALL, proximal=0.1), "proximal = 0.1: must be an option of the method, as in 'fedasync:prox"),
+    (lambda: simulate(**SMALL, proximal=0.1), "proximal = 0.1: must be an option of the method, as in method='fed"),
     (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
     (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
     (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
