@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[str, Callable[[Size], Iterator[Item]], float]] = {
     "sweeps": ("Sweeps", parts.sweeps, 1.5),
     "populations": ("Populations", parts.populations, 1.0),
     "memory": ("Memory", parts.memory, 0.5),
-    "choices": ("Choices of the engine", parts.choices, 1.0),
+    "choices": ("Choices of the engine", parts.choices, 2.0),
     "profile": ("Profile of a run", parts.profile, 1.0),
 }
 
