@@ -101,7 +101,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
-    "waves_per_call": check.whole,
+    "waves_per_call": lambda field, value: check.whole(field, value, low=2),
     "lanes": lambda field, value: check.whole(field, value, high=MOST_LANES),
     "devices": check.whole,
     "checkpoint": check.whole,
@@ -285,7 +285,7 @@ class Settings:
         "execution",
     )
     waves_per_call: int | None = _field(
-        None, "most waves trained and received in one call, in one lane, for small models on a GPU [1]", "execution"
+        None, "most waves trained and received in one call, in one lane, for small models on a GPU", "execution"
     )
     devices: int | None = _field(None, "devices that share the jobs of a batch (default: one)", "execution")
     memory_limit: str | None = _field(None, "device memory a run may use, e.g. 4GB: batches shrink to fit", "execution")

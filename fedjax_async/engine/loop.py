@@ -32,10 +32,9 @@ class Calls(NamedTuple):
     rejected: Callable[[Any, int], int]  # (carry, high) -> rejected uploads of results among the first positions; waits
     enough: Callable[[Any], int]  # carry -> the position from which on all stopped runs have their results
     status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
-    most: int = 1  # pieces in one call of ``together``
-    together: Callable[[Any, Sequence[Piece]], tuple[Any, Any]] | None = (
-        None  # (carry, pieces), as apply; it trains too
-    )
+    # trains too: (carry, at most ``most`` pieces) -> (carry, rejected so far)
+    together: Callable[[Any, Sequence[Piece]], tuple[Any, Any]] | None = None
+    most: int = 1
 
 
 def advance(
@@ -56,8 +55,8 @@ def advance(
     Nothing waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed evaluations, in
     front of it, and to take the checkpoints of ``keeper``.
     """
-    high, tokens, total = 0, deque[Any](), len(dealt.train_order)
-    waiting: list[Piece] = []
+    high, tokens, total, turn = 0, deque[Any](), len(dealt.train_order), groups
+    waiting: list[Piece] = []  # for one call
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
 
@@ -78,8 +77,9 @@ def advance(
                 scores.evaluate(high, partial(calls.evaluate, carry))
         if waiting:
             continue
-        if g % LOOK == 0:
+        if turn % LOOK == 0:
             tokens.append(rejected)
+        turn += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
         if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
             refuse(calls.rejected(carry, high), on_bad)

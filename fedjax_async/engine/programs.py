@@ -285,7 +285,17 @@ def compile_programs(
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
-    several, by_steps = layout.waves_per_call > 1, (layout.batching, layout.local_steps)
+    by_steps = layout.batching, layout.local_steps
+    trains, receives, several = {}, None, None
+    if layout.waves_per_call > 1:
+        work = work_of([], [], layout.widths, None, layout.waves_per_call)
+        several = waves(server, client, facts, by_ranks, layout.widths, *by_steps)
+        several = several.lower(tables, carry, empty, work, span[0]).compile()
+    else:
+        for width in layout.widths:
+            one = train(client, width, *by_steps, mesh)
+            trains[width] = one.lower(tables, carry.slots, carry.clients, empty, span).compile()
+        receives = receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile()
     more, reads = None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
@@ -293,23 +303,14 @@ def compile_programs(
     return Programs(
         start=start(server, client, facts, shape.slots, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
-        train={
-            w: train(client, w, *by_steps, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
-            for w in (() if several else layout.widths)
-        },
-        receive=None
-        if several
-        else receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
+        train=trains,
+        receive=receives,
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,
         model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
-        waves=waves(server, client, facts, by_ranks, layout.widths, *by_steps)
-        .lower(tables, carry, empty, work_of([], [], layout.widths, None, layout.waves_per_call), span[0])
-        .compile()
-        if several
-        else None,
+        waves=several,
     )
 
 

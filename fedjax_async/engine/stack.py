@@ -141,7 +141,7 @@ def layout_of(
     check.whole("max_width", top)
     check.whole("lanes", lanes)
     if waves_per_call is not None:
-        check.whole("waves_per_call", waves_per_call)
+        check.whole("waves_per_call", waves_per_call, low=2)
         check.require(lanes == 1, "lanes", lanes, "1 with waves_per_call: one call trains what lanes would")
         check.require(devices == 1, "devices", devices, "1 with waves_per_call")
         streamed = first.components.data.streamed

@@ -109,8 +109,8 @@ def test_what_cannot_be_is_refused():
         execute(unequal)
     with pytest.raises(ValueError, match=r"^lanes = 2: must be 1 with waves_per_call"):
         execute(prepare(Settings(**base, waves_per_call=2, lanes=2)))
-    with pytest.raises(ValueError, match=r"^waves_per_call = 0"):
-        Settings(**base, waves_per_call=0)
+    with pytest.raises(ValueError, match=r"^waves_per_call = 1: must be a whole number >= 2"):
+        Settings(**base, waves_per_call=1)
 
 
 def test_work_is_told_wide_before_narrow():
