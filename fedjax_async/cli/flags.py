@@ -118,7 +118,9 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
         title = field.metadata["group"]
         group = groups.setdefault(title, parser.add_argument_group(title))
         default = base.get(field.name, field.default)
-        about = field.metadata["about"] + (f" [{default}]" if default not in (None, False) else "")
+        about = field.metadata["about"]
+        if default not in (None, False):  # it takes the place of what happens without one
+            about = f"{about.partition(' [')[0]} [{default}]"
         flag = "--" + field.name.replace("_", "-")
         if field.type == "bool":
             group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about)

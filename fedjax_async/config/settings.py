@@ -232,7 +232,7 @@ class Settings:
         None, "end after this many uploads; those of an incomplete server step are not used", "budget"
     )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
-    eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
+    eval_time: float | None = _field(None, "evaluate every so many virtual seconds [a fiftieth of the run]", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
