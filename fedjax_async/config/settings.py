@@ -102,6 +102,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "stop_at": check.positive,
     "patience": check.whole,
     "max_width": check.whole,
+    "waves_per_call": lambda field, value: check.whole(field, value, low=2),
     "lanes": lambda field, value: check.whole(field, value, high=MOST_LANES),
     "devices": check.whole,
     "checkpoint": check.whole,
@@ -299,6 +300,14 @@ class Settings:
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
     lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
     batching: str | None = _field(None, "vmap or loop: how a batch is trained (default: loop on a CPU)", "execution")
+    fixed_steps: bool = _field(
+        False,
+        "compile the number of local steps in, which must be the same for all jobs: less to do a step when vmapped",
+        "execution",
+    )
+    waves_per_call: int | None = _field(
+        None, "most waves trained and received in one call, in one lane, for small models on a GPU", "execution"
+    )
     devices: int | None = _field(None, "devices that share the jobs of a batch (default: one)", "execution")
     memory_limit: str | None = _field(None, "device memory a run may use, e.g. 4GB: batches shrink to fit", "execution")
     slots: str = _field("full", "precision of the start models kept for clients: full or bfloat16", "execution")
@@ -342,7 +351,7 @@ class Settings:
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics", "train_loss",
-    "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto",
+    "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps", "waves_per_call",
 )  # fmt: skip
 
 
