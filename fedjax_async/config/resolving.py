@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, own
+from fedjax_async.config.allowed import moments
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
     PeerMethod,
@@ -28,7 +29,7 @@ from fedjax_async.config.methods import (
 )
 from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
-from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in, moments
+from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
