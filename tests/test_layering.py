@@ -140,6 +140,17 @@ def test_only_extras_pay_for_extras():
                 assert not optional & {name.split(".")[0] for name in first}, path
 
 
+def test_a_public_name_hides_no_module_but_its_own():
+    """``from room.lorentz import ...`` beside a ``room.lorentz`` of another file would mislead."""
+    for path in MODULES:
+        if path.name == "__init__.py":
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            modules = {module.stem for module in path.parent.glob("*.py")}
+            for name in imports(path):
+                where, _, public = name.rpartition(".")
+                assert public not in modules or where in (package, f"{package}.{public}"), f"{name} hides a module"
+
+
 def test_files_are_short():
     assert {str(path): lines for path in MODULES if (lines := len(path.read_text().splitlines())) > 400} == {}
 

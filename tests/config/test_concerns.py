@@ -29,6 +29,7 @@ GIVEN = {
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",
     "train_loss": True, "train_examples": 9, "fine_tune": 1, "energy": "flat", "engine": "reference",
     "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16",
+    "fixed_steps": True, "waves_per_call": 2,
     "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
 BESIDE = {"late": {"timeout": 9.0}}  # what a setting needs, to be given at all
