@@ -11,6 +11,7 @@ from typing import Any
 from fedjax_async import __version__, check, compiled, home
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.explain_flags import add_explain
+from fedjax_async.cli.export_flags import add_export
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser, real, whole
@@ -30,6 +31,7 @@ EPILOG = """examples:
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async explain runs/one
+  fedjax-async export runs/one --to model.safetensors --names torch
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
@@ -365,6 +367,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add_explain(explain, _folder)
     _add_drawing(explain)
+    written = "write the model of a saved run as .safetensors or .npz, under our names or PyTorch's"
+    add_export(command("export", written, _later("export", "exported")), _folder, _file)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
     data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -67,8 +67,8 @@ def run_stack(
 
     def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-        assert programs.receive is not None
-        applied: tuple[Carry, Any] = programs.receive(tables, carry, buffers, span)
+        receive = cast(Callable[..., Any], programs.receive)  # there, unless calls hold several waves
+        applied: tuple[Carry, Any] = receive(tables, carry, buffers, span)
         return applied
 
     def evaluate(carry: Carry, run: int, local: int) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def run_stack(
         return found
 
     def together(carry: Carry, pieces: Sequence[Piece]) -> tuple[Carry, Any]:
-        assert programs.waves is not None
+        waves = cast(Callable[..., Any], programs.waves)
         work = work_of(pieces, layout.groups, layout.widths, ranks, layout.waves_per_call)
         given = tables, carry, trainers.buffers[0], work, np.int32(len(pieces))
-        carry, trainers.buffers[0], rejected = programs.waves(*given)
+        carry, trainers.buffers[0], rejected = waves(*given)
         return carry, rejected
 
     def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
