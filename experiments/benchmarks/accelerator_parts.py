@@ -125,7 +125,8 @@ def _run(updates: int, model: str, clients: int = 100, **settings: Any) -> Calla
 
 
 def _updates(size: Size, model: str) -> int:
-    return max(20, size.updates // {"lenet5": 10}.get(model.partition(":")[0], 1))
+    cost = {"lenet5": 10, "cnn": 100} | dict.fromkeys(throughput.LARGE, 100)
+    return max(20, size.updates // cost.get(model.partition(":")[0], 1))
 
 
 def widths(size: Size) -> Iterator[Item]:

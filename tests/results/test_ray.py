@@ -41,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert importlib.util.find_spec("ray") is not None, INSTALL
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's 15 starves its workers where the machine has other work
     path = tmp_path / "methods.toml"
     path.write_text(SWEEP)
     return path
