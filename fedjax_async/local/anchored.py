@@ -86,6 +86,8 @@ def anchored_training(
     """
     check.non_negative("anchor", anchor)
     check.one_of("mask", mask, (False, True))
+    check.whole("max_iter", max_iter, 1)
+    check.non_negative("tolerance", tolerance)
     pull = registry.find("reference", REFERENCES, reference)
     shuffled = reference == "paper" if shuffle is None else shuffle
     rules = Rules(max_iter, tolerance, reference)

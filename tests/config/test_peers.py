@@ -40,6 +40,8 @@ def test_waves_equal_the_oracle(method):
         ({"method": "fedavg"}, "topology = 'ring': must be left out: fedavg runs with a server"),
         ({"method": "pushcen@nothing"}, "exchange = 'nothing': unknown"),
         ({"method": "pushcen:k=0"}, "k = 0: must be"),
+        ({"method": "pushcen:max_iter=0"}, "max_iter = 0: must be a whole number >= 1"),
+        ({"topology": "gossip:receivers=4"}, "receivers = 4: must be at most the 3 others"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
