@@ -1,4 +1,5 @@
-"""What a user should know of a finished run: unused uploads, no upload accepted, a correction that never switched.
+"""What a user should know of a run: unused uploads, no upload accepted, a correction that never switched, a graph in
+parts.
 
 They are Python warnings; the command line prints them as one line each. No NumPy and no JAX: the command line imports
 this file when it starts.
@@ -20,6 +21,10 @@ class RunWarning(UserWarning):
 
 class NeverSwitched(RunWarning):
     """OrthoDyn ended in its first phase: the run is one with that phase's correction alone."""
+
+
+class NotConnected(RunWarning):
+    """The graph of a run without a server is not strongly connected: its nodes need not come to agree."""
 
 
 class AllRejected(RunWarning):

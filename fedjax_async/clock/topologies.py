@@ -3,20 +3,22 @@
 A model is ``model(num_clients, seed) -> Topology``; registry ``TOPOLOGIES``. A networkx graph with the nodes
 0..N-1, directed or not, is a topology too, and so is a list of graphs: the n-th push of a node goes along graph
 ``n mod T`` (in a synchronous exchange, that of round n). Random graphs are drawn again until they are strongly
-connected.
+connected; given graphs that are not, all together, are used with a warning (``notices.NotConnected``).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async import check, registry
+from fedjax_async import check, notices, registry
 from fedjax_async.clock import chance, csv_tables
 
+USUAL_RECEIVERS = 10  # of gossip
 _TRIES = 100  # draws of a random graph until one is strongly connected
 
 
@@ -83,10 +85,19 @@ def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
     return model
 
 
-def gossip(*, receivers: int = 10) -> TopologyModel:
-    """Each push goes to `receivers` of the others online then (to all if there are fewer), drawn uniformly."""
-    check.whole("receivers", receivers)
-    return lambda num_clients, seed: Topology(num_clients, random=min(receivers, num_clients - 1))
+def gossip(*, receivers: int | None = None) -> TopologyModel:
+    """Each push goes to `receivers` of the others online then (to all if fewer are), drawn uniformly.
+
+    Without `receivers`: to 10, or to all others of a smaller network.
+    """
+    check.optional(check.whole, "receivers", receivers)
+
+    def model(num_clients: int, seed: int) -> Topology:
+        others = num_clients - 1
+        check.require(receivers is None or receivers <= others, "receivers", receivers, f"at most the {others} others")
+        return Topology(num_clients, random=min(USUAL_RECEIVERS, others) if receivers is None else receivers)
+
+    return model
 
 
 def ring(*, directed: bool = False) -> TopologyModel:
@@ -183,7 +194,7 @@ def csv(*, path: str, directed: bool = False) -> TopologyModel:
         source, target = edges.T
         if not directed:
             source, target = np.concatenate([source, target]), np.concatenate([target, source])
-        return Topology(num_clients, (make_graph(num_clients, source, target),))
+        return warned_of(Topology(num_clients, (make_graph(num_clients, source, target),)))
 
     return model
 
@@ -225,19 +236,46 @@ def of_graphs(given: Any) -> Topology:
     is_graph = [hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs]
     allowed = "a name of TOPOLOGIES, a networkx graph or a list of graphs"
     check.require(bool(graphs) and all(is_graph), "topology", given, allowed)
-    return Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs))
+    return warned_of(Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs)))
+
+
+def warned_of(topology: Topology) -> Topology:
+    """The topology itself, after a warning if its graphs together are not strongly connected."""
+    if not topology.graphs:
+        return topology
+    from scipy.sparse import coo_array  # noqa: PLC0415 - half a second, and needed only for given graphs
+    from scipy.sparse.csgraph import connected_components  # noqa: PLC0415
+
+    nodes = topology.num_clients
+    edges = tuple(
+        np.concatenate([getattr(graph, name) for graph in topology.graphs]) for name in ("senders", "receivers")
+    )
+    matrix = coo_array((np.ones(len(edges[0]), np.bool_), edges), (nodes, nodes))
+    groups, group = connected_components(matrix, connection="strong")
+    if groups > 1:
+        warnings.warn(
+            f"topology: not strongly connected: its {nodes} nodes form {groups} groups, the largest of "
+            f"{np.bincount(group).max()}, with messages between two groups in one direction or none, so that their "
+            "models need not agree",
+            notices.NotConnected,
+            stacklevel=2,
+        )
+    return topology
 
 
 def bind(topology: Any, num_clients: int, seed: int) -> Topology:
     """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
 
-    Raises ``ValueError`` for anything else, and for a graph with other nodes.
+    Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``notices.NotConnected``) if the
+    graphs of a file, of an own model or of networkx are not strongly connected, all together.
     """
+    own = callable(topology)
     if isinstance(topology, str):
         topology = registry.bind("topology", TOPOLOGIES, topology)()
     if callable(topology):
         topology = topology(num_clients, seed)
         check.kind("topology", topology, Topology, "a model that returns clock.Topology")
+        topology = warned_of(topology) if own else topology
     found = of_graphs(topology)
     if found.num_clients != num_clients:
         raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, and has {found.num_clients}")

@@ -100,7 +100,7 @@ def wcp(
     check.whole("k", k, 1, MOST_CENTROIDS)
     check.non_negative("tolerance", tolerance)
     if isinstance(max_iter, (int, float)):
-        check.whole("max_iter", max_iter, 0)
+        check.whole("max_iter", max_iter, 1)
     rules = registry.find("reference", clustering.REFERENCES, reference)
     needed = init is None or rules.refilled
     check.require(key is not None or not needed, "key", key, "a random key, unless init is given and nothing refilled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +36,7 @@ from fedjax_async.engine.peer_record import planned_columns, record_peers, score
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import run_peer_waves
 from fedjax_async.local import local_steps
-from fedjax_async.types import FederatedData, Key, Params, Run
+from fedjax_async.types import FederatedData, Key, Model, Params, Run
 
 PEER_ENGINES = {"waves": run_peer_waves, "reference": run_peer_reference}
 
@@ -126,13 +127,19 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     allowed = "at least 2: a node alone has none to push to (method = 'independent' trains without messages)"
     check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
-    trainer, hyper = client_of(model, s, length_of_batch(s, data), chosen)
+    trainer, hyper = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
     whole = _whole_batches(chosen) and s.client is None
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
     components = PeerComponents(peer_of(chosen, model), trainer, model, data, {**chosen.hyper, **hyper})
     size = _message_bytes(s, components, shapes)
     contracts.check_clock(s, delay, len(data.size))
     return PeerResolved(s, as_dict(s), components, exchange, delay, steps, size, _global_tests(s, data))
+
+
+@lru_cache(maxsize=64)
+def _without_private(model: Model) -> Model:
+    """The model for local training: the node's row has the leaves that stay with it, its client need not keep them."""
+    return model if model.private is None else model._replace(private=None)
 
 
 def _whole_batches(chosen: PeerMethod) -> bool:

@@ -11,6 +11,7 @@ import optax
 
 from fedjax_async import check, registry, tree
 from fedjax_async.compress import centroids
+from fedjax_async.local.private import keeping
 from fedjax_async.local.training import local_training, trained
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, Path, State, Traced
 
@@ -86,6 +87,8 @@ def anchored_training(
     """
     check.non_negative("anchor", anchor)
     check.one_of("mask", mask, (False, True))
+    check.whole("max_iter", max_iter, 1)
+    check.non_negative("tolerance", tolerance)
     pull = registry.find("reference", REFERENCES, reference)
     shuffled = reference == "paper" if shuffle is None else shuffle
     rules = Rules(max_iter, tolerance, reference)
@@ -97,8 +100,8 @@ def anchored_training(
 
         return jax.tree.map(added, message.extra.weights, gradient, weights, is_leaf=lambda leaf: leaf is None)
 
-    inner = local_training(
-        model,
+    inner = local_training(  # what the model keeps private is kept around the whole of it
+        model._replace(private=None),
         optimizer=optimizer,
         batch_size=batch_size,
         proximal=proximal,
@@ -128,7 +131,8 @@ def anchored_training(
     def finish(work: Work, message: Message, client_state: State) -> tuple[Params, State]:
         return inner.finish(work.inner, message, client_state)
 
-    return ClientAlgorithm(inner.init, begin, step, finish, gradients=inner.gradients)
+    anchored = ClientAlgorithm(inner.init, begin, step, finish, gradients=inner.gradients)
+    return anchored if model.private is None else keeping(anchored, model.private)
 
 
 def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:

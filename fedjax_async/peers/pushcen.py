@@ -55,6 +55,8 @@ def pushcen(
     regulariser, the mask and the dictionary are of the clustered leaves, those with two axes or more.
     """
     check.whole("k", k, 1, 256)
+    check.whole("max_iter", max_iter, 1)
+    check.non_negative("tolerance", tolerance)
     check.one_of("reference", reference, REFERENCES)
     rules, released = Rules(max_iter, tolerance, reference), reference == "released"
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.clock import topologies
+from fedjax_async.notices import NotConnected
 
 # spec, nodes, whether it is undirected, degrees
 SHAPES = [
@@ -48,8 +49,10 @@ def test_a_star_has_a_hub_and_a_circle_of_powers_is_gone_round_in_turn():
     graphs = topologies.bind("exponential:one_peer=true", 8, seed=0).graphs
     for step, graph in zip((1, 2, 4), graphs, strict=True):
         np.testing.assert_array_equal(graph.receivers, (np.arange(8) + step) % 8)
-    gossip = topologies.bind("gossip:receivers=10", 6, seed=0)
-    assert gossip.graphs == () and gossip.random == 5, "no more receivers than there are others"
+    gossip = [topologies.bind(spec, nodes, seed=0) for spec, nodes in (("gossip", 6), ("gossip:receivers=5", 6))]
+    assert gossip == [topologies.Topology(6, (), 5)] * 2 and topologies.bind("gossip", 20, seed=0).random == 10
+    with pytest.raises(ValueError, match="receivers = 6: must be at most the 5 others"):
+        topologies.bind("gossip:receivers=6", 6, seed=0)
 
 
 def test_edge_lists_and_graphs(tmp_path):
@@ -64,3 +67,19 @@ def test_edge_lists_and_graphs(tmp_path):
     for given, message in [("ring2", "topology"), (nx.path_graph(4), "nodes"), ("erdos_renyi:p=0", "connected")]:
         with pytest.raises(ValueError, match=message):
             topologies.bind(given, 3, seed=0)
+
+
+def test_graphs_that_do_not_connect_all_nodes_are_used_with_a_warning(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text("source,target\n0,1\n1,2\n")
+    directed = nx.DiGraph([(0, 1), (1, 2)])
+    for given, nodes, parts in [
+        (f"csv:path={path}", 5, "5 nodes form 3 groups, the largest of 3"),
+        (f"csv:path={path},directed=true", 3, "3 nodes form 3 groups, the largest of 1"),
+        (directed, 3, "3 nodes form 3 groups"),
+        (lambda n, seed: topologies.Topology(n, (topologies.from_networkx(directed, n),)), 3, "3 nodes form 3 groups"),
+    ]:
+        with pytest.warns(NotConnected, match=f"topology: not strongly connected: its {parts}"):
+            assert len(topologies.bind(given, nodes, seed=0).graphs) == 1
+    back = topologies.bind([directed, nx.DiGraph([(2, 0), (0, 1)])], 3, seed=0)  # connected in turn: no warning
+    assert len(back.graphs) == 2

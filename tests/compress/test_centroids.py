@@ -319,7 +319,7 @@ def test_a_random_start_has_a_zero_and_entries_of_the_layer():
         (257, {"key": KEY}, "k = 257"),
         (4, {}, "key = None: must be a random key"),
         (4, {"key": KEY, "tolerance": -1}, "tolerance = -1"),
-        (4, {"key": KEY, "max_iter": -1}, "max_iter = -1"),
+        (4, {"key": KEY, "max_iter": 0}, "max_iter = 0: must be a whole number >= 1"),
         (4, {"key": KEY, "reference": "printed"}, "reference = 'printed': unknown"),
     ],
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from fedjax_async import cli, simulate
+from fedjax_async import cli, named, simulate
 from fedjax_async.clock import PeerSchedule
 from fedjax_async.config import Settings, execute_group, plan_groups, prepare, sweeping
 from fedjax_async.config.resolving import settings_in_comparison
@@ -40,6 +41,8 @@ def test_waves_equal_the_oracle(method):
         ({"method": "fedavg"}, "topology = 'ring': must be left out: fedavg runs with a server"),
         ({"method": "pushcen@nothing"}, "exchange = 'nothing': unknown"),
         ({"method": "pushcen:k=0"}, "k = 0: must be"),
+        ({"method": "pushcen:max_iter=0"}, "max_iter = 0: must be a whole number >= 1"),
+        ({"topology": "gossip:receivers=4"}, "receivers = 4: must be at most the 3 others"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -74,6 +77,15 @@ def test_a_run_goes_on_from_its_checkpoint_and_its_folder_reads_back(tmp_path, m
     page = tmp_path / "page.html"
     assert cli.main(["report", str(tmp_path / "cut"), "--out", str(page)]) == 0
     assert "inbox mixed" in page.read_text(encoding="utf-8"), "a chart of its events"
+
+
+def test_private_leaves_stay_with_their_node_and_are_trained_there():
+    whole = prepare(Settings(method="swift", **RING | {"model": "logistic"})).components.model
+    private = named("private_bias", whole._replace(private=lambda path: path[-1] == "bias"))
+    run = simulate(method="pushcen:k=4", **RING | {"model": private})
+    bias = next(np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(run.params) if "bias" in str(path[-1]))
+    assert bias.shape[0] == 4 and (np.abs(bias).max(axis=1) > 0).all(), "trained by every node from zero"
+    assert len(np.unique(bias[:, 0])) == 4, "and mixed with no other's"
 
 
 class Killed(BaseException):
