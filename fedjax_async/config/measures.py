@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
@@ -87,6 +88,7 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
 def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
     """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
     usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
+    s = dataclasses.replace(s, privacy=None)  # nothing of it is sent
     return _without_proximal(training_of(_without_private(model), s, batch_size, usual)[0])
 
 

@@ -126,6 +126,8 @@ EXAMPLES = {
     "partition": "a text such as 'iid'",
     "augment": "a text such as 'crop:padding=4+flip'",
     "normalise": "a text such as 'training'",
+    "attack": "a text such as 'sign_flip:share=0.2'",
+    "privacy": "a text such as 'dp:clip=1,noise=0.5'",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",
@@ -203,6 +205,16 @@ class Settings:
         "data",
     )
     augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
+
+    attack: str | None = _field(
+        None, "clients that attack, e.g. sign_flip:share=0.2 (list attacks shows all)", "security"
+    )
+    privacy: str | None = _field(
+        None,
+        "clip and noise of uploads (dp:clip=1,noise=0.5) or of gradients (dp_sgd), and secure aggregation "
+        "(secure:size=10); joined with +",
+        "security",
+    )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     client: str | None = _field(
@@ -321,7 +333,7 @@ class Settings:
 # Settings that files leave out where they have their default.
 OPTIONAL = (
     "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune", "normalise", "augment",
+    "fine_tune", "normalise", "augment", "attack", "privacy",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbe
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.watching import Observer
-from fedjax_async.local import job_key, run_steps
+from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
@@ -111,6 +111,9 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
     return jax.jit(checked(name, function))
 
 
+_arrival_key = jax.jit(arrival_key)
+
+
 class _Tests:
     """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
@@ -178,6 +181,7 @@ class _Federation:
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
         self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
+        self.malicious = np.zeros(len(data.size), np.bool_) if data.malicious is None else data.malicious
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
 
@@ -234,6 +238,8 @@ class _Federation:
             closes=s.closes[e],
             local_steps=s.local_steps[job],
             extra=message.extra,
+            key=_arrival_key(self.key, s.client[job], s.number[job]),
+            malicious=np.bool_(self.malicious[s.client[job]]),
         )
 
     def receive(self, arrival: Arrival) -> Any:
