@@ -74,8 +74,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
         ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
-        ``augment`` (``augment(key, x) -> x``), ``attack`` (a ``server.Attack``), ``privacy``, ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a
-        ``Metric``).
+        ``augment`` (``augment(key, x) -> x``), ``attack`` (a ``server.Attack``), ``privacy`` (a ``server.Privacy``),
+        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
       preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,

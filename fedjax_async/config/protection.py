@@ -119,7 +119,7 @@ def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
     if asked.quantile is not None:
         numbers |= {"privacy.quantile": float(asked.quantile), "privacy.rate": float(asked.rate)}
         if asked.noise > 0:
-            numbers["privacy.count_deviation"] = own.count / math.sqrt(uploads)
+            numbers["privacy.count_deviation"] = own.below / math.sqrt(uploads)
     return numbers
 
 
@@ -127,7 +127,7 @@ class Multipliers(NamedTuple):
     """How the noise multiplier z is divided."""
 
     uploads: float  # of the uploads, as a multiple of the clip
-    count: float  # sigma_b, of the number of uploads within the clip; 0 if it is not counted
+    below: float  # sigma_b, of the number of uploads within the clip; 0 if it is not counted
 
 
 def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:

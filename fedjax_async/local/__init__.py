@@ -4,7 +4,8 @@ Start with :func:`local_training` (``training.py``): minibatch steps of any opta
 minibatches, ``job.py`` runs one job. Two files wrap a client algorithm: ``private.py`` keeps some params on the client,
 ``feedback.py`` compresses uploads. ``optimizers.py`` holds optimisers and learning rate decays by name,
 ``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal terms. ``curve.py`` trains a curve from the start
-to the end (AsyncCurve), its Adam with the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips and noises the gradients of examples.
+to the end (AsyncCurve), its Adam with the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL),
+``dp_sgd.py`` clips the gradients of examples and adds noise.
 """
 
 from collections.abc import Callable

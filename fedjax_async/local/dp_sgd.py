@@ -40,7 +40,7 @@ def private_gradient(
 
     Args:
       factor: of each row's loss, 0 for rows that are padding; float[B].
-      size: n, the examples of the client; int32[]. The divisor is the same in all steps: that of a short last batch too.
+      size: n, the examples of the client; int32[]. A short last batch has the same divisor as the others.
 
     Source: Abadi et al. (2016), Algorithm 1, by ``optax.contrib.differentially_private_aggregate``.
     """

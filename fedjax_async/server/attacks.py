@@ -62,11 +62,11 @@ class Seen(NamedTuple):
 
     mean: Any  # like an upload
     variance: Any  # of each coordinate
-    count: Array  # float[]
+    uploads: Array  # float[], how many there were
 
 
 class Attack(NamedTuple):
-    """``forge(upload, seen) -> upload``, of an accepted upload of an attacker; ``relabel(y, classes) -> y``, of its data.
+    """``forge(upload, seen) -> upload``, of an upload of an attacker; ``relabel(y, classes) -> y``, of its labels.
 
     ``watches``: whether ``forge`` reads ``seen``, which is ``()`` otherwise.
     """
@@ -122,7 +122,7 @@ def alie(*, who: Attackers, z: Traced = 1.5) -> Attack:
         away = jax.tree.map(
             lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(jnp.maximum(v, 0)), seen.mean, seen.variance
         )
-        return tree.where(seen.count > 0, away, upload)
+        return tree.where(seen.uploads > 0, away, upload)
 
     return Attack(who, forge, watches=True)
 
@@ -139,7 +139,7 @@ def inner_product(*, who: Attackers, epsilon: Traced = 0.5) -> Attack:
     check.positive("epsilon", epsilon)
 
     def forge(upload: Any, seen: Seen) -> Any:
-        return tree.where(seen.count > 0, _times(seen.mean, -jnp.asarray(epsilon, jnp.result_type(float))), upload)
+        return tree.where(seen.uploads > 0, _times(seen.mean, -jnp.asarray(epsilon, jnp.result_type(float))), upload)
 
     return Attack(who, forge, watches=True)
 
@@ -171,8 +171,8 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     """``rule`` in a run whose malicious clients attack.
 
     ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: that of the run, which a forged upload
-    must keep too. The run records ``malicious``, and ``sent_norm``, the norm of what was sent; ``upload_norm`` is that of
-    the honest upload.
+    must keep too. The run records ``malicious``, and ``sent_norm``, the norm of what was sent; ``upload_norm`` is that
+    of the honest upload.
     """
     real = jnp.result_type(float)
 
@@ -215,11 +215,11 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
 
 def _watched(seen: Seen, upload: Any) -> Seen:
     """One more honest upload in the averages: plain ones over the first ten, then with the weight 1/10."""
-    count = seen.count + 1.0
-    gain = 1.0 / jnp.minimum(count, float(MEMORY))
+    uploads = seen.uploads + 1.0
+    gain = 1.0 / jnp.minimum(uploads, float(MEMORY))
     off = jax.tree.map(jnp.subtract, upload, seen.mean)
     mean = jax.tree.map(lambda m, d: m + gain.astype(m.dtype) * d, seen.mean, off)
     variance = jax.tree.map(
         lambda v, d: (1 - gain.astype(v.dtype)) * (v + gain.astype(v.dtype) * jnp.square(d)), seen.variance, off
     )
-    return Seen(mean, variance, count)
+    return Seen(mean, variance, uploads)
