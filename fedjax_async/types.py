@@ -167,7 +167,7 @@ class Arrival(NamedTuple):
     local_steps: Any = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
     key: Any = ()  # the random key of this arrival, for the server's own chance (noise); the engine fills it in
-    malicious: Any = False  # bool[], whether its client attacks; for ``server.attacked`` only
+    malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
 
 
 class Info(NamedTuple):

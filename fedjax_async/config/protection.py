@@ -197,7 +197,7 @@ def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedu
     sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
     check.require(sums, "method", str(s.method), f"one that uses only the weighted sum of a step's uploads ({why})")
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
-    check.require(not probes, "probes", list(probes), f"left out ({why})")
+    check.require(not probes, "probes", list(probes or ()), f"left out ({why})")
     fewest = int(uploads_of_steps(schedule).min(initial=asked.least))
     allowed = f"at least {asked.least} ({why} of so many, as in the timing buffer:size={asked.least})"
     check.require(fewest >= asked.least, "uploads of the smallest server step", fewest, allowed)
