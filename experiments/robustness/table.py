@@ -33,7 +33,6 @@ RULES = {
     "median": f"fedmedian{BUFFER}",
     "trimmed mean": f"trimmed_mean:trim=0.3{BUFFER}",
     "Krum": f"krum:byzantine=3{BUFFER}",
-    "multi-Krum": f"krum:byzantine=3,select=5{BUFFER}",
 }
 ATTACKS = {
     "label flip": "label_flip:",

@@ -111,9 +111,6 @@ def _probe(name: str, function: Callable[..., Any]) -> Any:
     return jax.jit(checked(name, function))
 
 
-_arrival_key = jax.jit(arrival_key)
-
-
 class _Tests:
     """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
@@ -175,13 +172,12 @@ class _Federation:
         self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
-        self.sent, self.staleness = 0, schedule.staleness
+        self.sent, self.staleness, self.malicious = 0, schedule.staleness, data.malicious
         self.tests = _Tests(components.model, data.test_x, data.test_y)
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
         self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
-        self.malicious = np.zeros(len(data.size), np.bool_) if data.malicious is None else data.malicious
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
 
@@ -238,8 +234,8 @@ class _Federation:
             closes=s.closes[e],
             local_steps=s.local_steps[job],
             extra=message.extra,
-            key=_arrival_key(self.key, s.client[job], s.number[job]),
-            malicious=np.bool_(self.malicious[s.client[job]]),
+            key=jax.jit(arrival_key)(self.key, s.client[job], s.number[job]),
+            malicious=np.bool_(self.malicious is not None and self.malicious[s.client[job]]),
         )
 
     def receive(self, arrival: Arrival) -> Any:
