@@ -19,7 +19,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
 from fedjax_async.local.dp_sgd import PerExample
-from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, private
+from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, private
 from fedjax_async.server.privacy import combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
@@ -98,7 +98,8 @@ def protecting(
         name, options = registry.parse_spec("attack", s.attack)
         attack_of(s.attack)  # checks names and ranges
         factory = registry.find("attack", ATTACKS, name)
-        static, varied = split_options(factory, options)
+        # which clients attack is in the data, so that runs of other shares share programs
+        static, varied = split_options(factory, options, without=registry.options_of(attackers))
         numbers |= {f"attack.{option}": value for option, value in varied.items()}
         if s.norm_limit is not None:
             numbers["attack.norm_limit"] = float(s.norm_limit)
