@@ -8,7 +8,6 @@ result says why.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -212,8 +211,3 @@ def sampled(multiplier: float, size: int, clients: int, rounds: int, delta: floa
     accountant = rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
     one = library.SampledWithoutReplacementDpEvent(clients, size, library.GaussianDpEvent(multiplier / 2))
     return float(accountant.compose(one, rounds).get_epsilon(delta))
-
-
-def rows(found: list[Guarantee]) -> list[Mapping[str, Any]]:
-    """The guarantees as the rows of a table."""
-    return [one._asdict() | {"epsilon": "none" if one.epsilon is None else one.epsilon} for one in found]
