@@ -11,6 +11,35 @@ import optax
 
 from fedjax_async.types import Array, Params, Path
 
+# Starts of the names of columns -> the setting of a run that adds them.
+ADDED_BY = {
+    "validation": "validation_fraction",
+    "energy": "energy",
+    "carbon": "energy",
+    "upload_": "compress",
+    "values_bytes": "compress",
+}
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Columns(dict[str, Any]):
+    """The columns of a table by name; a dictionary that says what it lacks."""
+
+    def __missing__(self, name: str) -> Any:
+        start = next((start for start in ADDED_BY if str(name).startswith(start)), "")
+        there = not start or any(column.startswith(start) for column in self)
+        hint = "" if there else f"; runs with the setting {ADDED_BY[start]} have it"
+        raise KeyError(f"{name!r}: must be one of {', '.join(self)}{hint}")
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+        """Values with their keys, and names, for JAX."""
+        return tuple((jax.tree_util.DictKey(name), column) for name, column in self.items()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Columns:
+        """The way back."""
+        return cls(zip(names, values, strict=True))
+
 
 def gather(tree: Any, index: Any) -> Any:
     """Row(s) ``index`` of every leaf: ``[S, ...] -> [W, ...]``, or ``[...]`` for a scalar; no range check."""

@@ -45,9 +45,9 @@ def commands_compile_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", HERE)
 
 
-# A process that holds more of either at the end of a test file lets go of its compiled programs.
-MOST_MEMORY = 2e9  # bytes
-MOST_MAPS = 25_000  # components of memory; Linux allows 65,530, and XLA ends the process that asks for more
+# A process that holds more of either at the end of a test file lets go of its compiled programs, which takes seconds.
+SHARE = 6  # of the machine's memory: two processes, their commands and the kernel's files have a place beside
+MOST_MAPS = 40_000  # components of memory; Linux allows 65,530, and XLA ends the process that asks for more
 PROCESS = Path("/proc/self")  # where Linux says what a process holds
 
 
@@ -57,7 +57,7 @@ def holds_too_much() -> bool:
         return False
     pages = int((PROCESS / "statm").read_text().split()[1])
     maps = (PROCESS / "maps").read_bytes().count(b"\n")
-    return pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY or maps > MOST_MAPS
+    return SHARE * pages > os.sysconf("SC_PHYS_PAGES") or maps > MOST_MAPS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +71,23 @@ def compiled_programs_are_let_go() -> Iterator[None]:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+SLOW_CASES = Path(__file__).with_name("slow_cases.txt")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases of ``slow_cases.txt`` slow; a line that names no case is an error."""
+    lines = SLOW_CASES.read_text(encoding="utf-8").splitlines()
+    slow = {f"tests/{line}" for line in lines if not line.startswith("#")}
+    found = {item.nodeid: item for item in items}
+    for name in slow & found.keys():
+        found[name].add_marker(pytest.mark.slow)
+    files = {name.partition("::")[0] for name in found}
+    missing = sorted(name for name in slow - found.keys() if name.partition("::")[0] in files)
+    if missing and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"{SLOW_CASES.name} names cases that are not there: {', '.join(missing)}")
 
 
 def pytest_collection_finish() -> None:

@@ -58,6 +58,7 @@ def test_what_did_not_fit_or_failed_is_named(kit, tmp_path, monkeypatch):
     assert kit.run(["one"], kit.SMOKE, 0.01 / 60, tmp_path, "") == 0
     page = (tmp_path / "README.md").read_text()
     assert "Left out, the time was over: second." in page and (tmp_path / "one.csv").exists()
-    assert kit.run(["one", "two"], kit.SMOKE, 1.0, tmp_path, "Busy.") == 1
+    assert kit.run(["two"], kit.SMOKE, 1.0, tmp_path, "Busy.") == 1
     page = (tmp_path / "README.md").read_text()
+    assert page.index("second.") < page.index("## Two"), "the section of the part that was not run again stays"
     assert "Failed: broken: ValueError: width = 0" in page and "Busy." in page and "False" in page

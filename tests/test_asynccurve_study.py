@@ -182,6 +182,17 @@ def test_the_table_of_made_up_runs(study):
     assert reached == ["0 of 2 reached", "1 of 2 reached"], "each row counts its own seeds"
 
 
+def test_the_table_of_seeds(study):
+    slow = make_run([0.1, 0.2, 0.3, 0.5, 0.6], [0.0, 3.0, 6.0, 9.0, 12.0])._replace(counters={"rejected": 2})
+    switched = slow._replace(updates={**slow.updates, "correction_phase": np.array([0, 0, 1, 1])})
+    rows = study.rows_of_seeds("mnist", {"fedasync": [slow], "orthodyn": [slow, switched]}, 0.5)
+    assert [row["variant"] for row in rows] == ["fedasync", "orthodyn", "orthodyn"]
+    assert [row["seed"] for row in rows] == [0, 0, 1]
+    assert [row["updates before the switch"] for row in rows] == [None, None, 2]
+    assert rows[0]["accuracy (%)"] == pytest.approx(100 * np.mean([0.1, 0.2, 0.3, 0.5, 0.6]), rel=1e-6)
+    assert rows[0]["minutes to 50 %"] == pytest.approx(9 / 60) and rows[0]["rejected uploads"] == 2
+
+
 def test_every_row_of_the_table_is_tried_equally_often_and_can_be_run(study):
     tried = {name: study.trials(row) for name, row in study.METHODS.items()}
     assert {len(each) for each in tried.values()} == {4}

@@ -129,7 +129,7 @@ def test_only_extras_pay_for_extras():
         "submitit",
         "plotly",
     }
-    optional |= {"tensorboard", "wandb", "ray"}
+    optional |= {"tensorboard", "wandb", "ray", "flwr", "safetensors"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
     for path in MODULES:
         assert not never & {name.split(".")[0] for name in imports(path)}, path
@@ -138,6 +138,17 @@ def test_only_extras_pay_for_extras():
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 first = [(node.module or "")] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
                 assert not optional & {name.split(".")[0] for name in first}, path
+
+
+def test_a_public_name_hides_no_module_but_its_own():
+    """``from room.lorentz import ...`` beside a ``room.lorentz`` of another file would mislead."""
+    for path in MODULES:
+        if path.name == "__init__.py":
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            modules = {module.stem for module in path.parent.glob("*.py")}
+            for name in imports(path):
+                where, _, public = name.rpartition(".")
+                assert public not in modules or where in (package, f"{package}.{public}"), f"{name} hides a module"
 
 
 def test_files_are_short():

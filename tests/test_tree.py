@@ -138,3 +138,17 @@ def test_sizes():
     assert tree.num_bytes(value) == 24 + 10 + 4
     assert tree.num_bytes(jax.eval_shape(lambda: value)) == 38
     assert tree.num_scalars(()) == tree.num_bytes(()) == 0
+
+
+def test_columns_say_what_they_lack():
+    columns = tree.Columns(time=np.zeros(2), loss=np.ones(2))
+    assert columns == dict(columns) and columns.get("accuracy") is None and "accuracy" not in columns
+    with pytest.raises(KeyError, match=r"'validation_loss': must be one of time, loss; .* the setting validation"):
+        columns["validation_loss"]
+    with pytest.raises(KeyError, match=r"'los': must be one of time, loss\"$"):
+        columns["los"]
+    with pytest.raises(KeyError, match=r"'energi': must be one of time, energy\"$"):
+        tree.Columns(time=1, energy=2)["energi"]
+    doubled = jax.tree.map(lambda column: 2 * column, columns)
+    assert isinstance(doubled, tree.Columns) and list(doubled) == ["time", "loss"] and doubled["loss"][0] == 2
+    assert [tree.path_of(path) for path, _ in jax.tree.leaves_with_path(columns)] == [("time",), ("loss",)]

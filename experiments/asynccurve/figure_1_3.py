@@ -214,6 +214,17 @@ def quality_rows(task: str, run: Run) -> list[dict[str, Any]]:
     return rows
 
 
+def loss_rows(task: str, runs: Mapping[str, Run]) -> list[dict[str, Any]]:
+    """The test loss of every proposal at each measured arrival, as the figures get them."""
+    rows = []
+    for name, run in runs.items():
+        losses = losses_of(run, "test")
+        for row, update in enumerate(run.probes["corrections"]["update"]):
+            about = {"task": task, "run": name, "server step": int(update)}
+            rows.append(about | {proposal: float(f"{loss[row]:.5g}") for proposal, loss in losses.items()})
+    return rows
+
+
 # --- pictures ----------------------------------------------------------------------------------------
 
 
@@ -250,7 +261,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of data, delays and learning [0]")
     parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help="LEAF's femnist, for --tasks femnist")
     given = shared.parse(parser)
-    tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": []}
+    tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": [], "_losses": []}
     for task in ["smoke"] if given.scale == "smoke" else given.tasks:
         reason = missing(task, given)
         if reason is not None:
@@ -261,6 +272,7 @@ def main() -> None:
         tables[""] += end_rows(task, runs)
         tables["_phases"] += phase_rows(task, runs)
         tables["_q"] += quality_rows(task, runs["asynccurve"])
+        tables["_losses"] += loss_rows(task, runs)
         pictures(task, runs, given.out)
         for ending, rows in tables.items():
             if rows:

@@ -20,6 +20,7 @@ import variants as shared
 from variants import parse, report
 
 from fedjax_async import register
+from fedjax_async.geometry import PHASE_COLUMN
 from fedjax_async.results import choose, sweep, tables
 from fedjax_async.results.metrics import final_accuracy, to_target
 from fedjax_async.server import fedasync
@@ -216,4 +217,23 @@ def rows_of(
             "updates": len(seeds[0].updates["client"]),
             "seeds": len(seeds),
         })  # fmt: skip
+    return rows
+
+
+def rows_of_seeds(task: str, runs: Mapping[str, Sequence[Run]], target: float) -> list[dict[str, Any]]:
+    """One row a run: its final accuracy, virtual time to the target, rejected uploads, and when OrthoDyn switched."""
+    rows = []
+    for name, seeds in runs.items():
+        for seed, run in enumerate(seeds):
+            phase = run.updates.get(PHASE_COLUMN)
+            rows.append({
+                "task": task,
+                "variant": name,
+                "seed": seed,
+                "accuracy (%)": 100 * final_accuracy(run, FINAL),
+                f"minutes to {100 * target:g} %": to_target(run, target) / 60,
+                "rejected uploads": run.counters["rejected"],
+                "updates before the switch": None if phase is None else int(np.sum(phase == 0)),
+                "updates": len(run.updates["client"]),
+            })  # fmt: skip
     return rows

@@ -5,11 +5,13 @@
 For each row, two local rates times two server rates are tried on seed 0, and the best on the validation part of the
 training data is run with all seeds: the same effort for each method. The ablations use the rates of the whole
 AsyncCurve with Adam. ``table_methods.csv`` is written again after each data set, with those that are finished.
+``table_methods_seeds.csv`` and ``table_ablation_seeds.csv`` have a row for each run.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from study import (
@@ -23,6 +25,7 @@ from study import (
     options,
     report,
     rows_of,
+    rows_of_seeds,
     runs_of,
     shared,
     tuned,
@@ -32,24 +35,33 @@ from study import (
 from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import save_figure
 
+Rows = list[dict[str, Any]]
 
-def methods(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of all methods, and their picture."""
+
+def methods(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
+    """The rows of all methods and of their runs; draws the picture."""
     chosen, tried = tuned(task, METHODS, given)
     runs = runs_of(task, chosen, given, tried)
     figure = accuracy_curve(runs, "update", final=FINAL)
     figure.axes[0].set_title(TASKS[task].title)
     save_figure(figure, given.out / f"table_methods_{task}.png")
-    return rows_of(task, runs, chosen, TASKS[task].target)
+    return rows_of(task, runs, chosen, TASKS[task].target), rows_of_seeds(task, runs, TASKS[task].target)
 
 
-def ablation(task: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """AsyncCurve as a whole, and with one part removed at a time, all at the rates of the whole."""
+def ablation(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
+    """AsyncCurve as a whole, and with one part removed at a time, all at the rates of the whole; rows as above."""
     whole, tried = tuned(task, METHODS, given)
     chosen = {WHOLE: whole[WHOLE]}
     chosen |= {name: without(whole[WHOLE], option) for name, option in ABLATIONS.items()}
     runs = runs_of(task, chosen, given, tried)
-    return rows_of(task, runs, chosen, TASKS[task].target)
+    return rows_of(task, runs, chosen, TASKS[task].target), rows_of_seeds(task, runs, TASKS[task].target)
+
+
+def write(name: str, rows: Rows, seeds: Rows, given: argparse.Namespace) -> None:
+    """``NAME.csv`` and ``NAME_seeds.csv``, and both as Markdown."""
+    for table, ending in ((rows, ""), (seeds, "_seeds")):
+        if table:
+            report(table, argparse.Namespace(**{**vars(given), "name": f"{name}{ending}"}))
 
 
 def main() -> None:
@@ -57,17 +69,22 @@ def main() -> None:
     parser = options(__doc__, "table_methods")
     parser.add_argument("--ablate", nargs="*", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "har"])
     given = shared.parse_tasks(parser, TASKS, [t for t in TASKS if t != "smoke"], SEEDS)
-    rows: list[dict[str, Any]] = []
+    rows: Rows = []
+    seeds: Rows = []
     for task in given.tasks:
-        rows += shared.over_tasks(
-            argparse.Namespace(tasks=[task]), lambda name: missing(name, given.scale), lambda name: methods(name, given)
-        )
-        report(rows, given)
-    found: list[dict[str, Any]] = []
+        if (why := missing(task, given.scale)) is None:
+            found = methods(task, given)
+            rows, seeds = rows + found[0], seeds + found[1]
+        else:
+            print(f"{task}: not run: {why}", file=sys.stderr)
+            rows = [*rows, {"task": task, "variant": "not run"}]
+        write(given.name, rows, seeds, given)
+    rows, seeds = [], []
     for task in ["smoke"] if given.scale == "smoke" else [t for t in given.ablate if t in given.tasks]:
         if missing(task, given.scale) is None:
-            found += ablation(task, given)
-            report(found, argparse.Namespace(**{**vars(given), "name": "table_ablation"}))
+            found = ablation(task, given)
+            rows, seeds = rows + found[0], seeds + found[1]
+            write("table_ablation", rows, seeds, given)
 
 
 if __name__ == "__main__":

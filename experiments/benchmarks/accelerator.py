@@ -5,6 +5,7 @@
     python experiments/benchmarks/accelerator.py --parts oracle rates
 
 It runs on whatever JAX finds. Each part has a share of the time; time that a part does not need goes to the next ones.
+With ``--parts`` the sections of the other parts stay on the page, if it is there.
 What did not fit is named on the page as left out. The first measurement of every part is always made, and what has
 begun is finished, so the end may be late.
 Exit code 1: the engine disagrees with the oracle, or a measurement failed.
@@ -37,7 +38,7 @@ PARTS: dict[str, tuple[str, Callable[[Size], Iterator[Item]], float]] = {
     "sweeps": ("Sweeps", parts.sweeps, 1.5),
     "populations": ("Populations", parts.populations, 1.0),
     "memory": ("Memory", parts.memory, 0.5),
-    "choices": ("Choices of the engine", parts.choices, 1.0),
+    "choices": ("Choices of the engine", parts.choices, 2.0),
     "profile": ("Profile of a run", parts.profile, 1.0),
 }
 
@@ -71,26 +72,35 @@ def section(name: str, rows: list[Row], left: list[str], failed: list[str]) -> s
     return "\n\n".join(line.strip() for line in lines)
 
 
+def sections_of(page: Path) -> dict[str, str]:
+    """The sections of a page by title; none if there is no page."""
+    _, *found = page.read_text(encoding="utf-8").split("\n## ") if page.exists() else [""]
+    return {text.partition("\n")[0]: f"## {text.strip()}" for text in found}
+
+
 def run(chosen: list[str], size: Size, minutes: float, out: Path, note: str) -> int:
     """Measure, write after each part; the exit code."""
     began, share = time.monotonic(), 0.0
     total = sum(PARTS[name][2] for name in chosen)
-    sections: list[str] = []
+    page = out / "README.md"
+    sections = sections_of(page)
     bad = 0
     for name in chosen:
-        _, items, weight = PARTS[name]
+        title, items, weight = PARTS[name]
         share += weight / total
         call: Any = partial(items, folder=out / "profile") if name == "profile" else items
         rows, left, failed = measured(call(size), began + 60 * minutes * share)
         bad += len(failed) + sum(not row.get("ok", True) for row in rows)
         if rows:
             write_table(rows, out / f"{name}.csv")
-        sections.append(section(name, rows, left, failed))
+        sections[title] = section(name, rows, left, failed)
         spent = (time.monotonic() - began) / 60
         head = f"{hardware()}; JAX {jax.__version__}, backend {jax.default_backend()}, {len(jax.devices())} device(s)"
-        limits = f"`python experiments/benchmarks/accelerator.py`, {minutes:g} minutes allowed, {spent:.1f} used."
+        what = f" --parts {' '.join(chosen)}" if set(chosen) != set(PARTS) else ""
+        limits = f"`python experiments/benchmarks/accelerator.py{what}`, {minutes:g} minutes allowed, {spent:.1f} used."
         top = ["# Measurements of a device", head + ".", f"{limits} {note}".strip()]
-        (out / "README.md").write_text("\n\n".join([*top, *sections]) + "\n", encoding="utf-8")
+        ordered = [sections[title] for title, *_ in PARTS.values() if title in sections]
+        page.write_text("\n\n".join([*top, *ordered]) + "\n", encoding="utf-8")
     print(f"\nwritten to {out}: README.md, tables, and for TensorBoard or Perfetto profile/")
     return 1 if bad else 0
 

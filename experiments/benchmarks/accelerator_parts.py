@@ -27,6 +27,8 @@ Row = dict[str, Any]
 Item = tuple[str, Callable[[], list[Row]]]
 ORACLE_METHODS = ("fedasync", "fedbuff@buffer:size=3", "fedavg@cohort:size=3", "scaffold", "orthofl")
 TOLERANCE = {"cpu": 1e-4}  # largest distance to the oracle over the distance travelled
+WAVES = 16  # in one call
+PRECISIONS = ("highest", "tensorfloat32", "bfloat16")  # of products, jax_default_matmul_precision
 SLOW = ("cnn", *throughput.LARGE)  # one round: on a CPU a call takes many seconds
 ELSEWHERE = 1e-3  # products of other devices add in another order, and may round their factors
 
@@ -114,14 +116,12 @@ def rates(size: Size) -> Iterator[Item]:
         yield f"{model}, {size.clients} clients", call
 
 
-def _timed(updates: int, rounds: int, **settings: Any) -> float:
-    """Client updates per second of a run whose programs are compiled; the median of some."""
-    model = settings.pop("model")
-    shape = model.partition(":")[0]
-    usual = {"method": "fedasync", "steps": throughput.STEPS, "batch_size": throughput.BATCH, "clients": 100}
-    data = throughput.make_data(shape, usual["clients"])
+def _run(updates: int, model: str, clients: int = 100, **settings: Any) -> Callable[[], Any]:
+    """Executes a run of FedAsync, which is planned."""
+    usual = {"method": "fedasync", "steps": throughput.STEPS, "batch_size": throughput.BATCH, "clients": clients}
+    data = throughput.make_data(model.partition(":")[0], clients)
     experiment = prepare(Settings(model=model, updates=updates, eval_updates=updates, **usual, **settings), data=data)
-    return updates / float(np.median(interleave({0: lambda: execute(experiment)}, rounds)[0]))
+    return lambda: execute(experiment)
 
 
 def _updates(size: Size, model: str) -> int:
@@ -135,7 +135,8 @@ def widths(size: Size) -> Iterator[Item]:
 
             def call(model: str = model, width: int = width) -> list[Row]:
                 n = _updates(size, model)
-                rate = _timed(n, size.rounds, model=model, max_width=width, delay="constant", batching="vmap")
+                run = _run(n, model, max_width=width, delay="constant", batching="vmap")
+                rate = n / float(np.median(interleave({0: run}, size.rounds)[0]))
                 return [{"model": model, "width": width, "updates / s": rate}]
 
             yield f"{model}, width {width}", call
@@ -182,16 +183,34 @@ def memory(size: Size) -> Iterator[Item]:
 
 
 def choices(size: Size) -> Iterator[Item]:
-    """What the engine can be told: batching, arithmetic, lowering; and what fixed trip counts would gain."""
+    """What the engine can be told, each beside plain `vmap`, in turn: ten clients of scattered speeds, one lane.
+
+    In narrow waves the cost of a call shows. The kernel alone is 16 clients in one call.
+    """
     ways: dict[str, dict[str, Any]] = {
-        "vmap": {"batching": "vmap"},
-        "loop": {"batching": "loop"},
-        "vmap, bfloat16": {"batching": "vmap", "compute": "bfloat16"},
+        "fixed_steps": {"fixed_steps": True},
+        f"waves_per_call = {WAVES}": {"waves_per_call": WAVES},
+        "both": {"fixed_steps": True, "waves_per_call": WAVES},
+        "batching = loop": {"batching": "loop"},
+        "loop, both": {"batching": "loop", "fixed_steps": True, "waves_per_call": WAVES},
+        "compute = bfloat16": {"compute": "bfloat16"},
     }
+    usual = {"delay": throughput.DELAYS["lognormal"], "batching": "vmap", "lanes": 1, "clients": 10}
 
     def engine(model: str, way: str) -> list[Row]:
-        rate = _timed(_updates(size, model), size.rounds, model=model, delay="constant", **ways[way])
-        return [{"what": "engine", "model": model, "choice": way, "updates / s": rate}]
+        n = max(20, _updates(size, model) // 4)
+        plain = _run(n, model, **usual)
+        if way in PRECISIONS:
+
+            def run() -> Any:  # the precision is JAX's option, read when a program is compiled
+                with jax.default_matmul_precision(way):
+                    return plain()
+        else:
+            run = _run(n, model, **usual | ways[way])
+        times = {name: np.array(t) for name, t in interleave({"vmap": plain, way: run}, size.rounds).items()}
+        ratio = float(np.median(times["vmap"] / times[way]))
+        rate = n / float(np.median(times[way]))
+        return [{"what": "engine", "model": model, "choice": way, "updates / s": rate, "/ plain": ratio}]
 
     def trips(model: str) -> list[Row]:
         base = throughput.experiment(model, throughput.make_data(model, 16), "constant", "fedasync", 16)
@@ -199,17 +218,21 @@ def choices(size: Size) -> Iterator[Item]:
         fixed, counted = (throughput.bare_program(base, "vmap", counted=how) for how in (False, True))
         calls = {"fixed trip count": lambda: fixed(*jobs), "counted at run time": lambda: counted(*jobs, 10)}
         times = interleave(calls, 2 * size.rounds)
+        seconds = {name: float(np.median(t)) for name, t in times.items()}
         return [
-            {"what": "kernel", "model": model, "choice": name, "updates / s": width / float(np.median(t))}
-            for name, t in times.items()
+            {"what": "kernel", "model": model, "choice": name, "updates / s": width / s}
+            | {"/ plain": seconds["counted at run time"] / s}
+            for name, s in seconds.items()
         ]
 
     models = [name for name in ("mlp", "lenet5") if name in size.models] or list(size.models)
     for model in models:
         yield f"kernel, {model}", lambda model=model: trips(model)
-        extra = [f"{model}:lowering=lax"] if model == "lenet5" else []
-        for spec in [model, *extra]:
-            for way in ways:
+        for way in (*ways, *PRECISIONS):
+            yield f"{model}, {way}", lambda model=model, way=way: engine(model, way)
+        if model == "lenet5":
+            spec = f"{model}:lowering=lax"
+            for way in ("compute = bfloat16", *PRECISIONS):
                 yield f"{spec}, {way}", lambda spec=spec, way=way: engine(spec, way)
 
 

@@ -2,12 +2,14 @@
 
     python experiments/benchmarks/throughput.py                     # everything, about 45 minutes on 2 cores
     python experiments/benchmarks/throughput.py --clients 100 --delays constant --methods fedasync
+    python experiments/benchmarks/throughput.py --models vgg11 --clients 10 --beside torch --rounds 7
     python experiments/benchmarks/throughput.py --smoke             # a minute: does it run
 
 A job is 10 local SGD steps of batch 32, of VGG-11 and ResNet-18 two. Inputs are random images (speed does not depend on
 their values): 28 x 28 x 1, for the CNN and these two 32 x 32 x 3; 96 examples a client, so that every batch is full.
 Everything of one model and number of clients is timed in turn, round after round, in one process.
-A ratio is computed within each round, since the machine's speed drifts; the table has its median over the rounds.
+A ratio is computed within each round, since the machine's speed drifts; the table has its median over the rounds, and
+of the last one its least and largest.
 
 * engine: ``execute``, everything after the schedule is known: waves, slots, transfers, training,
   server steps, records, two evaluations.
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,7 @@ SHAPES |= dict.fromkeys(LARGE, (32, 32, 3))
 DELAYS = {"constant": "constant", "lognormal": "constant:heterogeneity=0.5", "exponential": "exponential"}
 TIMINGS = {"fedasync": "every", "fedbuff": "buffer:size=10", "fedavg": "cohort:size=10"}
 WIDE = {"lenet5": 100, "cnn": 8, "vgg11": 4, "resnet18": 4}  # more clients at once than this would not fit into memory
+BESIDE = ("bare", "lanes", "reference", "torch")  # what the engine is compared with
 UNIT = 20  # a timed call has a multiple of this many jobs
 SECONDS = 1.0  # how long one timed call should last
 
@@ -165,13 +169,19 @@ def calibrated(make: Any, unit: int, seconds: float) -> int:
 
 
 def measure(
-    model: str, clients: int, delays: list[str], methods: list[str], rounds: int, seconds: float
+    model: str,
+    clients: int,
+    delays: list[str],
+    methods: list[str],
+    rounds: int,
+    seconds: float,
+    beside: Collection[str] = BESIDE,
 ) -> list[dict[str, Any]]:
     """Time one model and number of clients, all programs interleaved; one row per (delay, method)."""
     data = make_data(model, clients)
     base = experiment(model, data, "constant", "fedasync", clients)
     width = min(UNIT // default_lanes(), default_width(base.params))
-    jobs = UNIT if model in LARGE else calibrated(lambda n: bare(base, width, n, "loop"), UNIT, seconds)
+    jobs = UNIT if model in ("cnn", *LARGE) else calibrated(lambda n: bare(base, width, n, "loop"), UNIT, seconds)
     contenders: dict[Any, Any] = {}
     counts: dict[Any, int] = {}
 
@@ -183,23 +193,27 @@ def measure(
         return -(-jobs // unit) * unit
 
     wide = min(clients, WIDE.get(model, clients))
-    for name, at_once, batching in (("vmap", 4, "vmap"), ("wide", wide, "vmap"), ("loop", width, "loop")):
-        add(("bare", name), bare(base, at_once, jobs, batching), rounded(jobs, at_once))
+    if "bare" in beside:
+        for name, at_once, batching in (("vmap", 4, "vmap"), ("wide", wide, "vmap"), ("loop", width, "loop")):
+            add(("bare", name), bare(base, at_once, jobs, batching), rounded(jobs, at_once))
     lanes = default_lanes()
-    add("bare in lanes", bare_in_lanes(base, width, jobs), rounded(jobs // lanes, width) * lanes)
+    if "lanes" in beside:
+        add("bare in lanes", bare_in_lanes(base, width, jobs), rounded(jobs // lanes, width) * lanes)
     few = max(UNIT // 2, jobs // 4)  # the slow ones
-    add("torch", torch_loop(model, data, few), few)
+    if "torch" in beside:
+        add("torch", torch_loop(model, data, few), few)
     for delay in delays:
-        slow = experiment(model, data, delay, "fedasync", few, engine="reference")
-        add(("reference", delay), lambda e=slow: execute(e), few)
+        if "reference" in beside:
+            slow = experiment(model, data, delay, "fedasync", few, engine="reference")
+            add(("reference", delay), lambda e=slow: execute(e), few)
         for method in methods:
             one = experiment(model, data, delay, method, jobs)
             add((delay, method), lambda e=one: execute(e), jobs)
     rate = {name: counts[name] / np.asarray(times) for name, times in interleave(contenders, rounds).items()}
-    fastest = np.max([rate["bare", name] for name in ("vmap", "wide", "loop")], axis=0)
-
-    def ratio(top: np.ndarray, bottom: np.ndarray | None) -> float:
-        return float("nan") if bottom is None else float(np.median(top / bottom))
+    if "bare" in beside:
+        rate["fastest"] = np.max([rate["bare", name] for name in ("vmap", "wide", "loop")], axis=0)
+    missing = np.full(rounds, np.nan)  # not measured, or PyTorch is not installed
+    fastest, torch = (rate.get(name, missing) for name in ("fastest", "torch"))
 
     return [
         {
@@ -209,12 +223,14 @@ def measure(
             "method": method,
             "engine (1/s)": float(np.median(rate[delay, method])),
             "bare (1/s)": float(np.median(fastest)),
-            "reference (1/s)": float(np.median(rate["reference", delay])),
-            "torch (1/s)": float(np.median(rate["torch"])) if "torch" in rate else float("nan"),
-            "engine / bare": ratio(rate[delay, method], fastest),
-            "engine / bare in lanes": ratio(rate[delay, method], rate["bare in lanes"]),
-            "engine / reference": ratio(rate[delay, method], rate["reference", delay]),
-            "engine / torch": ratio(rate[delay, method], rate.get("torch")),
+            "reference (1/s)": float(np.median(rate.get(("reference", delay), missing))),
+            "torch (1/s)": float(np.median(torch)),
+            "engine / bare": float(np.median(rate[delay, method] / fastest)),
+            "engine / bare in lanes": float(np.median(rate[delay, method] / rate.get("bare in lanes", missing))),
+            "engine / reference": float(np.median(rate[delay, method] / rate.get(("reference", delay), missing))),
+            "engine / torch": float(np.median(rate[delay, method] / torch)),
+            "least": float(np.min(rate[delay, method] / torch)),
+            "largest": float(np.max(rate[delay, method] / torch)),
         }
         for delay in delays
         for method in methods
@@ -229,6 +245,7 @@ def main() -> None:
     parser.add_argument("--delays", nargs="+", choices=DELAYS, default=list(DELAYS))
     parser.add_argument("--methods", nargs="+", choices=TIMINGS, default=list(TIMINGS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", nargs="+", choices=BESIDE, default=list(BESIDE), help="compare with these [all]")
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/throughput.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()
@@ -237,7 +254,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for model in a.models:
         for clients in a.clients:
-            rows += measure(model, clients, a.delays, a.methods, a.rounds, 0.02 if a.smoke else SECONDS)
+            rows += measure(model, clients, a.delays, a.methods, a.rounds, 0.02 if a.smoke else SECONDS, a.beside)
             if a.out is not None or not a.smoke:
                 write_table(rows, a.out or Path(__file__).parent / "results" / "throughput.csv")
             else:

@@ -62,7 +62,9 @@ def parse_tasks(
     parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
     parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
     given = parse(parser)
-    given.seeds = given.seeds or seeds[given.scale]
+    given.seeds = seeds[given.scale] if given.seeds is None else given.seeds
+    if given.seeds < 1:
+        parser.error(f"argument --seeds: must be a whole number >= 1, not {given.seeds}")
     given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
     return given
 

@@ -11,6 +11,7 @@ from typing import Any
 from fedjax_async import __version__, check, compiled, home
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.explain_flags import add_explain
+from fedjax_async.cli.export_flags import add_export
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
 from fedjax_async.cli.parsing import Parser, real, whole
@@ -30,6 +31,7 @@ EPILOG = """examples:
   fedjax-async report runs/three runs/mixing --out report.html
   fedjax-async landscape runs/three/runs/fedavg/seed_0 runs/three/runs/fedavg/seed_1
   fedjax-async explain runs/one
+  fedjax-async export runs/one --to model.safetensors --names torch
   fedjax-async data fetch mnist
 
 Names take options after a colon: NAME:key=value,key=value. A method may carry server parts and a timing of its own:
@@ -128,7 +130,9 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
         title = field.metadata["group"]
         group = groups.setdefault(title, parser.add_argument_group(title))
         default = base.get(field.name, field.default)
-        about = field.metadata["about"] + (f" [{default}]" if default not in (None, False) else "")
+        about = field.metadata["about"]
+        if default not in (None, False):  # it takes the place of what happens without one
+            about = f"{about.partition(' [')[0]} [{default}]"
         flag = "--" + field.name.replace("_", "-")
         if field.type == "bool":
             group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about)
@@ -382,6 +386,8 @@ def parser() -> argparse.ArgumentParser:
     add_explain(explain, _folder)
     _add_drawing(explain)
     _add_privacy(command("privacy", "epsilon of saved runs with differential privacy", _later("privacy", "privacy")))
+    written = "write the model of a saved run as .safetensors or .npz, under our names or PyTorch's"
+    add_export(command("export", written, _later("export", "exported")), _folder, _file)
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
     data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))

@@ -19,13 +19,13 @@ from fedjax_async.config.problem import data_of, initial, model_of
 from fedjax_async.config.settings import from_dict
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.probes import held_out_rows
+from fedjax_async.models import arrays_of, filled
 from fedjax_async.results import load, table, write
 from fedjax_async.results.figure import Drawing, require_matplotlib, save_formats
 from fedjax_async.results.files import csv_bytes
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.simulation import precision
-from fedjax_async.results.store import flatten, require_folder
-from fedjax_async.tree import path_of
+from fedjax_async.results.store import require_folder
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 LETTERS = "ABC"
@@ -115,14 +115,8 @@ def _params_of(run: Run, folder: str, like: Params, *, best: bool) -> Params:
     """The last model of a run, or the best, in the structure of ``like``; ``ValueError`` for other shapes."""
     if best and run.best is None:
         raise ValueError(f"folder = {folder!r}: has no best model; run it with --keep-best, or leave --best out")
-    saved = flatten(run.best.params if best and run.best is not None else run.params)
-    paths = {"/".join(path_of(path)) or ".": leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
-    shapes, wanted = ({name: leaf.shape for name, leaf in each.items()} for each in (saved, paths))
-    for name in sorted({*shapes, *wanted}):
-        found, want = shapes.get(name, "none"), wanted.get(name, "none")
-        allowed = f"{want}, as the model on the data of the first run has it"
-        check.require(found == want, f"shape of {name} in {folder}", found, allowed)
-    return jax.tree.unflatten(jax.tree.structure(like), [jnp.asarray(saved[name]) for name in paths])
+    saved = run.best.params if best and run.best is not None else run.params
+    return filled(like, arrays_of(saved), folder)
 
 
 def _check_distinct(models: list[Params], folders: list[str]) -> None:

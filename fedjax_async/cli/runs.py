@@ -21,6 +21,7 @@ from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comp
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
+from fedjax_async.results.measured import client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
     FINAL,
     FINALS,
@@ -114,8 +115,7 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
-    if not run.has_server:
-        print(nodes_text(run))
+    print("".join(f"{line}\n" for line in [*([] if run.has_server else [nodes_text(run)]), *clients_text(run)]), end="")
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
@@ -147,6 +147,20 @@ def nodes_text(run: Run) -> str:
         parts.append(f"mass {last['total_mass']:.4g} of {run.schedule.num_clients}")
         parts.append(f"from {last['smallest_mass']:.3g} to {last['largest_mass']:.3g} a node")
     return ", ".join(parts)
+
+
+def clients_text(run: Run) -> list[str]:
+    """A line for each kind of models that clients have of their own: the final scores on their own tests."""
+    metric = "accuracy" if has_accuracy([run]) else "loss"
+    lines = []
+    for score in of_metric(client_scores([run]), metric):
+        model, factor = of_model(score)[0], percent(score)
+        mean, deviation, worst = (
+            factor * final_value(run, f"client_{score}{end}", FINAL) for end in ("", "_std", "_worst")
+        )
+        if model != of_model(metric)[0]:
+            lines.append(f"{model}, clients' mean {metric}: {mean:.4g} ± {deviation:.3g}, worst tenth {worst:.4g}")
+    return lines
 
 
 def _unused(count: int) -> str:

@@ -4,7 +4,7 @@ Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``setting
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
 ``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
 
-Order of reading: ``settings.py`` with ``concerns.py`` (the table that says whom each setting concerns),
+Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (whom each setting concerns),
 ``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
 as a function of traced numbers) and ``peer_methods.py``, ``problem.py`` (data and model), ``clients.py`` (local
 training and compression) and ``measures.py`` turn names into objects. ``paths.py`` (one setting by its path, such as

@@ -32,6 +32,7 @@ from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
+from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.local.dp_sgd import PerExample
 from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
@@ -148,6 +149,34 @@ def _training(
         }
         own = dict(options) | numbers(hyper, "client.")
         return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
+
+    return family
+
+
+def plain_training(model: Model, s: Settings, batch_size: int) -> ClientFamily:
+    """Local training with the optimiser and rate of the settings, of all leaves, private ones too."""
+    usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
+    alone = dataclasses.replace(s, privacy=None)  # nothing of it is sent
+    return training_of(_without_private(model), alone, batch_size, usual)[0]
+
+
+@lru_cache(maxsize=64)
+def _without_private(model: Model) -> Model:
+    """Training of a whole model: its start has the private leaves already, and the trained ones are used."""
+    return model._replace(private=None)
+
+
+def with_ditto(client: Client, model: Model, s: Settings, batch_size: int) -> tuple[Client, dict[str, float]]:
+    """``client`` with a personal model where the settings ask for one, and the weight that draws it to the global."""
+    if s.ditto is None:
+        return client, {}
+    return _ditto(client, plain_training(model, s, batch_size)), {"ditto": float(s.ditto)}
+
+
+@lru_cache(maxsize=64)
+def _ditto(client: Client, personal: ClientFamily) -> ClientFamily:
+    def family(hyper: Hyper) -> ClientAlgorithm:
+        return with_personal_model(bound(client, hyper), personal({**hyper, "proximal": hyper["ditto"]}))
 
     return family
 

@@ -54,6 +54,7 @@ attack               world     x       -      x          x      x           x   
 privacy              compared  x       -      x          x      x           x        x           x
 
 model                world     x       x      x          x      x           x        x           x
+initial              compared  x       x      x          x      x           x        x           x
 client               compared  x       x      x          x      x           x        x           x
 optimizer            tuned     x       x      x          x      x           x        -           x
 lr                   tuned     x       x      x          x      x           x        -           x
@@ -62,6 +63,9 @@ batch_size           tuned     x       x      x          x      x           x   
 epochs               tuned     x       x      x          x      x           x        x           x
 steps                tuned     x       x      x          x      x           x        x           x
 compute              compared  x       x      x          x      x           x        x           x
+
+personal             compared  x       x      x          x      x           x        -           x
+ditto                tuned     x       -      x          x      -           -        -           x
 
 compress             compared  x       x      x          x      x           x        x           x
 feedback             compared  x       -      x          x      x           x        x           x
@@ -91,6 +95,8 @@ engine               compared  x       x      x          x      -           x   
 max_width            compared  x       x      -          x      -           x        x           x
 lanes                compared  x       x      -          -      -           x        x           x
 batching             compared  x       x      -          x      -           x        x           x
+fixed_steps          compared  x       -      -          x      -           x        x           x
+waves_per_call       compared  x       -      -          x      -           x        x           x
 devices              compared  x       x      -          -      -           x        x           x
 memory_limit         compared  x       x      -          -      -           x        x           x
 slots                compared  x       -      x          x      -           x        x           x

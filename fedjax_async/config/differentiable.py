@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -15,27 +14,10 @@ from fedjax_async.config.experiment import Experiment, prepare
 from fedjax_async.config.resolving import with_objects, without_server
 from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
+from fedjax_async.tree import Columns
 from fedjax_async.types import Array, Params, Schedule
 
 __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]
-
-
-@jax.tree_util.register_pytree_node_class
-class Scores(dict[str, Array]):
-    """The scores of a trajectory by name; a dictionary that says what it lacks."""
-
-    def __missing__(self, name: str) -> Array:
-        held_out = "; a trajectory has validation scores if its settings have a validation_fraction"
-        raise KeyError(f"{name!r}: must be one of {', '.join(self)}{held_out if 'validation' in str(name) else ''}")
-
-    def tree_flatten(self) -> tuple[tuple[Array, ...], tuple[str, ...]]:
-        """Values and names, for JAX."""
-        return tuple(self.values()), tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Scores:
-        """The way back."""
-        return cls(zip(names, values, strict=True))
 
 
 class Trajectory(NamedTuple):
@@ -101,10 +83,10 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
     counts: dict[Any, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
 
-    def checking(given: Mapping[str, Any], params: Params) -> Scores:
+    def checking(given: Mapping[str, Any], params: Params) -> Columns:
         missing = [name for name in hyper if name not in given]
         check.require(not missing, "hyper", list(given), f"all numbers of the run, also {', '.join(missing)}")
-        return Scores(function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params))
+        return Columns(function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params))
 
     return Trajectory(checking, hyper, experiment.params, experiment.points.time, experiment.schedule)
 

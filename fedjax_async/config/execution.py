@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_async import check
-from fedjax_async.config.experiment import Prepared
+from fedjax_async.config.experiment import Experiment, Prepared
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.devices import naming_remedies, parse_size
@@ -35,6 +35,8 @@ def execute(
     options |= {"on_bad": s.on_bad, "norm_limit": e.norm_limit}
     if s.engine == "waves":
         options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        if isinstance(e, Experiment):
+            options |= {"fixed_steps": s.fixed_steps, "waves_per_call": s.waves_per_call}
         options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)

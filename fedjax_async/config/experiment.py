@@ -18,12 +18,12 @@ from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import plan_within
-from fedjax_async.config.clients import client_of, compressing, traffic_of
+from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
-from fedjax_async.config.problem import data_of, initial, params_dtype
+from fedjax_async.config.problem import data_of, params_dtype, start_of
 from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
     checked,
@@ -193,9 +193,10 @@ def resolve(settings: Settings) -> Resolved:
     contracts.check_learning(s, chosen, trainer, hyper, shapes, data)
     message, upload = _sent(chosen, trainer, hyper, model, shapes, data)
     trainer, numbers = compressing(trainer, s, model.private, upload)
+    trainer, weight = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
     server, protection = protecting(chosen.server, s, upload, model.private)
-    components = Components(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **protection})
+    components = Components(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **weight, **protection})
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:
@@ -274,7 +275,7 @@ def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str
     check_capacity(state, schedule)
     watched = resolved_probes(probes, components.data, len(schedule.job))
     columns_of(watched, components, run.shapes)
-    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
+    params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
         server, client = server_storing(components.server, s.slots), client_restoring(components.client, full)

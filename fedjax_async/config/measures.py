@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
 from fedjax_async import check, registry
 from fedjax_async.config import own
-from fedjax_async.config.clients import training_of
+from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric
-from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, ClientFamily, Hyper
 from fedjax_async.engine.measures import Measures, Sample, require_measurable
@@ -87,15 +85,7 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
 
 def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
     """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
-    usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
-    s = dataclasses.replace(s, privacy=None)  # nothing of it is sent
-    return _without_proximal(training_of(_without_private(model), s, batch_size, usual)[0])
-
-
-@lru_cache(maxsize=64)
-def _without_private(model: Model) -> Model:
-    """The start of fine-tuning has the private leaves already, and the trained ones are evaluated."""
-    return model._replace(private=None)
+    return _without_proximal(plain_training(model, s, batch_size))
 
 
 @lru_cache(maxsize=64)

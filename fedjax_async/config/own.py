@@ -30,6 +30,7 @@ KINDS = {
     "partition": "a partitioner, f(labels, num_clients, rng) -> [indices of client 0, ...]",
     "augment": "a function of raw images, augment(key, x) -> x",
     "model": "a Model, or a flax module",
+    "initial": "a pytree of arrays, as Run.params",
     "client": "a ClientAlgorithm, or a factory of one, f(model, *, ...)",
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
@@ -85,6 +86,14 @@ def shown(thing: Any) -> str:
     return f"a {type(thing).__name__}" if not isinstance(thing, PLAIN) else repr(thing)
 
 
+def is_params(thing: Any) -> bool:
+    """Whether it is a container of arrays, such as ``Run.params``: the one kind of plain containers that may stand."""
+    parts = list(thing.values()) if isinstance(thing, Mapping) else thing
+    if not isinstance(parts, (list, tuple)):
+        return hasattr(thing, "shape") and hasattr(thing, "dtype")
+    return len(parts) > 0 and all(map(is_params, parts))
+
+
 def named(name: str, thing: Any) -> Named:
     """Give an object of your own the name under which results keep it: ``method=named("fair", Method(rule))``.
 
@@ -99,7 +108,8 @@ def named(name: str, thing: Any) -> Named:
     fits = isinstance(name, str) and re.fullmatch(r"[\w.-]*\w[\w.-]*", name, re.ASCII) is not None
     check.require(fits, "name", name, "of letters, digits, '_', '-' and '.', and not of points alone")
     thing = thing.thing if isinstance(thing, Named) else thing
-    check.require(thing is not None and not isinstance(thing, (str, *PLAIN)), "object", thing, "an object of your own")
+    plain = isinstance(thing, (str, *PLAIN)) and not is_params(thing)
+    check.require(thing is not None and not plain, "object", thing, "an object of your own")
     return Named(name, thing, fingerprint(thing))
 
 
@@ -113,7 +123,7 @@ def as_setting(field: str, value: Any) -> Named:
         from fedjax_async.clock import topologies  # noqa: PLC0415 (needs NumPy)
 
         value = topologies.of_graphs(value)
-    fits = field in KINDS and not isinstance(value, PLAIN)
+    fits = field in KINDS and (is_params(value) if field == "initial" else not isinstance(value, PLAIN))
     check.require(fits, field, value, "a text" + (f", or {KINDS[field]}" if field in KINDS else ""))
     if field == "metrics":
         check.kind(field, value, Mapping, f"a text, or {KINDS[field]}")

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async import check, registry
+from fedjax_async.config.allowed import EXAMPLES
 from fedjax_async.config.methods import is_decentralised, method_options, preset_of
 from fedjax_async.config.own import KINDS, Named, as_setting, known_parts, parts_of
 from fedjax_async.config.plugins import REGISTRIES
-from fedjax_async.config.settings import EXAMPLES, SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
+from fedjax_async.config.settings import SWEEP_KEYS, SYNONYMS, USUAL_PARTITION, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_async import check, tree
@@ -25,7 +24,7 @@ from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import PeerMethod
 from fedjax_async.config.peer_contracts import shapes_of_message
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of, peer_of, stays_of
-from fedjax_async.config.problem import data_of, initial
+from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import PeerComponents, bound, gradients_of
@@ -217,7 +216,7 @@ def built_peers(
     check.require(schedule.fragments == cut, "exchange", f"{schedule.fragments} fragments", allowed)
     split_probes(probes, components.data, len(schedule.client))
     check.require(not probes or s.engine == "waves", "probes", list(probes or ()), "left out with engine = 'reference'")
-    params, key = initial(components.model, s.compute)(jax.random.key(s.seed))
+    params, key = start_of(s, components.model, components.data)
     limit = math.inf if s.norm_limit is None else s.norm_limit
     planned = planned_columns(schedule, points)
     learned = (params, key, points, planned, run.global_tests, limit, dict(probes or {}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ from fedjax_async.data.federated import with_validation
 from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
+from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names
+from fedjax_async.models.weights import arrays_of, filled, read_arrays
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 
@@ -223,3 +226,31 @@ def initial(model: Model, compute: str) -> Any:
         return params, run_key
 
     return jax.jit(make)
+
+
+PARAMS = "params.npz"  # of the folder of a run: the parameters at its end
+
+
+def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Key]:
+    """The parameters that a run starts from, and its key: the model's own, or those that the setting ``initial`` names.
+
+    A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``). ``ValueError`` naming the
+    file and the array that does not fit.
+    """
+    params, key = initial(model, s.compute)(jax.random.key(s.seed))
+    if s.initial is None:
+        return params, key
+    given = own.thing_of("initial", s.initial)
+    if given is not None:
+        return filled(params, arrays_of(given), "initial"), key
+    path = Path(s.initial)
+    arrays = read_arrays(path / PARAMS if path.is_dir() else path)
+    if not has_torch_names(arrays, params):
+        return filled(params, arrays, str(path)), key
+    return from_torch(arrays, params, flattened=flattened_of(s, data), source=str(path)), key
+
+
+def flattened_of(s: Settings, data: FederatedData) -> dict[str, int]:
+    """The dense layers of the settings' model behind a flattened map, with its channels."""
+    shape = input_shape(data)
+    return flattened(_model(s.model, shape, data.num_classes), shape)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from fedjax_async import check, registry
 from fedjax_async.clock import DELAYS, DelayModel
 from fedjax_async.config import concerns, contracts, own
+from fedjax_async.config.allowed import moments
 from fedjax_async.config.clients import factory_of, with_optimizer, with_uploads
 from fedjax_async.config.methods import (
     PeerMethod,
@@ -22,14 +23,17 @@ from fedjax_async.config.methods import (
     brings_timing,
     ignored_by,
     is_decentralised,
+    method_options,
     preset_of,
+    rule_of,
 )
 from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
-from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in, moments
+from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
+from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
 TEST_FRACTION = 0.2  # of each node's examples, without a server
@@ -55,8 +59,9 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     """``settings`` changed by keyword: fields by name, and ``data``, which are dealt already."""
     allowed = "Settings; a single setting is a keyword, as in simulate(method='fedavg', updates=100)"
     check.require(settings is None or isinstance(settings, Settings), "settings", settings, allowed)
-    for name in changes:
-        registry.find("setting", {**Settings.__dataclass_fields__, "data": None}, name, SYNONYMS)
+    method = changes.get("method", Settings.method if settings is None else settings.method)
+    for name, value in changes.items():
+        _require_setting(name, value, method)
     base = fields_of(settings) if settings is not None else {}
     fields = {name: value for name, value in changes.items() if name != "data"}
     client = changes.get("client")
@@ -72,6 +77,16 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
     return with_objects(Settings(**(base | fields)), data=data)
 
 
+def _require_setting(name: str, value: Any, method: Any) -> None:
+    """``ValueError`` unless ``name`` is a setting; that of an option of the method says how it is written."""
+    known = {**Settings.__dataclass_fields__, "data": None}
+    if name not in known and name not in SYNONYMS and isinstance(method, str) and not isinstance(method, own.Named):
+        rule, _ = registry.parse_spec("method", rule_of(method))
+        allowed = f"an option of the method, as in method='{rule}:{name}=...', not a setting"
+        check.require(name not in method_options(rule), name, value, allowed)
+    registry.find("setting", known, name, SYNONYMS)
+
+
 def resolved(settings: Settings) -> Settings:
     """Fill derived defaults: the partition from the data set; compression, optimiser and its rate from the method.
 
@@ -85,7 +100,7 @@ def resolved(settings: Settings) -> Settings:
     else:
         filled = with_uploads(with_owners(settings), usual)
     factory = factory_of(settings, usual)
-    if factory is None or settings.fine_tune is not None:
+    if factory is None or settings.fine_tune is not None or settings.ditto is not None:
         return with_optimizer(filled, usual)
     given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
     return dataclasses.replace(with_optimizer(filled, usual), **given)
@@ -151,6 +166,8 @@ def model_for(s: Settings, data: FederatedData) -> tuple[Model, Params]:
     model = model_of(s, data)
     contracts.check_model(s, model, data)
     shapes, _ = jax.eval_shape(lambda: initial(model, s.compute)(jax.random.key(s.seed)))
+    if s.personal is not None:
+        model = with_personal(model, personal_paths(s.personal, shapes))
     check_model(model, shapes, data)
     require_fits(str(s.model), shapes)
     check.optional(check.whole, "devices", s.devices, high=len(jax.devices()))

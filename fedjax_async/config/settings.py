@@ -1,144 +1,23 @@
 """Everything that defines a run, as plain values: the command line sets them, ``settings.json`` keeps them.
 
-A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``_CHECKS``.
+A new setting is a field here, a row of the table in ``concerns.py``, and a check of its values in ``allowed.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_async import check
-from fedjax_async.config import concerns, own
+from fedjax_async.config import allowed, concerns, own
 
 SWEEP_KEYS = ("base", "grid", "points", "roles", "seeds", "target", "final", "interval")  # of a sweep's file
-MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 USUAL_PARTITION = "dirichlet:alpha=0.1"  # for a pool of examples; data that name owners keep them
 
 
 def _field(default: Any, about: str, group: str) -> Any:
     return dataclasses.field(default=default, metadata={"about": about, "group": group})
-
-
-def _one_of(*names: str) -> Callable[[str, Any], None]:
-    return lambda field, value: check.one_of(field, value, names)
-
-
-def _known(field: str, value: Any) -> None:
-    """One of the names of a registry. The registries need JAX, so they are imported only for a given value."""
-    from fedjax_async.data.normalise import NORMALISATIONS  # noqa: PLC0415
-    from fedjax_async.engine.batches import BATCHINGS  # noqa: PLC0415
-    from fedjax_async.engine.peer_outcome import GLOBAL_TESTS  # noqa: PLC0415
-    from fedjax_async.engine.storage import SLOT_DTYPES  # noqa: PLC0415
-    from fedjax_async.geometry import GROUPINGS  # noqa: PLC0415
-    from fedjax_async.local import FEEDBACKS  # noqa: PLC0415
-
-    registries: dict[str, Iterable[str]] = {
-        "global_tests": GLOBAL_TESTS,
-        "feedback": FEEDBACKS,
-        "compress_per": GROUPINGS,
-        "slots": SLOT_DTYPES,
-        "batching": BATCHINGS,
-        "normalise": NORMALISATIONS,
-    }
-    check.one_of(field, value, registries[field])
-
-
-def _size(field: str, value: Any) -> None:
-    from fedjax_async.engine.devices import parse_size  # noqa: PLC0415
-
-    parse_size(field, value)
-
-
-def _fraction(field: str, value: Any) -> None:
-    check.require(check.is_real(value) and 0 < value < 1, field, value, "a number between 0 and 1, both excluded")
-
-
-def moments(text: str) -> list[float]:
-    """``"100,500"`` -> [100.0, 500.0]; ``ValueError`` naming ``eval_at``."""
-    try:
-        plain = text.isascii() and "_" not in text
-        found = [float(part) if plain else -1.0 for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    check.require(all(check.is_real(moment) and moment >= 0 for moment in found), "eval_at", text, MOMENTS)
-    check.require(
-        all(a < b for a, b in itertools.pairwise(found)), "eval_at", text, "in increasing order, each moment once"
-    )
-    return found
-
-
-# Checks of values other than the default.
-MOST_LANES = 1024  # each is a thread of the host
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "clients": check.whole,
-    "batch_size": check.whole,
-    "lr": check.real_positive,
-    "time": check.real_positive,
-    "updates": check.whole,
-    "server_steps": check.whole,
-    "eval_time": check.real_positive,
-    "eval_updates": check.whole,
-    "eval_steps": check.whole,
-    "eval_at": lambda field, value: moments(value),
-    "seed": lambda field, value: check.whole(field, value, low=0, high=2**31 - 1),
-    "engine": _one_of("waves", "reference"),
-    "on_bad": _one_of("reject", "raise"),
-    "compute": _one_of("float32", "bfloat16", "float64"),
-    "late": _one_of("apply", "drop"),
-    "feedback": _known,
-    "compress_per": _known,
-    "slots": _known,
-    "global_tests": _known,
-    "batching": _known,
-    "normalise": _known,
-    "eval_examples": check.whole,
-    "train_examples": check.whole,
-    "fine_tune": check.whole,
-    "stop_at": check.positive,
-    "patience": check.whole,
-    "max_width": check.whole,
-    "lanes": lambda field, value: check.whole(field, value, high=MOST_LANES),
-    "devices": check.whole,
-    "checkpoint": check.whole,
-    "timeout": check.real_positive,
-    "norm_limit": check.real_positive,
-    "test_fraction": _fraction,
-    "validation_fraction": _fraction,
-    "epochs": check.real_positive,
-    "steps": lambda field, value: check.whole(field, value, high=2**31 - 1),
-    "max_staleness": lambda field, value: check.whole(field, value, low=0),
-    "memory_limit": _size,
-}
-
-# Of settings that hold a text and have no default that could be the example.
-EXAMPLES = {
-    "timing": "a text such as 'every'",
-    "topology": "a text such as 'gossip:receivers=10'",
-    "exchange": "a text such as 'push_sum:policy=merge'",
-    "global_tests": "a text such as 'ends'",
-    "availability": "a text such as 'sessions'",
-    "faults": "a text such as 'drop:probability=0.1'",
-    "network": "a text such as 'link:down=1e6,up=2e5'",
-    "partition": "a text such as 'iid'",
-    "augment": "a text such as 'crop:padding=4+flip'",
-    "normalise": "a text such as 'training'",
-    "attack": "a text such as 'sign_flip:share=0.2'",
-    "privacy": "a text such as 'dp:clip=1,noise=0.5'",
-    "client": "a text, the name of a registered client",
-    "compress": "a text such as 'topk:ratio=0.1'",
-    "feedback": "a text such as 'ef'",
-    "compress_per": "a text such as 'layer'",
-    "eval_at": MOMENTS,
-    "batching": "a text such as 'vmap'",
-    "optimizer": "a text such as 'sgd:momentum=0.9'",
-    "metrics": "a text such as 'top:k=5,macro_f1'",
-    "energy": "a text such as 'csv:path=watts.csv'",
-    "memory_limit": "a text such as '4GB'",
-}
 
 
 # What other programs call a setting.
@@ -217,6 +96,11 @@ class Settings:
     )
 
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
+    initial: str | None = _field(
+        None,
+        "start from the weights in this file (.npz, .safetensors, .pt) or of this folder's run [random]",
+        "training",
+    )
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
@@ -229,6 +113,19 @@ class Settings:
     epochs: float | None = _field(None, "local epochs a job, fractions too (default 1 unless --steps)", "training")
     steps: int | None = _field(None, "local steps a job, instead of epochs", "training")
     compute: str = _field("float32", "arithmetic of the local steps: float32, bfloat16 or float64", "training")
+
+    personal: str | None = _field(
+        None,
+        "layers that stay with their client, by name, e.g. output or conv*,fc1; norms: all normalisation layers "
+        "(FedBN); --per-client scores the clients' models",
+        "personalisation",
+    )
+    ditto: float | None = _field(
+        None,
+        "train a personal model of each client beside the global job, drawn to the global model with this weight; "
+        "--per-client scores it",
+        "personalisation",
+    )
 
     compress: str | None = _field(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compression")
     feedback: str | None = _field(
@@ -243,7 +140,7 @@ class Settings:
         None, "end after this many uploads; those of an incomplete server step are not used", "budget"
     )
     server_steps: int | None = _field(None, "end after this many server steps", "budget")
-    eval_time: float | None = _field(None, "evaluate every so many virtual seconds", "budget")
+    eval_time: float | None = _field(None, "evaluate every so many virtual seconds [a fiftieth of the run]", "budget")
     eval_updates: int | None = _field(None, "evaluate every so many updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every so many server steps", "budget")
     eval_at: str | None = _field(None, "evaluate at these virtual seconds, e.g. 100,500,2000", "budget")
@@ -290,6 +187,14 @@ class Settings:
     max_width: int | None = _field(None, "most jobs trained in one batch (default: by backend)", "execution")
     lanes: int | None = _field(None, "batches trained at the same time (default: one a CPU core)", "execution")
     batching: str | None = _field(None, "vmap or loop: how a batch is trained (default: loop on a CPU)", "execution")
+    fixed_steps: bool = _field(
+        False,
+        "compile the number of local steps in, which must be the same for all jobs: less to do a step when vmapped",
+        "execution",
+    )
+    waves_per_call: int | None = _field(
+        None, "most waves trained and received in one call, in one lane, for small models on a GPU", "execution"
+    )
     devices: int | None = _field(None, "devices that share the jobs of a batch (default: one)", "execution")
     memory_limit: str | None = _field(None, "device memory a run may use, e.g. 4GB: batches shrink to fit", "execution")
     slots: str = _field("full", "precision of the start models kept for clients: full or bfloat16", "execution")
@@ -305,7 +210,7 @@ class Settings:
                 if field.name in own.KINDS and value is not None and not isinstance(value, str):
                     object.__setattr__(self, field.name, own.as_setting(field.name, value))
                     continue
-                example = EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
+                example = allowed.EXAMPLES.get(field.name) or f"a text such as {field.default!r}"
                 check.require(
                     isinstance(value, str) and (value != "" or field.default is not None), field.name, value, example
                 )
@@ -313,7 +218,7 @@ class Settings:
                 check.require(isinstance(value, bool), field.name, value, "True or False")
             elif getattr(value, "shape", None) == ():  # a number of NumPy or JAX
                 object.__setattr__(self, field.name, value.item())
-        for name, requirement in _CHECKS.items():
+        for name, requirement in allowed.CHECKS.items():
             value = getattr(self, name)
             if value is not Settings.__dataclass_fields__[name].default:
                 requirement(name, value)
@@ -332,8 +237,9 @@ class Settings:
 
 # Settings that files leave out where they have their default.
 OPTIONAL = (
-    "topology", "exchange", "global_tests", "client", "stop_at", "patience", "metrics", "train_loss", "train_examples",
-    "fine_tune", "normalise", "augment", "attack", "privacy",
+    "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics", "train_loss",
+    "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps", "waves_per_call",
+    "attack", "privacy",
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def _shared(e: Prepared) -> tuple[Any, ...]:
     p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
-    options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine)
+    options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine, s.fixed_steps, s.waves_per_call)
     return e.shared(), p.client, p.model, names, shapes, options
 
 
@@ -159,7 +159,8 @@ def _stacked(members: tuple[int, ...], experiments: Mapping[int, Experiment], li
     together = min(lanes, len(stacks))
     updates = sum(len(experiments[i].schedule.job) for i in members)
     num_bytes = data + lanes * length * largest
-    return Group(members, stacks, together, lanes // together, num_bytes, updates, _about(first.settings))
+    batches = lanes // together if first.settings.waves_per_call is None else 1
+    return Group(members, stacks, together, batches, num_bytes, updates, _about(first.settings))
 
 
 def _num_bytes(e: Experiment) -> int:
@@ -264,8 +265,9 @@ def _max_width(e: Experiment) -> int | None:
 
 
 def _layout(members: Sequence[Experiment], lanes: int) -> Layout:
-    width, batching = _max_width(members[0]), members[0].settings.batching
-    return layout_of([member_of(e) for e in members], max_width=width, lanes=lanes, batching=batching)
+    s = members[0].settings
+    options: dict[str, Any] = {"batching": s.batching, "fixed_steps": s.fixed_steps, "waves_per_call": s.waves_per_call}
+    return layout_of([member_of(e) for e in members], max_width=_max_width(members[0]), lanes=lanes, **options)
 
 
 def _keeper(folder: Path, members: Sequence[Experiment], lanes: int) -> Keeper:

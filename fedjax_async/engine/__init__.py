@@ -4,8 +4,8 @@ Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, fro
 
 Order of reading: ``components.py`` (what is trained), ``layout.py`` and ``batches.py`` (which jobs are trained
 together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
-``serving.py`` (the server), ``programs.py`` (both compiled), ``stack.py`` (all of these for some runs),
-``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the programs).
+``serving.py`` (the server), ``several.py`` (both for several waves), ``programs.py`` (all compiled), ``stack.py`` (all
+of these for some runs), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the programs).
 ``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
 runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each.
 ``record.py`` makes the tables of a run.

@@ -249,6 +249,10 @@ class Scores:
         inner = self.stops[first:last]
         return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
 
+    def due(self, position: int) -> bool:
+        """Whether a run is evaluated after ``position`` arrivals."""
+        return position in self._due
+
     def evaluate(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
         """Evaluate every run that is due after ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
         for run, local in self._due.get(position, ()):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async import tree
 from fedjax_async.engine.components import ClientFamily, bound
@@ -36,9 +37,10 @@ class Carry(NamedTuple):
 class JobBuffers(NamedTuple):
     """What the jobs of one lane leave for the server, C rows each (donated from call to call)."""
 
-    message: Any  # Message; () where jobs are looped over and the server does not read what they started from
-    before: State  # the clients' rows before the job; () where jobs are looped over
-    work: State  # of unfinished jobs; () where jobs are looped over
+    # of jobs that may go on in the next call; () where each ends in the call that begins it
+    message: Any  # Message; kept too where the server reads what jobs started from
+    before: State  # the clients' rows before the job
+    work: State  # of unfinished jobs
     upload: Any
     after: State  # the clients' rows after the job
     norm: Array  # float[C]
@@ -51,8 +53,11 @@ def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
-def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching: str, starts: bool) -> Any:
-    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes; ``starts``: with start models."""
+def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, whole: bool, starts: bool) -> Any:
+    """``buffers(tables, carry) -> buffers``: empty buffers of the right shapes.
+
+    ``whole``: each job ends in the call that begins it. Then ``starts`` says whether start models are kept.
+    """
 
     def buffers(tables: DeviceTables, carry: Carry) -> JobBuffers:
         def one(tables: DeviceTables, carry: Carry) -> JobBuffers:
@@ -63,7 +68,7 @@ def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, batching
             upload, after = who.finish(work, message, before)
             info = info_of(who, after)
             done = JobBuffers(message, before, work, upload, after, jnp.zeros(()), jnp.bool_(False), info)
-            if batching == "vmap":
+            if not whole:
                 return done
             return done._replace(message=message if starts else (), before=(), work=())
 
@@ -105,14 +110,19 @@ def finished(
     return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
 
 
-def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData) -> Any:
-    """One local step of one job. It has no effect once the job has done its steps; unchanged leaves cost nothing."""
+def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData, *, equal: bool = False) -> Any:
+    """One local step of one job. It has no effect once the job has done its steps; unchanged leaves cost nothing.
+
+    ``equal``: no job ends before the others, so nothing is compared.
+    """
 
     def advance(
         hyper: dict[str, Array], work: State, k: Array, steps: Array, message: Message, offset: Array, size: Array
     ) -> State:
         message = message._replace(local_steps=steps)
         stepped = bound(client, hyper).step(work, k, message, data._replace(offset=offset, size=size))
+        if equal:
+            return stepped
         runs = k < steps
         return jax.tree.map(lambda old, new: old if new is old else jnp.where(runs, new, old), work, stepped)
 
@@ -124,11 +134,14 @@ def device_index(devices: int) -> Array:
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1) -> Any:
+def make_train(
+    client: ClientAlgorithm | ClientFamily, width: int, devices: int = 1, local_steps: int | None = None
+) -> Any:
     """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
     ``span`` = (index of the batch's first job in ``train_order``, its jobs, first local step, end of the steps).
-    With several ``devices`` each runs this program on its share: every ``devices``-th job.
+    With several ``devices`` each runs this program on its share: every ``devices``-th job. ``local_steps``: of every
+    job, if known when this is compiled; each job then begins and ends in one call.
     """
     own = width // devices
 
@@ -137,7 +150,10 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
         index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
         position = tables.train_order[low + index]
         owner, run = tables.owner[position], tables.run[position]
-        steps = jnp.where(index < count, tables.steps[position], 0)
+        if local_steps is None:
+            steps = jnp.where(index < count, tables.steps[position], 0)
+        else:  # rows of padding train a job, too, and nobody reads them
+            steps = jnp.full(own, local_steps, jnp.int32)
         data = client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0, None))
         hyper = hyper_of(tables, run)
@@ -156,7 +172,8 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             work = jax.vmap(begin, in_axes=(each, 0, 0, 0, one, 0))(hyper, keys, message, before, data, steps)
             return message, before, work
 
-        step = jax.vmap(make_advance(client, data), in_axes=(each, 0, None, 0, 0, 0, 0))
+        one_step = make_advance(client, data, equal=local_steps is not None)
+        step = jax.vmap(one_step, in_axes=(each, 0, None, 0, 0, 0, 0))
 
         def advance(k: Array, held: tuple[Message, State, State]) -> tuple[Message, State, State]:
             message, before, work = held
@@ -168,8 +185,12 @@ def make_train(client: ClientAlgorithm | ClientFamily, width: int, devices: int 
             given = (hyper if each is None else rows(hyper), work, message, before, *rows(known))
             return jax.vmap(end, in_axes=(each, *[0] * 6))(*given)
 
-        kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
-        return JobBuffers(*kept, *done)
+        if local_steps is None:
+            kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
+            return JobBuffers(*kept, *done)
+        held = jax.lax.fori_loop(np.int32(0), np.int32(local_steps), advance, fresh())
+        left = JobBuffers(held[0] if buffers.message else (), (), (), *finish(lambda rows: rows, held))
+        return jax.tree.map(lambda buffer, new: buffer.at[:own].set(new), buffers, left)
 
     return train
 
@@ -212,7 +233,7 @@ def run_segment(
     return after, jax.lax.fori_loop(going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
+def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_steps: int | None = None) -> Any:
     """As :func:`make_train`, but one job after the other, and any number of them."""
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
@@ -225,7 +246,8 @@ def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1) -> Any:
             message = tree.gather(slots, tables.slot[position])._replace(version=tables.version[position])
             before = tree.gather(clients, tables.owner[position])
             key = job_key(tables.key[run], tables.client[position], tables.number[position])
-            work = run_steps(who, key, message, before, client_data(tables, position), tables.steps[position])
+            steps = tables.steps[position] if local_steps is None else local_steps
+            work = run_steps(who, key, message, before, client_data(tables, position), steps)
             outcome = (tables.norm_limit[run], tables.corrupt[position], tables.applied[position])
             done = finished(who, work, message, before, *outcome)
             return tree.scatter(

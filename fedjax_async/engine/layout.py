@@ -130,6 +130,8 @@ class Layout(NamedTuple):
     row: np.ndarray  # int32[E]  row of its lane's buffers
     useful_steps: int
     executed_steps: int
+    local_steps: int | None = None  # of every job, if that is compiled in
+    waves_per_call: int = 1  # at most; several need a single lane
 
     @property
     def dealt(self) -> Lanes:
@@ -140,6 +142,11 @@ class Layout(NamedTuple):
     def lanes(self) -> int:
         """How many lanes are in use."""
         return self.dealt.lanes
+
+    @property
+    def whole(self) -> bool:
+        """Whether each job ends in the call that begins it."""
+        return self.batching == "loop" or self.local_steps is not None
 
 
 def digest(layout: Layout) -> str:
@@ -165,6 +172,7 @@ def make_layout(
     batching: str = "vmap",
     personal: bool = False,
     fill: bool = True,
+    fixed_steps: bool = False,
     **costs: Any,
 ) -> Layout:
     """Cut schedules into batches of at most ``max_width`` jobs; lay out rows, slots and widths.
@@ -172,11 +180,19 @@ def make_layout(
     ``lanes``: batches that may be trained at the same time. ``devices`` share the jobs of a batch, so widths are
     multiples of it. ``batching``: one of ``BATCHINGS``; see ``batches.py``. ``personal``: messages differ from client
     to client, so each job needs a slot of its own. ``fill``: see :func:`looped_lanes`. ``costs``: see
-    :func:`choose_widths`.
+    :func:`choose_widths`. ``fixed_steps``: compile the number of local steps in; ``ValueError`` unless all jobs have
+    as many.
     """
     check.one_of("batching", batching, BATCHINGS)
     merged = merge(schedules, by_ranks=batching == "vmap")
     steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
+    fewest, longest = (int(steps.min()), int(steps.max())) if len(steps) else (1, 1)
+    check.require(
+        not fixed_steps or fewest == longest,
+        "fixed_steps",
+        fixed_steps,
+        f"False where jobs differ in local steps (from {fewest} to {longest}); steps gives all as many",
+    )
     most = sum(s.num_clients for s in schedules)
     dealt, widths, capacity, executed = deal(
         _ready(schedules, merged), merged.waves, steps, most=most, max_width=max_width, lanes=lanes, devices=devices,
@@ -202,6 +218,7 @@ def make_layout(
         row=dealt.row,
         useful_steps=int(steps.sum()),
         executed_steps=executed,
+        local_steps=longest if fixed_steps else None,
     )
 
 

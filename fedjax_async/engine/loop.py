@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import Scores
 from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.several import Piece
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 
@@ -31,6 +32,9 @@ class Calls(NamedTuple):
     rejected: Callable[[Any, int], int]  # (carry, high) -> rejected uploads of results among the first positions; waits
     enough: Callable[[Any], int]  # carry -> the position from which on all stopped runs have their results
     status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
+    # trains too: (carry, at most ``most`` pieces) -> (carry, rejected so far)
+    together: Callable[[Any, Sequence[Piece]], tuple[Any, Any]] | None = None
+    most: int = 1
 
 
 def advance(
@@ -51,16 +55,31 @@ def advance(
     Nothing waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed evaluations, in
     front of it, and to take the checkpoints of ``keeper``.
     """
-    high, tokens, total = 0, deque[Any](), len(dealt.train_order)
+    high, tokens, total, turn = 0, deque[Any](), len(dealt.train_order), groups
+    waiting: list[Piece] = []  # for one call
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
+
+    def perform(carry: Any, pieces: Sequence[Piece]) -> tuple[Any, Any]:
+        if calls.together is not None:
+            return calls.together(carry, pieces)
+        ((group, low, high),) = pieces
+        buffers = trainers.buffers if group is None else trainers.train(dealt.groups[group], carry)
+        return calls.apply(carry, buffers[lane_of[low]], low, high)
+
     for g in range(groups, len(dealt.groups)):
-        buffers = trainers.train(dealt.groups[g], carry)
+        group: int | None = g
         for low, high in scores.cuts(*stretches[edge[g] : edge[g + 1] + 1]):
-            carry, rejected = calls.apply(carry, buffers[lane_of[low]], low, high)
-            scores.evaluate(high, partial(calls.evaluate, carry))
-        if g % LOOK == 0:
+            waiting.append(Piece(group, low, high))
+            group = None
+            if len(waiting) == calls.most or scores.due(high) or high == total or (keeper and keeper.due(high)):
+                (carry, rejected), waiting = perform(carry, waiting), []
+                scores.evaluate(high, partial(calls.evaluate, carry))
+        if waiting:
+            continue
+        if turn % LOOK == 0:
             tokens.append(rejected)
+        turn += 1
         low, high = int(dealt.bounds[g]), int(dealt.bounds[g + 1])
         if len(tokens) > AHEAD // LOOK and int(tokens.popleft()) and on_bad == "raise":
             refuse(calls.rejected(carry, high), on_bad)

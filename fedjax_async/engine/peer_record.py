@@ -12,6 +12,7 @@ from fedjax_async.clock.peer_statistics import readers
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.peer_outcome import PeerOutcome, online
+from fedjax_async.tree import Columns
 from fedjax_async.types import FederatedData, Run
 
 ROUNDING = 1e-12  # of all mass: a loss below that is the rounding of sums
@@ -135,7 +136,8 @@ def record_peers(
         **message_counts(schedule, events),
         **outcome.counters,
     }
-    return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
+    tables = Columns(evaluations), Columns(updates)
+    return Run(settings, outcome.params, *tables, clients, counters, schedule, dict(outcome.probes))
 
 
 def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndarray) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validat
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.measures import Inputs, Measures
 from fedjax_async.engine.serving import StackFacts, rule_at
+from fedjax_async.engine.several import make_waves, work_of
 from fedjax_async.engine.tables import DeviceTables, Shape
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
@@ -32,17 +33,15 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def buffers(client: Client, capacity: int, batching: str, starts: bool, mesh: Mesh | None) -> Any:
+def buffers(client: Client, capacity: int, whole: bool, starts: bool, mesh: Mesh | None) -> Any:
     """Jitted :func:`kernels.make_buffers`; each device holds its share of the rows."""
-    return jax.jit(kernels.make_buffers(client, capacity, batching, starts), out_shardings=spread(mesh))
+    return jax.jit(kernels.make_buffers(client, capacity, whole, starts), out_shardings=spread(mesh))
 
 
 @lru_cache(maxsize=256)
-def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
+def train(client: Client, width: int, batching: str, local_steps: int | None, mesh: Mesh | None) -> Any:
     """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers."""
-    devices = 1 if mesh is None else mesh.size
-    vmapped = batching == "vmap"
-    made = kernels.make_train(client, width, devices) if vmapped else kernels.make_loop(client, devices)
+    made = _train(client, width, batching, local_steps, 1 if mesh is None else mesh.size)
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         # every device runs its own loops, of its own length: nothing is exchanged while training
@@ -50,6 +49,28 @@ def train(client: Client, width: int, batching: str, mesh: Mesh | None) -> Any:
             made, mesh=mesh, in_specs=(whole, whole, whole, share, whole), out_specs=share, check_vma=False
         )
     return jax.jit(made, donate_argnums=3)
+
+
+def _train(client: Client, width: int, batching: str, local_steps: int | None, devices: int = 1) -> Any:
+    if batching == "vmap":
+        return kernels.make_train(client, width, devices, local_steps)
+    return kernels.make_loop(client, devices, local_steps)
+
+
+@lru_cache(maxsize=64)
+def waves(
+    server: Server,
+    client: Client,
+    facts: StackFacts,
+    ranks: bool,
+    widths: tuple[int, ...],
+    batching: str,
+    local_steps: int | None,
+) -> Any:
+    """Jitted :func:`make_waves` on one device; donates what the server changes and the buffers."""
+    trains = {w: _train(client, w, batching, local_steps) for w in sorted(widths, reverse=True)}
+    made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
+    return jax.jit(make_waves(trains, made), donate_argnums=(1, 2))
 
 
 @lru_cache(maxsize=64)
@@ -188,13 +209,14 @@ class Programs(NamedTuple):
 
     start: Callable[..., Any]
     buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]
-    receive: Callable[..., Any]
+    train: dict[int, Callable[..., Any]]  # none where ``waves`` trains
+    receive: Callable[..., Any] | None
     evaluate: Callable[..., Any]
     by_ranks: bool  # what the spans of ``receive`` count
     measure: Callable[..., Any] | None = None  # where more than loss and accuracy is measured
     reads_clients: bool = False  # whether ``measure`` does
     model: Callable[..., Any] | None = None  # where observers may want the models of evaluations
+    waves: Callable[..., Any] | None = None  # where a call trains and receives several waves
 
 
 class Shapes(NamedTuple):
@@ -216,10 +238,10 @@ def shapes_of(
 ) -> Shapes:
     """What a stack will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(server, client, facts, shape.slots, mesh), tables, params)
-    empty = jax.eval_shape(buffers(client, shape.capacity, layout.batching, True, mesh), tables, carry)
+    empty = jax.eval_shape(buffers(client, shape.capacity, layout.whole, True, mesh), tables, carry)
     leaves, structure = jax.tree.flatten((tables, carry, empty))
     keeps = _keeps_starts(server, facts, structure, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
-    if layout.batching == "loop" and not keeps:
+    if layout.whole and not keeps:
         empty = empty._replace(message=())
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
@@ -259,10 +281,21 @@ def compile_programs(
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
     carry, empty = shapes
-    make_buffers = buffers(client, shape.capacity, layout.batching, bool(empty.message), mesh)
+    make_buffers = buffers(client, shape.capacity, layout.whole, bool(empty.message), mesh)
     own = tests[3] is not None
     score = evaluate(model, server, client if own else None, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
+    by_steps = layout.batching, layout.local_steps
+    trains, receives, several = {}, None, None
+    if layout.waves_per_call > 1:
+        work = work_of([], [], layout.widths, None, layout.waves_per_call)
+        several = waves(server, client, facts, by_ranks, layout.widths, *by_steps)
+        several = several.lower(tables, carry, empty, work, span[0]).compile()
+    else:
+        for width in layout.widths:
+            one = train(client, width, *by_steps, mesh)
+            trains[width] = one.lower(tables, carry.slots, carry.clients, empty, span).compile()
+        receives = receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile()
     more, reads = None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
@@ -270,16 +303,14 @@ def compile_programs(
     return Programs(
         start=start(server, client, facts, shape.slots, mesh).lower(tables, params).compile(),
         buffers=make_buffers.lower(tables, carry).compile(),
-        train={
-            w: train(client, w, layout.batching, mesh).lower(tables, carry.slots, carry.clients, empty, span).compile()
-            for w in layout.widths
-        },
-        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, empty, span[:2]).compile(),
+        train=trains,
+        receive=receives,
         evaluate=score.lower(tables, evaluated(carry, own), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,
         model=model_of(server, facts).lower(tables, carry.server, span[0]).compile() if models else None,
+        waves=several,
     )
 
 

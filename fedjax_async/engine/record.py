@@ -13,6 +13,7 @@ from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.geometry import PHASE_COLUMN
+from fedjax_async.tree import Columns
 from fedjax_async.types import Params, Run, Schedule
 
 # Of the clock's counts, those that every run reports.
@@ -141,7 +142,8 @@ def make_run(
         **_phase_changes(records),
         **outcome.counters,
     }
-    return Run(settings, outcome.params, evaluations, updates, clients, counters, schedule, dict(outcome.probes))
+    tables = Columns(evaluations), Columns(updates)
+    return Run(settings, outcome.params, *tables, clients, counters, schedule, dict(outcome.probes))
 
 
 def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.programs import evaluated
 from fedjax_async.engine.record import EngineOutcome, Progress
+from fedjax_async.engine.several import Piece, work_of
 from fedjax_async.engine.stack import (
     Member,
     Stack,
@@ -39,7 +40,7 @@ from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
-# Besides one training program a width: start, buffers, receive, evaluate.
+# Besides one training program a width: start, buffers, receive (or train and receive in one), evaluate.
 OTHER_PROGRAMS = 4
 
 
@@ -66,7 +67,8 @@ def run_stack(
 
     def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-        applied: tuple[Carry, Any] = programs.receive(tables, carry, buffers, span)
+        receive = cast(Callable[..., Any], programs.receive)  # there, unless calls hold several waves
+        applied: tuple[Carry, Any] = receive(tables, carry, buffers, span)
         return applied
 
     def evaluate(carry: Carry, run: int, local: int) -> dict[str, Any]:
@@ -78,6 +80,13 @@ def run_stack(
             model = None if copying is None else copying(tables, carry.server, np.int32(run))
         watcher.add((run, local), found, model)
         return found
+
+    def together(carry: Carry, pieces: Sequence[Piece]) -> tuple[Carry, Any]:
+        waves = cast(Callable[..., Any], programs.waves)
+        work = work_of(pieces, layout.groups, layout.widths, ranks, layout.waves_per_call)
+        given = tables, carry, trainers.buffers[0], work, np.int32(len(pieces))
+        carry, trainers.buffers[0], rejected = waves(*given)
+        return carry, rejected
 
     def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
         return programs.train[width](tables, carry.slots, carry.clients, buffers, span)
@@ -94,6 +103,8 @@ def run_stack(
         rejected=lambda carry, high: _rejected(stack, carry, watcher, high),
         enough=lambda carry: _enough(stack, carry, watcher),
         status=_status_of(layout),
+        most=layout.waves_per_call,
+        together=None if programs.waves is None else together,
     )
     with Trainers(layout.dealt, tables, train, lambda: programs.buffers(tables, carry), stack.feed) as trainers:
         if groups:
@@ -130,14 +141,21 @@ def run_waves(
     measures: Measures = NOTHING,
     devices: int | None = None,
     memory_limit: int | None = None,
+    fixed_steps: bool = False,
+    waves_per_call: int | None = None,
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observer: Observer | None = None,
 ) -> EngineOutcome:
-    """Train every job of one schedule, batched in waves; the same result as one event at a time."""
+    """Train every job of one schedule, batched in waves; the same result as one event at a time.
+
+    ``fixed_steps``: compile the number of local steps in, which must be the same for all jobs. ``waves_per_call``: at
+    most so many waves in one compiled call, in a single lane.
+    """
     members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
     mesh = make_mesh(devices)
-    lanes = (default_lanes() if mesh is None else 1) if lanes is None else lanes
+    if lanes is None:
+        lanes = default_lanes() if mesh is None and waves_per_call is None else 1
     shared = 1 if mesh is None else mesh.size
 
     width = max_width
@@ -149,6 +167,8 @@ def run_waves(
             batching=batching,
             devices=shared,
             fill=memory_limit is None,
+            fixed_steps=fixed_steps,
+            waves_per_call=waves_per_call,
         )
         try:
             options: dict[str, Any] = {"mesh": mesh, "memory_limit": memory_limit}
@@ -248,7 +268,7 @@ def _outcome(stack: Stack, carry: Carry, scores: Scores, watcher: Watcher, run: 
             "slots": layout.slots.count,
             "useful_steps": layout.useful_steps,
             "executed_steps": layout.executed_steps,
-            "programs": len(layout.widths) + OTHER_PROGRAMS + (stack.programs.measure is not None),
+            "programs": len(stack.programs.train) + OTHER_PROGRAMS + (stack.programs.measure is not None),
         },
         probes=seen,
         rows=rows,

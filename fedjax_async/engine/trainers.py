@@ -32,11 +32,11 @@ class Trainers:
         """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()``: empty ones."""
         busy = dealt.lanes
         self._dealt, self._tables, self._call, self._feed = dealt, tables, train, feed
-        self._buffers: list[Any] = [buffers() for _ in range(busy)]
+        self.buffers: list[Any] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
         self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
         # XLA's CPU devices share a few threads: where some wait for the others to gather the buffers, those that still
         # train may find none to go on with, and the run hangs
-        self._in_step = jax.default_backend() == "cpu" and len(self._buffers[0].norm.devices()) > 1
+        self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
     def __enter__(self) -> Self:
         return self
@@ -51,12 +51,12 @@ class Trainers:
             tables = tables._replace(**self._feed.batch(self._dealt.train_order[low : low + count]))
         for width, first, last in batch.segments:
             span = np.array([low, count, first, last], np.int32)
-            self._buffers[lane] = self._call(width, tables, carry, self._buffers[lane], span)
+            self.buffers[lane] = self._call(width, tables, carry, self.buffers[lane], span)
 
     def _train_and_wait(self, batch: Batch, carry: Any) -> None:
         """Train, and wait for it: XLA runs what waits for other programs one after the other."""
         self._train(batch, carry)
-        jax.block_until_ready(self._buffers[batch.lane])
+        jax.block_until_ready(self.buffers[batch.lane])
 
     def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """The results of independent calls, as many at a time as there are lanes; waits for them."""
@@ -75,7 +75,7 @@ class Trainers:
             self._train_and_wait(batch, carry)
 
     def train(self, group: Sequence[Batch], carry: Any) -> list[Any]:
-        """Train the batches of ``group``; the buffers of every lane, valid until the next call."""
+        """Train the batches of ``group``; the buffers of every lane."""
         one = self._train_and_wait if self._pool is not None or self._in_step else self._train
         self.each([partial(one, batch, carry) for batch in group])
-        return self._buffers
+        return self.buffers

@@ -3,9 +3,9 @@
 Start with :func:`project_out` (``projection.py``): the part of one change orthogonal to another, as one vector, by
 layer or by tensor. Then read ``corrections.py`` (delay corrections of stale changes), ``bezier.py`` (curves through
 models), ``plane.py`` (the plane through three of them), ``rotation.py`` (a curve's control point when its ends move),
-``lorentz.py`` (hyperbolic distance and penalty), ``manifold.py`` (exponential and logarithm maps, Riemannian SGD) and
-``simplex.py`` (mixtures of several models). ``vectors.py`` holds the scalar products and lengths that all
-of them use.
+``hyperbolic.py`` (distance and penalty of the Lorentz model), ``manifold.py`` (exponential and logarithm maps,
+Riemannian SGD) and ``simplex.py`` (mixtures of several models). ``vectors.py`` holds the scalar products and lengths
+that all of them use.
 """
 
 from fedjax_async.geometry.bezier import (
@@ -37,7 +37,7 @@ from fedjax_async.geometry.corrections import (
     orthostrict,
     steps_pass,
 )
-from fedjax_async.geometry.lorentz import (
+from fedjax_async.geometry.hyperbolic import (
     LorentzPoint,
     lorentz_distance,
     lorentz_inner,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async import check
-from fedjax_async.geometry.lorentz import lorentz_distance, radius_of
+from fedjax_async.geometry.hyperbolic import lorentz_distance, radius_of
 from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import hypotenuse, inner, leaves, length, rebuild, unit
 from fedjax_async.types import Array, Params, Traced
@@ -46,7 +46,7 @@ def euclidean() -> Manifold:
 
 
 def lorentz(*, beta: Traced = 1.0) -> Manifold:
-    """Hyperbolic space of curvature ``-1 / beta``, every point given by its space part (:mod:`.lorentz`).
+    """Hyperbolic space of curvature ``-1 / beta``, every point given by its space part (:mod:`.hyperbolic`).
 
     With ``x_0 = sqrt(beta + |x|^2)``, ``|v|`` the length of v in the metric and d the distance of x and y:
 

@@ -66,12 +66,14 @@ def arrival_key(root: Key, client: Array, number: Array) -> Key:
 def run_steps(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> State:
-    """Begin a job and run ``steps`` local steps (may be traced); returns the work, before ``finish``."""
+    """Begin a job and run ``steps`` local steps; returns the work, before ``finish``.
+
+    ``steps`` may be traced. A Python int is compiled in, as the trip count of the loop.
+    """
     message = message._replace(local_steps=jnp.asarray(steps, jnp.int32))
     work = algorithm.begin(key, message, client_state, data)
-    return jax.lax.fori_loop(
-        0, jnp.asarray(steps, jnp.int32), lambda k, work: algorithm.step(work, k, message, data), work
-    )
+    end = np.int32(steps) if isinstance(steps, int) else jnp.asarray(steps, jnp.int32)
+    return jax.lax.fori_loop(np.int32(0), end, lambda k, work: algorithm.step(work, k, message, data), work)
 
 
 def run_job(

@@ -12,7 +12,7 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.dp_sgd import PerExample, private_gradient, require_usable
-from fedjax_async.local.metrics import Metric
+from fedjax_async.local.metrics import Metric, metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
@@ -41,7 +41,7 @@ def local_training(
     proximal: Any = 0.0,
     scale: Callable[[Array], Array] | WithinJob | None = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
-    metric: Metric | None = None,
+    metric: Metric | str | None = None,
     keep_optimizer: bool = False,
     shuffle: bool = True,
     per_example: PerExample | None = None,
@@ -64,7 +64,7 @@ def local_training(
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
         term, for example for control variates. A wrapper passes its client's state in ``message.extra``,
         hands this client's own state on (private leaves are in it), and applies ``trained`` to what it corrects by.
-      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``; see ``METRICS``.
+      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``, or a name in ``METRICS``.
       keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
         rejected leaves it as it was.
       shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
@@ -175,17 +175,19 @@ def batch_gradient(
     return jax.grad(objective, has_aux=True)
 
 
-def proximal_term(proximal: Any, metric: Metric | None) -> Callable[[Params, Params, Params], Params]:
+def proximal_term(proximal: Any, metric: Metric | str | None) -> Callable[[Params, Params, Params], Params]:
     """``pulled(gradient, weights, start) -> gradient``, the gradient plus that of ``(mu/2) metric(weights, start)``."""
     check.non_negative("proximal", proximal)
+    of = metric_of(metric) if isinstance(metric, str) else metric
+    check.require(of is None or callable(of), "metric", metric, "a function metric(w, w_0), or a name in METRICS")
     if isinstance(proximal, (int, float)) and proximal == 0:
         return lambda gradient, weights, start: gradient
 
     def pulled(gradient: Params, weights: Params, start: Params) -> Params:
-        if metric is None:
+        if of is None:
             pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), weights, start)
         else:
-            slope = jax.grad(metric)(weights, start)
+            slope = jax.grad(of)(weights, start)
             pull = jax.tree.map(lambda g: jnp.asarray(proximal, g.dtype) * (0.5 * g), slope)
         return jax.tree.map(jnp.add, gradient, pull)
 

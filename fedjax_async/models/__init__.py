@@ -8,6 +8,8 @@ Start with :func:`from_flax` (``wrap.py``), which makes a ``Model`` of any flax.
   (normalisation) in common;
 - ``encoder.py``: a pretrained language model with adapters, read by ``pretrained.py``;
 - ``characters.py``: models of text, character by character;
+- ``weights.py``: params by name and files of them, ``safetensors.py`` one of their formats; ``state_dicts.py``: params
+  under PyTorch's names;
 - ``labels.py``: loss and accuracy of labels; ``metrics.py``: metrics of outputs beside loss and accuracy;
 - ``conv.py``: convolutions and pools that batch well; ``lowerings.py``, ``tiles.py`` and ``winograd.py`` compute them;
   ``choice.py`` selects the fastest.
@@ -30,7 +32,10 @@ from fedjax_async.models.mobilenet import mobilenetv2
 from fedjax_async.models.nnx import from_module, from_nnx, is_module
 from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
+from fedjax_async.models.safetensors import read_safetensors
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
+from fedjax_async.models.state_dicts import flattened, from_torch, to_torch
+from fedjax_async.models.weights import arrays_of, filled, read_arrays, write_arrays
 from fedjax_async.models.wrap import augmented, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
 
@@ -68,6 +73,7 @@ __all__ = [
     "ConvPool",
     "GroupNorm",
     "Metric",
+    "arrays_of",
     "augmented",
     "avg_pool",
     "char_gru",
@@ -75,9 +81,12 @@ __all__ = [
     "cross_entropy",
     "decoded",
     "default_lowering",
+    "filled",
+    "flattened",
     "from_flax",
     "from_module",
     "from_nnx",
+    "from_torch",
     "hits",
     "in_dtype",
     "is_module",
@@ -85,7 +94,11 @@ __all__ = [
     "make",
     "max_pool",
     "minilm_lora",
+    "read_arrays",
+    "read_safetensors",
     "rematerialised",
+    "to_torch",
+    "write_arrays",
 ]
 
 

@@ -57,8 +57,8 @@ class Row(NamedTuple):
 
 def check_lowering(name: str | None) -> None:
     """``ValueError`` unless ``name`` is a lowering, ``"auto"`` or ``None``."""
-    if name not in (None, AUTO):
-        registry.find("lowering", LOWERINGS, str(name))
+    if name is not None:
+        registry.find("lowering", {AUTO: None, **LOWERINGS}, name)
 
 
 @functools.cache

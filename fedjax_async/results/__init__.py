@@ -9,6 +9,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 3. ``runs.py``: run into a folder, continue, compare methods; ``claim.py`` locks folders, ``progress.py`` is the bar;
    ``callbacks.py`` (own functions, the best model) and ``streams.py`` (CSV, TensorBoard, Weights & Biases) look at the
    evaluations of a run while it goes on;
+   ``exporting.py`` (:func:`export`) writes the model of a run for other tools;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
    ``privacy.py``: epsilon of a run with noise;
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
@@ -20,6 +21,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.curves import accuracy_curve, loss_curve
 from fedjax_async.results.explaining import Explanation, explain
+from fedjax_async.results.exporting import export
 from fedjax_async.results.figure import Drawing, save_figure
 from fedjax_async.results.files import versions
 from fedjax_async.results.html_report import write_report
@@ -54,6 +56,7 @@ __all__ = [
     "collect",
     "comparison",
     "explain",
+    "export",
     "final_accuracy",
     "final_value",
     "gantt",

@@ -15,6 +15,7 @@ from fedjax_async import check, disk
 from fedjax_async.clock import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.results import files
+from fedjax_async.tree import Columns
 from fedjax_async.types import Best, Params, Run, Stopped
 
 FORMAT = "fedjax_async run 1"
@@ -199,14 +200,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["format"] == FORMAT and set(manifest["sha256"]) - set(OPTIONAL) == {*FILES, SCHEDULE}:
             return manifest
-        found = f"its format is {manifest['format']!r}"
+        found = f"its {MANIFEST} is of another format: {check.shown(manifest['format'])}"
     except FileNotFoundError:
         found = f"it has no {MANIFEST}{_runs_inside(folder)}" if folder.is_dir() else "there is no such folder"
     except NotADirectoryError:
         found = "it is a file"
     except (ValueError, KeyError, TypeError, OSError):
         found = f"its {MANIFEST} is not ours"
-    raise ValueError(f"folder = {str(folder)!r}: must hold a saved run ({FORMAT!r}), but {found}")
+    raise ValueError(f"folder = {str(folder)!r}: must hold a saved run, as --out or out= writes it, but {found}")
 
 
 def _runs_inside(folder: Path) -> str:
@@ -257,8 +258,8 @@ def load(folder: str | Path) -> Run:
     return Run(
         settings=json.loads(content["settings.json"]),
         params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
-        evaluations=files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"]),
-        updates=files.csv_columns(content["updates.csv"], manifest["types"]["updates"]),
+        evaluations=Columns(files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"])),
+        updates=Columns(files.csv_columns(content["updates.csv"], manifest["types"]["updates"])),
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),
         counters=json.loads(content["counters.json"]),
         schedule=(load_peer_schedule if is_peer_schedule(folder / SCHEDULE) else load_schedule)(folder / SCHEDULE),

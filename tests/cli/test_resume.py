@@ -19,8 +19,9 @@ from fedjax_async.config import Settings, prepare
 from fedjax_async.results.runs import run_into
 
 COMMAND = [sys.executable, "-m", "fedjax_async"]
-RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--updates", "600", "--eval-updates", "100",
-       "--method", "fedbuff", "--checkpoint", "50", "--quiet"]  # fmt: skip
+RUN = ["--model", "mlp", "--clients", "10", "--delay", "exponential", "--eval-updates", "100", "--method", "fedbuff",
+       "--checkpoint", "50", "--quiet", "--updates"]  # fmt: skip
+SHORT, RUN = [*RUN, "200"], [*RUN, "600"]
 SWEEP = """
 seeds = 2
 [base]
@@ -81,13 +82,13 @@ def kill_until(first: list[str], again: list[str], folder: Path, kills: int, mom
 def test_a_killed_run_ends_the_same(tmp_path, commands_compile_as_here):
     """SIGKILL, for real, once there is a checkpoint; of a sweep: ``test_sweep.py``."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    with subprocess.Popen([*COMMAND, "run", *RUN, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*COMMAND, "run", *SHORT, "--out", str(cut)], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None and not list(cut.glob("checkpoints/*.npz")):
             time.sleep(0.002)
         process.kill()
     assert process.returncode == -signal.SIGKILL and not (cut / "manifest.json").exists()
     assert cli.main(["resume", str(cut), "--quiet"]) == 0
-    assert cli.main(["run", *RUN, "--out", str(whole)]) == 0
+    assert cli.main(["run", *SHORT, "--out", str(whole)]) == 0
     assert files(cut) == files(whole)
 
 

@@ -23,13 +23,14 @@ from fedjax_async.types import ClientAlgorithm
 
 GIVEN = {
     "timing": "every", "topology": "ring", "exchange": "push_sum", "timeout": 9.0, "late": "drop", "max_staleness": 3,
-    "augment": "flip", "normalise": "training",
+    "augment": "flip", "personal": "output", "ditto": 0.1, "normalise": "training",
     "attack": "sign_flip", "privacy": "dp",
     "test_fraction": 0.2, "optimizer": "adam", "lr": 0.5, "decay": "cosine", "feedback": "ef", "compress_per": "layer",
     "server_steps": 3, "eval_time": 5.0, "eval_updates": 2, "eval_steps": 2, "eval_at": "1", "eval_examples": 9,
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",
     "train_loss": True, "train_examples": 9, "fine_tune": 1, "energy": "flat", "engine": "reference",
     "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16",
+    "fixed_steps": True, "waves_per_call": 2,
     "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
 BESIDE = {"late": {"timeout": 9.0}}  # what a setting needs, to be given at all

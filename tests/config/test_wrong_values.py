@@ -75,10 +75,11 @@ CALLS = [
     (lambda: sweep(SMALL, {"seeds": [1, 2]}), "seeds: must stand above the first [table] of a sweep"),
     (lambda: sweep(SMALL, {"eval_at": [10, 20]}), f"eval_at = 10: {MOMENTS}"),
     (lambda: simulate(**SMALL, learning_rate=0.1), "setting = 'learning_rate': unknown; did you mean 'lr'?"),
+    (lambda: simulate(**SMALL, proximal=0.1), "proximal = 0.1: must be an option of the method, as in method='fed"),
     (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
     (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
     (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
-    (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run ('fedjax_async run 1'), but it is"),
+    (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run, as --out or"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
     (

@@ -86,8 +86,15 @@ def test_bad_options_are_refused(name, options, message_):
 
 def test_the_euclidean_metric_is_the_proximal_term_of_fedprox():
     with jax.enable_x64(True):
-        given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (METRICS["euclidean"](), None))
-        np.testing.assert_allclose(given, usual, rtol=1e-12)
+        for metric in (METRICS["euclidean"](), "euclidean"):
+            given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (metric, None))
+            np.testing.assert_allclose(given, usual, rtol=1e-12)
+
+
+def test_a_metric_of_no_such_name_is_refused():
+    for metric, allowed in {"taxi": "metric = 'taxi': unknown", 3: "metric = 3: must be a function"}.items():
+        with pytest.raises(ValueError, match=allowed):
+            trained(optax.sgd(LR), proximal=MU, metric=metric)
 
 
 def test_a_metric_may_be_any_function():

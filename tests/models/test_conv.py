@@ -50,7 +50,7 @@ def agree(a, b, tolerance=1e-10):
 sizes = st.integers(1, 5)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     kernel=st.tuples(sizes, sizes),
     extra=st.tuples(st.integers(0, 5), st.integers(0, 5)),
@@ -139,7 +139,7 @@ def test_conv_pool_equals_conv_then_relu_then_pool(size, kernel, pool, padding, 
     tile=st.tuples(st.integers(1, 2), st.integers(1, 2)),
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_fold_and_untile_are_adjoints(size, kernel, tile, strides):
     """<unfold(x), p> = <x, fold(p)> and <tile(k), q> = <k, untile(q)>."""
     for n, k, t, s in zip(size, kernel, tile, strides):

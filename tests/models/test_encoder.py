@@ -20,7 +20,8 @@ from fedjax_async.data.published import PRETRAINED
 from fedjax_async.home import PRETRAINED_VERSIONS
 from fedjax_async.models import NEED_WEIGHTS, in_dtype, make, minilm_lora, rematerialised
 from fedjax_async.models.encoder import FROZEN, Encoder
-from fedjax_async.models.pretrained import load_encoder, read_safetensors
+from fedjax_async.models.pretrained import load_encoder
+from fedjax_async.models.safetensors import read_safetensors
 from tests.models.tiny_encoder import (
     BERT,
     CONFIGS,

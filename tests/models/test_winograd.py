@@ -128,13 +128,16 @@ def test_other_convolutions_are_im2col():
 
 @pytest.mark.slow
 def test_fifty_steps_of_vgg11_stay_as_close_to_im2col_as_with_lax():
-    """Rounding grows over the steps in every lowering; with Winograd's no more than twice what ``lax`` differs."""
+    """Rounding grows over the steps in every lowering; with Winograd's no more than twice what ``lax`` differs.
+
+    Nor with those that the table chooses (``None``).
+    """
     rng = np.random.default_rng(3)
     x, y = jnp.asarray(rng.normal(size=(50, 16, 32, 32, 3)), jnp.float32), jnp.asarray(rng.integers(0, 10, (50, 16)))
     mask, key = jnp.ones(16, bool), jax.random.key(0)
 
     def trained(lowering):
-        model = MODELS["vgg11"](lowering=lowering, width=0.5)
+        model = MODELS["vgg11"](lowering=lowering)
         params = model.init(jax.random.key(1))
 
         @jax.jit
@@ -151,6 +154,6 @@ def test_fifty_steps_of_vgg11_stay_as_close_to_im2col_as_with_lax():
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params["params"])])
 
     base = trained("im2col")
-    distance = {name: np.linalg.norm(trained(name) - base) for name in ("lax", *TILES)}
+    distance = {name: np.linalg.norm(trained(name) - base) for name in ("lax", None, *TILES)}
     print({name: float(d) for name, d in distance.items()}, "of", float(np.linalg.norm(base)))
-    assert all(0 < distance[name] <= 2 * distance["lax"] for name in TILES)
+    assert all(0 < distance[name] <= 2 * distance["lax"] for name in (None, *TILES))

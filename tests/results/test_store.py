@@ -34,6 +34,9 @@ def test_a_run_comes_back_exactly(tmp_path):
     back = load(save(run, tmp_path / "a" / "run"))
     assert_same(run.evaluations, back.evaluations)
     assert_same(run.updates, back.updates)
+    for table in (back.evaluations, back.updates):
+        with pytest.raises(KeyError, match=r"'energy': must be one of .*; runs with the setting energy have it"):
+            table["energy"]
     assert_same(run.per_client, back.per_client)
     assert_same(store.flatten(run.params), store.flatten(back.params))
     assert back.params.keys() == run.params.keys() and back.params["conv"].keys() == run.params["conv"].keys()

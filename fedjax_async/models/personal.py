@@ -1,0 +1,55 @@
+"""Layers that stay with their client, by name: heads, feature extractors, and the normalisation layers of FedBN."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from fedjax_async import check
+from fedjax_async.models.norm import STATISTICS
+from fedjax_async.models.weights import arrays_of
+from fedjax_async.types import Model, Params, Path
+
+NORMS = "norms"  # in the place of a name: all normalisation layers
+
+
+def personal_paths(names: str, params: Params) -> frozenset[Path]:
+    """The leaves of ``params`` that ``names`` mean, by their paths.
+
+    ``names``: patterns joined by commas, ``*`` for any letters. A pattern means a layer by its path (``conv1/norm``) or
+    by any name on it (``norm``), with all that is in it, running statistics included. ``norms`` means all
+    normalisation layers: those with a ``scale``, and all running statistics (FedBN: Li et al. 2021). Layers that keep
+    a head were proposed by Arivazhagan et al. (2019, FedPer), that keep the first layers by Liang et al. (2020).
+
+    Raises: ``ValueError`` for a pattern that means nothing, with the layers that there are.
+
+    >>> sorted(personal_paths("out*", {"fc1": {"kernel": 0}, "output": {"kernel": 0, "bias": 0}}))
+    [('output', 'bias'), ('output', 'kernel')]
+    """
+    paths = [tuple(name.split("/")) for name in arrays_of(params)]
+    nested = {path[0] for path in paths} == {"params", STATISTICS}
+    layers = {path: path[1:] if nested else path for path in paths}
+    scaled = {layer[:-1] for layer in layers.values() if layer[-1] == "scale"}
+    found: set[Path] = set()
+    for name in names.split(","):
+        if name == NORMS:
+            meant = {path for path, layer in layers.items() if path[0] == STATISTICS or layer[:-1] in scaled}
+        else:
+            meant = {path for path, layer in layers.items() if _matches(name, layer)}
+        known = sorted({"/".join(layer[:-1]) or layer[-1] for layer in layers.values()})
+        allowed = f"layers of the model, by name (* for any letters), or {NORMS}; it has {', '.join(known)}"
+        check.require(bool(meant), "personal", name, allowed)
+        found |= meant
+    return frozenset(found)
+
+
+def _matches(pattern: str, layer: Path) -> bool:
+    above = ("/".join(layer[:n]) for n in range(1, len(layer) + 1))
+    return any(fnmatchcase(name, pattern) for name in (*layer, *above))
+
+
+@lru_cache(maxsize=64)
+def with_personal(model: Model, paths: frozenset[Path]) -> Model:
+    """``model`` whose leaves at ``paths`` stay with their client, beside those that it keeps itself."""
+    own = model.private
+    return model._replace(private=lambda path: path in paths or (own is not None and own(path)))

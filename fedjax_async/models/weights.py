@@ -1,0 +1,101 @@
+"""The arrays of params by name, and files of them: ``.npz``, ``.safetensors``, PyTorch's ``.pt`` and ``.pth``.
+
+A leaf is named by its path, ``conv1/kernel``. Nothing here unpickles: ``.npz`` files with objects are refused, and
+PyTorch's files are read by ``torch.load(weights_only=True)``, where torch is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, disk, tree
+from fedjax_async.models.safetensors import read_safetensors, safetensors_bytes
+from fedjax_async.types import Params
+
+BARE = "."  # the name of params that are a single array
+
+
+def arrays_of(params: Params) -> dict[str, Any]:
+    """``{"a": {"kernel": K}}`` -> ``{"a/kernel": K}``; entries of lists and tuples are named by their index."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {"/".join(tree.path_of(path)) or BARE: leaf for path, leaf in leaves}
+
+
+def filled(like: Params, arrays: Mapping[str, Any], source: str) -> Params:
+    """The ``arrays`` by name in the structure and dtypes of ``like``, on the device.
+
+    Raises: ``ValueError`` naming an array of ``source`` that is missing, that nothing takes, or that has another shape.
+    """
+    wanted = arrays_of(like)
+    for name in sorted({*arrays, *wanted}):
+        found, want = (np.shape(each[name]) if name in each else "none" for each in (arrays, wanted))
+        check.require(found == want, f"shape of {name} in {source}", found, f"{want}, as the model has it")
+    made = [jnp.asarray(np.asarray(arrays[name]).astype(leaf.dtype)) for name, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(like), made)
+
+
+def _npz(path: Path) -> Mapping[str, np.ndarray]:
+    try:
+        return disk.read_npz(path)
+    except ValueError as error:
+        raise ValueError(f"{path.name} = a damaged file: must be an .npz archive of arrays ({error})") from None
+
+
+def _torch(path: Path) -> Mapping[str, Any]:
+    installed = importlib.util.find_spec("torch") is not None
+    allowed = "a .safetensors file, unless torch is installed (safetensors.torch.save_file writes one)"
+    check.require(installed, "weights", path.name, allowed)
+    import torch  # noqa: PLC0415 (an optional package)
+
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of many kinds: the file is damaged, or asks for more than tensors
+        allowed = "tensors by name alone, as torch.save(module.state_dict(), FILE) writes them"
+        raise ValueError(f"{path.name} = {type(error).__name__}: must hold {allowed}") from None
+    tensors = isinstance(found, Mapping) and all(isinstance(value, torch.Tensor) for value in found.values())
+    check.require(tensors, path.name, type(found).__name__, "tensors by name: torch.save(module.state_dict(), FILE)")
+    return found  # type: ignore[no-any-return]
+
+
+READERS: dict[str, Callable[[Path], Mapping[str, Any]]] = {
+    ".npz": _npz,
+    ".safetensors": read_safetensors,
+    ".pt": _torch,
+    ".pth": _torch,
+}
+WRITERS: dict[str, Callable[..., bytes]] = {
+    ".npz": lambda arrays, torch: disk.npz_bytes(arrays),
+    ".safetensors": lambda arrays, torch: safetensors_bytes(arrays, {"format": "pt" if torch else "flax"}),
+}
+
+
+def read_arrays(path: str | Path) -> Mapping[str, Any]:
+    """The arrays of a file of weights by name; ``ValueError`` for another ending, and naming what is damaged."""
+    path = Path(path)
+    check.one_of("ending of the file of weights", path.suffix, READERS)
+    if not path.is_file():
+        raise ValueError(f"weights = {str(path)!r}: must be a file, but there is none")
+    return READERS[path.suffix](path)
+
+
+def check_target(path: str | Path) -> Path:
+    """``ValueError`` unless weights can be written to a file of this ending."""
+    check.one_of("ending of the file of weights", Path(path).suffix, WRITERS)
+    return Path(path)
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any], *, torch: bool = False) -> Path:
+    """Write arrays by name to an ``.npz`` or ``.safetensors`` file, whole or not at all; returns its path.
+
+    ``torch``: whether the names are PyTorch's, which the header of a ``.safetensors`` file says.
+    """
+    path = check_target(path)
+    disk.write(path, WRITERS[path.suffix](arrays, torch))
+    return path

@@ -1,0 +1,74 @@
+"""The model of a run as a file of weights, under our names or PyTorch's: the way out; ``initial`` is the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.config.problem import data_of, flattened_of
+from fedjax_async.config.settings import from_dict
+from fedjax_async.models import arrays_of, to_torch, write_arrays
+from fedjax_async.models.weights import check_target
+from fedjax_async.results.store import load
+from fedjax_async.types import Params, Run
+
+NAMES = ("own", "torch")
+
+
+def export(
+    run: Run | str | Path,
+    to: str | Path,
+    *,
+    names: str = "own",
+    modules: Mapping[str, str] | None = None,
+    flattened: Mapping[str, int] | None = None,
+    best: bool = False,
+    node: int | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the last model of a run (or the best one) to an ``.npz`` or ``.safetensors`` file; returns its path.
+
+    Args:
+      run: a run, or the folder of a saved one.
+      names: ``own``, as ``conv1/kernel``, or ``torch``: the names and layouts of a PyTorch module with the same layers
+        (:func:`fedjax_async.models.to_torch`).
+      modules: with ``torch``, names of layers there, where they differ, ``{"conv1": "features.0"}``.
+      flattened: with ``torch``, ``{layer: channels}`` of dense layers behind a flattened feature map. By default they
+        are found by the run's settings, which needs its data set; a model of your own says them here.
+      best: the best model, of a run with ``keep_best``.
+      node: of a run without a server, the model of this node; the mean of all nodes' models by default.
+      overwrite: replace the file.
+
+    The file starts another run (the setting ``initial``). Raises: ``ValueError`` naming what cannot be used.
+    """
+    check.one_of("names", names, NAMES)
+    path = check_target(to)
+    check.require(overwrite or not path.exists(), "to", str(path), "a new file, but it exists (overwrite replaces it)")
+    for field, given in (("modules", modules), ("flattened", flattened)):
+        check.require(names == "torch" or given is None, field, given, "left out without names = torch")
+    found = run if isinstance(run, Run) else load(run)
+    params = _model_of(found, best=best, node=node)
+    if names == "own":
+        return write_arrays(path, arrays_of(params))
+    if flattened is None:
+        settings = from_dict(found.settings)
+        flattened = flattened_of(settings, data_of(settings))
+    return write_arrays(path, to_torch(params, flattened=flattened, modules=modules), torch=True)
+
+
+def _model_of(run: Run, *, best: bool, node: int | None) -> Params:
+    """The model that is asked for, on the host."""
+    if best and run.best is None:
+        raise ValueError("best = True: must be left out, the run kept no best model (keep_best)")
+    params = jax.tree.map(np.asarray, run.best.params if best and run.best is not None else run.params)
+    if run.has_server:
+        check.require(node is None, "node", node, "left out: the run has a server, and one model")
+        return params
+    if node is None:
+        return jax.tree.map(lambda leaf: leaf.mean(axis=0, dtype=np.float64).astype(leaf.dtype), params)
+    check.whole("node", node, 0, run.schedule.num_clients - 1)
+    return jax.tree.map(lambda leaf: leaf[node], params)

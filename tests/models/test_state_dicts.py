@@ -1,0 +1,191 @@
+"""Params under PyTorch's names: round trips, and the outputs of networks written by hand in PyTorch's conventions."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from fedjax_async import models
+from fedjax_async.models import arrays_of, flattened, from_torch, to_torch
+from fedjax_async.models.state_dicts import has_torch_names
+from fedjax_async.tree import path_of
+
+BATCH = 3
+INSTALL = "needs torch: pip install torch"
+
+
+class Sequences(nn.Module):
+    """A convolution of sequences, flattened."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(3, (2,), name="conv")(x)
+        return nn.Dense(5, name="output")(x.reshape(len(x), -1))
+
+
+@functools.cache
+def drawn(spec, shape, classes=5):
+    """A model, params of random numbers, and inputs."""
+    if spec == "sequences":
+        model = models.from_flax(Sequences(), input_shape=shape)
+    else:
+        model = models.make(spec, num_classes=classes, input_shape=shape)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+    def number(path, leaf):
+        variance = path_of(path)[-1] == "var"
+        values = rng.uniform(0.5, 2, leaf.shape) if variance else rng.normal(size=leaf.shape) / leaf.shape[0] ** 0.5
+        return values.astype(np.float32)
+
+    params = jax.tree_util.tree_map_with_path(number, shapes)
+    return model, params, rng.normal(size=(BATCH, *shape)).astype(np.float32)
+
+
+# --- PyTorch's layers in NumPy: images [B, C, H, W], weights [out, in, ...] --------------------------
+
+
+def conv2d(x, state, name, padding=0):
+    weight = state[f"{name}.weight"].astype(np.float64)
+    x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))  # [B, in, H, W, kh, kw]
+    return np.einsum("bihwkl,oikl->bohw", windows, weight) + state[f"{name}.bias"][:, None, None]
+
+
+def max_pool2d(x):
+    b, c, h, w = x.shape
+    return x[:, :, : h // 2 * 2, : w // 2 * 2].reshape(b, c, h // 2, 2, w // 2, 2).max(axis=(3, 5))
+
+
+def linear(x, state, name):
+    return x @ state[f"{name}.weight"].astype(np.float64).T + state[f"{name}.bias"]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def lenet5(x, state):
+    x = max_pool2d(relu(conv2d(x, state, "conv1", padding=2)))
+    x = max_pool2d(relu(conv2d(x, state, "conv2")))
+    x = x.reshape(len(x), -1)  # channels first
+    for name in ("fc1", "fc2"):
+        x = relu(linear(x, state, name))
+    return linear(x, state, "output")
+
+
+def test_lenet5_in_pytorchs_conventions_has_the_same_outputs():
+    model, params, x = drawn("lenet5", (16, 16, 2))
+    given = flattened(model, (16, 16, 2))
+    assert given == {"fc1": 16}
+    state = to_torch(params, flattened=given)
+    assert state["conv2.weight"].shape == (16, 6, 5, 5) and state["fc1.weight"].shape == (120, 64)
+    want = np.asarray(jax.jit(model.apply)(params, x))
+    np.testing.assert_allclose(lenet5(x.transpose(0, 3, 1, 2), state), want, rtol=1e-4, atol=1e-4)
+    unordered = lenet5(x.transpose(0, 3, 1, 2), to_torch(params))
+    assert np.abs(unordered - want).max() > 0.1 * np.abs(want).max(), "the order of the flattened map must matter"
+
+
+def test_dense_layers_of_images_see_channels_first():
+    model, params, x = drawn("mlp:hidden=4", (3, 2, 3))
+    state = to_torch(params, flattened=flattened(model, (3, 2, 3)), modules={"fc1": "net.0", "output": "net.2"})
+    assert sorted(state) == ["net.0.bias", "net.0.weight", "net.2.bias", "net.2.weight"]
+    hidden = relu(linear(x.transpose(0, 3, 1, 2).reshape(BATCH, -1), state, "net.0"))
+    np.testing.assert_allclose(linear(hidden, state, "net.2"), model.apply(params, x), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("vgg11:width=0.05", (32, 32, 3)),  # normalisation with statistics, convolutions, dense layers
+        ("sequences", (6, 2)),
+        ("char_gru:hidden=4", (6,)),  # an embedding, leaves that PyTorch names otherwise
+        ("linear", (4,)),
+    ],
+)
+def test_there_and_back_is_the_same_to_the_bit(spec, shape):
+    model, params, _ = drawn(spec, shape, *({"linear": [None], "char_gru:hidden=4": [82]}.get(spec, [])))
+    given = flattened(model, shape)
+    assert given == ({"output": 3} if spec == "sequences" else {})
+    state = to_torch(params, flattened=given)
+    back = from_torch(state, params, flattened=given)
+    assert jax.tree.structure(back) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+    assert has_torch_names(state, params) == (spec != "linear") and not has_torch_names(arrays_of(params), params)
+
+
+def test_statistics_have_pytorchs_names():
+    _, params, _ = drawn("vgg11:width=0.05", (32, 32, 3))
+    state = to_torch(params, modules={"conv1": "features.0"})
+    mean = params["batch_stats"]["conv1"]["norm"]["mean"]
+    np.testing.assert_array_equal(state["features.0.norm.running_mean"], mean)
+    assert state["conv2.norm.num_batches_tracked"].shape == () and state["conv2.norm.num_batches_tracked"] == 0
+    assert state["conv8.norm.weight"].shape == params["params"]["conv8"]["norm"]["scale"].shape
+
+
+def test_what_does_not_fit_is_named():
+    _, params, _ = drawn("mlp:hidden=4", (3, 2, 3))
+    state = to_torch(params)
+    lacking = {name: array for name, array in state.items() if name != "fc1.bias"}
+    with pytest.raises(ValueError, match=r"^shape of fc1\.bias in state = None: must be \(4,\), as the model has it"):
+        from_torch(lacking, params)
+    with pytest.raises(ValueError, match=r"^shape of more in w\.pt = \(2,\): must be none"):
+        from_torch(state | {"more": np.zeros(2)}, params, source="w.pt")
+    with pytest.raises(ValueError, match=r"^shape of fc1\.weight in state = \(18, 4\): must be \(4, 18\)"):
+        from_torch(state | {"fc1.weight": state["fc1.weight"].T}, params)
+    for field, given in (("flattened", {"fc9": 3}), ("modules", {"fc9": "0"})):
+        with pytest.raises(ValueError, match=rf"^{field} = 'fc9': must be one of the layers: fc1, output$"):
+            to_torch(params, **{field: given})
+    with pytest.raises(ValueError, match=r"^flattened\['fc1'\] = 4: must be a divisor of the 18 inputs"):
+        to_torch(params, flattened={"fc1": 4})
+    with pytest.raises(ValueError, match=r"^modules = 'output\.bias': must be other names"):
+        to_torch(params, modules={"fc1": "output"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    ["lenet5", "cnn", "mlp", "alexnet:width=0.2,variant=full", "vgg11:width=0.1", "vgg11:width=0.1,variant=full"],
+)
+def test_pytorch_has_the_same_outputs(spec, tmp_path):
+    """The same networks written with ``torch.nn``, loaded from a file of safetensors, and the way back."""
+    assert importlib.util.find_spec("torch") is not None, INSTALL
+    import torch
+
+    from tests.models.in_torch import NETWORKS
+
+    shape = (32, 32, 3)
+    model, params, x = drawn(spec, shape)
+    net = NETWORKS[spec.partition(":")[0]](params)
+    state = to_torch(params, flattened=flattened(model, shape), modules=net.names)
+    models.write_arrays(tmp_path / "w.safetensors", state, torch=True)
+    read = models.read_arrays(tmp_path / "w.safetensors")
+    net.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in read.items()}, strict=True)
+    net.eval()
+    with torch.no_grad():
+        found = net(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).numpy()
+    np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-3, atol=1e-5)
+    torch.save(net.state_dict(), tmp_path / "w.pt")
+    options = {"flattened": flattened(model, shape), "modules": net.names}
+    back = from_torch(models.read_arrays(tmp_path / "w.pt"), params, **options)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+
+
+@pytest.mark.slow
+def test_a_file_of_torch_that_asks_for_code_is_refused(tmp_path):
+    assert importlib.util.find_spec("torch") is not None, INSTALL
+    import torch
+
+    torch.save({"module": torch.nn.Linear(2, 3)}, tmp_path / "whole.pt")  # the module itself: its class would be called
+    (tmp_path / "damaged.pt").write_bytes(b"no archive")
+    for name in ("whole.pt", "damaged.pt"):
+        with pytest.raises(ValueError, match=rf"^{name} = \w+: must hold tensors by name alone"):
+            models.read_arrays(tmp_path / name)
+    torch.save({"epoch": 3, "state_dict": {"w": torch.zeros(2)}}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"^checkpoint\.pt = 'dict': must be tensors by name: torch\.save"):
+        models.read_arrays(tmp_path / "checkpoint.pt")

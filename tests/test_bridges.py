@@ -1,0 +1,154 @@
+"""The page of the bridges is executed; a rule inside Flower's rounds does what the engine does.
+
+What needs other packages is a command of its own: ``python -m pytest -m slow tests/test_bridges.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_async import models
+from fedjax_async.config.flower import Rounds, strategy
+from fedjax_async.config.methods import method_of
+from fedjax_async.engine.components import rule_of
+from fedjax_async.models import read_arrays, write_arrays
+from fedjax_async.types import Facts
+from tests import forked
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "experiments" / "bridges" / "README.md").read_text(encoding="utf-8")
+LOOP, OURS, FLOWER = re.findall(r"```py(?:thon)?\n(.*?)```", PAGE, re.DOTALL)
+SHAPES = {"conv1": (4, 3, 3, 3), "norm": (4,), "fc1": (16, 144), "output": (5, 16)}  # of PyTorch's weights
+
+
+def run(code, folder, name="example.py"):
+    """A block of the page in a process of its own."""
+    (folder / name).write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"}
+    command = [sys.executable, name]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_page_says_how_short_ours_is():
+    assert OURS.count("\n") < 32 and LOOP.count("\n") > OURS.count("\n")
+
+
+def test_ours_runs_from_a_file_of_pytorch_and_writes_one(tmp_path):
+    rng = np.random.default_rng(0)
+    state = {f"{layer}.weight": rng.normal(size=shape) / shape[-1] for layer, shape in SHAPES.items()}
+    state |= {f"{layer}.bias": np.zeros(shape[0]) for layer, shape in SHAPES.items()}
+    start = {name: array.astype(np.float32) for name, array in state.items()}
+    write_arrays(tmp_path / "start.safetensors", start, torch=True)
+    (tmp_path / "example.py").write_text(OURS)
+    done = forked.python([str(tmp_path / "example.py")], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = models.read_safetensors(tmp_path / "ours.safetensors")
+    assert {name: array.shape for name, array in found.items()} == {name: a.shape for name, a in start.items()}
+    assert all(np.abs(found[name] - array).max() > 1e-4 for name, array in start.items())
+
+
+@pytest.mark.slow
+def test_ours_ends_where_the_loop_of_pytorch_does(tmp_path):
+    assert importlib.util.find_spec("torch") is not None, "this test needs PyTorch: pip install torch safetensors"
+    run(LOOP, tmp_path)
+    run(OURS, tmp_path)
+    want, found = (read_arrays(tmp_path / name) for name in ("end.safetensors", "ours.safetensors"))
+    start = read_arrays(tmp_path / "start.safetensors")
+    assert set(want) == set(found)
+    for name, array in want.items():
+        np.testing.assert_allclose(found[name], array, atol=2e-5)
+        assert np.abs(array - start[name]).max() > 1e-3
+
+
+# --- Flower ------------------------------------------------------------------------------------------
+
+
+def rounds_of(method, size, clients=3):
+    chosen = method_of(method)
+    facts = Facts(clients, size == 1, 12, 4)
+    made = Rounds(rule_of(chosen.server, chosen.hyper, facts), clients, size, method)
+    made.begin({"w": jnp.zeros(2)})
+    return made
+
+
+def play(made, replies):
+    """One round: the nodes get the model, and reply in order with that model plus a number."""
+    for node, _, _ in replies:
+        made.message(node, 1)
+    for count, (node, change, weight) in enumerate(replies, start=1):
+        made.reply(node, {"w": made.sent[node][0]["w"] + change}, weight, 1, count == len(replies))
+    return np.asarray(made.rule.params(made.state)["w"])
+
+
+def test_a_round_is_a_server_step_of_fedavg_and_bad_replies_are_rejected():
+    made = rounds_of("fedavg", None)
+    np.testing.assert_allclose(play(made, [(70, 1.0, 1), (50, 4.0, 3)]), 3.25)
+    np.testing.assert_allclose(play(made, [(50, 1.0, 1), (60, np.nan, 9), (70, 2.0, 1)]), 4.75)
+    assert (made.steps, made.numbers) == (2, {70: 0, 50: 1, 60: 2})
+    with pytest.raises(ValueError, match=r"^nodes = 4: must be at most 3"):
+        made.message(80, 1)
+
+
+def test_every_reply_is_a_step_and_later_ones_are_stale():
+    """FedAsync by hand: x <- x + a s(tau) (start + change - x), s(tau) = (1 + tau)^-0.5."""
+    made, x = rounds_of("fedasync:mixing=0.5", 1), 0.0
+    for tau, change in enumerate((1.0, 4.0, -2.0)):
+        x += 0.5 * (1 + tau) ** -0.5 * (change - x)
+    np.testing.assert_allclose(play(made, [(1, 1.0, 1), (2, 4.0, 1), (3, -2.0, 1)]), x, rtol=1e-6)
+    assert made.steps == 3
+
+
+def test_a_buffer_goes_on_in_the_next_round_and_a_memory_belongs_to_its_node():
+    made = rounds_of("asgd", 2)
+    play(made, [(1, 1.0, 1), (2, 4.0, 1), (3, -2.0, 1)])
+    assert (made.steps, made.waiting) == (1, 1)
+    own = rounds_of("orthofl", 1)
+    play(own, [(1, 1.0, 1), (2, 4.0, 1)])
+    models_of = [np.asarray(own.message(node, 2)["w"]) for node in (1, 2)]
+    assert np.abs(models_of[0] - models_of[1]).max() > 1e-3, "OrthoFL's clients have models of their own"
+
+
+def test_methods_that_flower_cannot_run_are_refused():
+    for method in ("scaffold", "asynccurve", "asynflc", "floco"):
+        with pytest.raises(ValueError, match=rf"^method = '{method}': must be one whose clients train by themselves"):
+            strategy(method, clients=2, rounds=3)
+    with pytest.raises(ValueError, match=r"^timing of the method = 'window': "):
+        strategy("fedavg@window:length=3", clients=2, rounds=3)
+    with pytest.raises(ValueError, match=r"^rounds = 0"):
+        strategy("fedavg", clients=2, rounds=0)
+
+
+@pytest.mark.slow
+def test_a_local_simulation_of_flower(tmp_path):
+    """As released, and with rules of which Flower has its own: these end in the same place."""
+    assert importlib.util.find_spec("flwr") is not None, "this test needs Flower: pip install '.[flower]'"
+    ours = 'strategy("fedadam:server_lr=0.5", clients=4, rounds=3, fraction_evaluate=0.0)'
+    options = "min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0"
+    assert FLOWER.count(ours) == 1
+    theirs = {
+        "fedavgm:server_lr=0.8,momentum=0.5": "FedAvgM(server_learning_rate=0.8, server_momentum=0.5, {})",
+        "fedavg": "FedAvg({})",
+        "orthofl": None,
+    }
+    for number, (method, name) in enumerate(theirs.items()):
+        weights = []
+        mine = f'strategy("{method}", clients=4, rounds=3, {options})'
+        for strategy_text in filter(None, (mine, name and name.format(options))):
+            imported = "from flwr.serverapp.strategy import FedAvg, FedAvgM\n"
+            folder = tmp_path / f"{number}_{len(weights)}"
+            folder.mkdir()
+            run(imported + FLOWER.replace(ours, strategy_text), folder)
+            weights.append(np.load(folder / "weights.npy"))
+        assert weights[0].dtype == np.float64 and np.abs(weights[0] - [1, 2, 3]).max() < 2
+        np.testing.assert_allclose(weights[-1], weights[0], rtol=1e-5)
+    run(FLOWER, tmp_path)
