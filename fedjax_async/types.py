@@ -90,6 +90,7 @@ class FederatedData(NamedTuple):
     validation_order: np.ndarray | None = None  # rows of x and y that each client holds out of training; None: no rows
     validation_offset: np.ndarray | None = None
     validation_size: np.ndarray | None = None
+    malicious: np.ndarray | None = None  # bool[N], the clients that attack (setting ``attack``); None: none does
 
 
 class ClientData(NamedTuple):
@@ -165,6 +166,8 @@ class Arrival(NamedTuple):
     closes: Array  # bool[], whether it completes its server step
     local_steps: Any = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
+    key: Any = ()  # the random key of this arrival, for the server's own chance (noise); the engine fills it in
+    malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
 
 
 class Info(NamedTuple):
@@ -189,6 +192,9 @@ class ServerAlgorithm(NamedTuple):
     rule that needs the number of clients (or of server steps) takes it from there. The run uses what ``given`` returns:
     ``rule._replace(receive=...)`` is refused for a rule whose ``given`` builds the functions afresh (as those of
     ``server.rule`` do), unless ``given`` is replaced too.
+    ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
+    recorded weights ``w_i``, which do not depend on any upload. Secure aggregation needs it, and so does noise that is
+    shared by the uploads of a step.
     """
 
     init: Callable[[Params], tuple[State, State]]
@@ -197,6 +203,7 @@ class ServerAlgorithm(NamedTuple):
     params: Callable[[State], Params]
     close: Callable[[State, State], tuple[State, State]] | None = None
     given: Callable[[Facts], ServerAlgorithm] | None = None
+    sums: bool = False
 
 
 class ClientAlgorithm(NamedTuple):

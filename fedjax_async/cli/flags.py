@@ -41,6 +41,16 @@ Compiled programs are kept in $FEDJAX_ASYNC_DATA/compiled or ~/.cache/fedjax_asy
 JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR uses JAX's own cache instead.
 """
 
+PRIVACY_EPILOG = """what it says (extra privacy):
+  epsilon of the client with the largest, by the participations and weights that the run recorded: its uploads compose
+  as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. Of DP-SGD, epsilon of an example. It
+  says "none", and why, where no bound is known: without noise, with rejected uploads, or if the run stopped early.
+
+example:
+  fedjax-async run --method fedbuff@buffer:size=10 --clients 50 --privacy dp:clip=0.5,noise=1 --out runs/private
+  fedjax-async privacy runs/private --delta 1e-5
+"""
+
 # The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
@@ -331,6 +341,14 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
     _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
 
 
+def _add_privacy(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``privacy``."""
+    sub.epilog, sub.formatter_class = PRIVACY_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("folders", type=_folder, nargs="+", metavar="RUN", help="the --out of a run with --privacy")
+    text = "delta, above 0 and below 1 [n^-1.1, n clients or examples]"
+    sub.add_argument("--delta", type=real, metavar="X", help=text)
+
+
 def _add_list(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``list``."""
     sub.add_argument("what", nargs="?", metavar="KIND", help="only one of: " + ", ".join(REGISTRIES))
@@ -367,6 +385,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_explain(explain, _folder)
     _add_drawing(explain)
+    _add_privacy(command("privacy", "epsilon of saved runs with differential privacy", _later("privacy", "privacy")))
     written = "write the model of a saved run as .safetensors or .npz, under our names or PyTorch's"
     add_export(command("export", written, _later("export", "exported")), _folder, _file)
     everything = "every method, timing, delay, partition, data set and model by name"

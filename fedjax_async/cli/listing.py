@@ -23,6 +23,8 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "partitions": ("data", "PARTITIONERS"),
     "datasets": ("data", "DATASETS"),
     "augmentations": ("data", "AUGMENTATIONS"),
+    "attacks": ("server", "ATTACKS"),
+    "privacy": ("server", "PRIVACY"),
     "models": ("models", "MODELS"),
     "clients": ("config.plugins", "CLIENTS"),
     "optimizers": ("local", "OPTIMIZERS"),
@@ -38,7 +40,7 @@ def entries(kind: str) -> dict[str, Any]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
-    same = ("availability", "faults", "energy", "staleness", "sampling", "metrics")
+    same = ("availability", "faults", "energy", "staleness", "sampling", "metrics", "privacy")
     singular = kind if kind in same else kind.removesuffix("s")
     irregular = {"compressors": "compress", "topologies": "topology", "augmentations": "augment"}
     return registry.entries(irregular.get(kind, singular), builtin)

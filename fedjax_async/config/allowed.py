@@ -116,6 +116,8 @@ EXAMPLES = {
     "network": "a text such as 'link:down=1e6,up=2e5'",
     "partition": "a text such as 'iid'",
     "augment": "a text such as 'crop:padding=4+flip'",
+    "attack": "a text such as 'sign_flip:share=0.2'",
+    "privacy": "a text such as 'dp:clip=1,noise=0.5'",
     "normalise": "a text such as 'training'",
     "personal": "a text such as 'output'",
     "initial": "a text, the name of a file or folder",

@@ -27,11 +27,13 @@ from fedjax_async.config.methods import (
     with_client,
     with_factory,
 )
+from fedjax_async.config.protection import per_example_of
 from fedjax_async.config.settings import DEFAULTS, Settings, given_in
 from fedjax_async.engine.components import Client, ClientFamily, Hyper, bound, split_options
 from fedjax_async.engine.record import Traffic
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, WithinJob
 from fedjax_async.local.ditto import with_personal_model
+from fedjax_async.local.dp_sgd import PerExample
 from fedjax_async.local.feedback import grouping
 from fedjax_async.types import ClientAlgorithm, Model, Params, Path
 
@@ -50,6 +52,7 @@ def client_of(
         check.require(isinstance(given, ClientAlgorithm), "client", own.shown(given), allowed)
         _check_ignored(s, chosen._replace(plain_sgd=False), takes=())
         filled = ignored_by(())  # from the method, if they are not given: checked in the line above
+        per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in filled})
         return cast(ClientAlgorithm, own.lasting(given)), {}
     if given is not None:
@@ -96,14 +99,17 @@ def training_of(
     name, options = registry.parse_spec("optimizer", spec)
     factory = registry.find("optimizer", OPTIMIZERS, name)
     static, traced = split_options(factory, options)
+    private = per_example_of(s, registry.options_of(chosen.client))
     plain = name == "sgd" and not traced and dict(static).get("weight_decay", 0.0) == 0
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
     fixed = (chosen.client_options, static)
-    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, repr(fixed))
+    family = _training(model, chosen.client, *fixed, factory, s.decay, batch_size, private is not None, repr(fixed))
     proximal = float(chosen.proximal)
     hyper = {f"optimizer.{option}": value for option, value in traced.items()} | {"lr": lr}
+    if private is not None:
+        hyper |= {f"dp_sgd.{option}": float(value) for option, value in private._asdict().items()}
     return family, hyper | ({"proximal": proximal} if proximal else {})
 
 
@@ -116,6 +122,7 @@ def _training(
     optimizer: Callable[..., Any],
     decay: str,
     batch_size: int,
+    private: bool,
     text: str,
 ) -> ClientFamily:
     """Local training by the factory ``client``, as a function of its traced hyperparameters.
@@ -138,6 +145,7 @@ def _training(
             "batch_size": batch_size,
             "proximal": hyper.get("proximal", 0.0),
             "scale": scale,
+            "per_example": PerExample(hyper["dp_sgd.clip"], hyper["dp_sgd.noise"]) if private else None,
         }
         own = dict(options) | numbers(hyper, "client.")
         return client(model, **{name: value for name, value in given.items() if name in takes}, **own)
@@ -148,7 +156,8 @@ def _training(
 def plain_training(model: Model, s: Settings, batch_size: int) -> ClientFamily:
     """Local training with the optimiser and rate of the settings, of all leaves, private ones too."""
     usual = Method(server=lambda hyper: None)  # type: ignore[arg-type, return-value]
-    return training_of(_without_private(model), s, batch_size, usual)[0]
+    alone = dataclasses.replace(s, privacy=None)  # nothing of it is sent
+    return training_of(_without_private(model), alone, batch_size, usual)[0]
 
 
 @lru_cache(maxsize=64)

@@ -50,6 +50,9 @@ validation_fraction  world     x       x      x          x      x           x   
 normalise            world     x       x      x          x      x           x        -           x
 augment              tuned     x       x      x          x      x           x        -           x
 
+attack               world     x       -      x          x      x           x        x           x
+privacy              compared  x       -      x          x      x           x        x           x
+
 model                world     x       x      x          x      x           x        x           x
 initial              compared  x       x      x          x      x           x        x           x
 client               compared  x       x      x          x      x           x        x           x

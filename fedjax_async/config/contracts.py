@@ -235,7 +235,8 @@ def _tried_client(client: Any, params: Params, key: Key, message: Message, pool:
 def _tried_rule(rule: ServerAlgorithm, state: Any, memory: Any, message: Message, upload: Any, params: Params) -> None:
     """One arrival, and the end of its server step."""
     zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
-    arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)
+    extra, key = message.extra, jax.random.key(0)
+    arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
     kind = "(state, memory, Info)"
     contract, note = f"receive(state, memory, arrival) -> {kind}", f"the client uploads {_shown(upload)}"
     found = returned("method.receive", contract, rule.receive, state, memory, arrival, note=note)

@@ -24,6 +24,7 @@ from fedjax_async.config.methods import Method, brings_timing, method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_method_of
 from fedjax_async.config.peers import PeerExperiment, prepare_peers
 from fedjax_async.config.problem import data_of, params_dtype, start_of
+from fedjax_async.config.protection import check_secure, noise_numbers, protecting, uploads_of_a_sum
 from fedjax_async.config.resolving import (
     checked,
     delay_of,
@@ -194,7 +195,8 @@ def resolve(settings: Settings) -> Resolved:
     trainer, numbers = compressing(trainer, s, model.private, upload)
     trainer, weight = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
-    components = Components(chosen.server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **weight})
+    server, protection = protecting(chosen.server, s, upload, model.private)
+    components = Components(server, trainer, model, data, {**chosen.hyper, **hyper, **numbers, **weight, **protection})
     measures = measures_of(s, model, shapes, data, batch_size)
     contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:
@@ -261,6 +263,9 @@ def _plan(run: Resolved, until: Until, planning: Callable[[float], None] | None)
 def built(run: Resolved, schedule: Schedule, points: Points, probes: Mapping[str, Any] | None = None) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision asked for."""
     s, components = run.settings, run.components
+    fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
+    components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
+    check_secure(s, components.server, components.hyper, schedule, probes)
     longest = int(np.max(np.bincount(schedule.step), initial=0))
     facts = facts_of(schedule)._replace(longest_step=longest)
     rule_of(components.server, components.hyper, facts)  # a rule may refuse steps of so few uploads

@@ -80,7 +80,8 @@ class PeerMethod(NamedTuple):
 
 
 Chosen = TypeVar("Chosen", bound=Method | PeerMethod)
-GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale")  # options of local training that every run gives
+# options of local training that every run gives
+GIVEN = ("optimizer", "lr", "batch_size", "proximal", "scale", "per_example")
 LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot set
 
 

@@ -35,7 +35,8 @@ KINDS = {
     "compress": "a Compressor",
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }
-JOINED = ("availability", "faults", "augment")  # settings that may join models: drop:probability=0.1+late:extra=30
+# settings that may join models: drop:probability=0.1+late:extra=30
+JOINED = ("availability", "faults", "augment", "privacy")
 ABSENT = object()  # in the place of an object that a file names
 SHOWN = 12  # characters of a fingerprint in a text
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds

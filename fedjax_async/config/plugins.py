@@ -28,7 +28,7 @@ from fedjax_async.fingerprints import fingerprint
 from fedjax_async.local import DECAYS, OPTIMIZERS
 from fedjax_async.models import METRICS, MODELS
 from fedjax_async.peers import PeerPreset
-from fedjax_async.server import PARTS, Preset
+from fedjax_async.server import ATTACKS, PARTS, PRIVACY, Preset
 from fedjax_async.types import ServerAlgorithm
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -51,6 +51,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "dataset": DATASETS,
     "partition": PARTITIONERS,
     "augment": AUGMENTATIONS,
+    "attack": ATTACKS,
+    "privacy": PRIVACY,
     "model": MODELS,
     "client": CLIENTS,
     "optimizer": OPTIMIZERS,
@@ -72,8 +74,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
         ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
         ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
-        ``augment`` (``augment(key, x) -> x``), ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a
-        ``Metric``).
+        ``augment`` (``augment(key, x) -> x``), ``attack`` (a ``server.Attack``), ``privacy`` (a ``server.Privacy``),
+        ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.
       replace: let the name mean other code than before, as a notebook does; otherwise that is an error.
       preset: of a method: ``timing`` (default ``"every"``), ``proximal``, ``compress``, ``feedback``, ``client``,

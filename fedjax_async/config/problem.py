@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_async import check, registry, tree
 from fedjax_async.config import concerns, own
 from fedjax_async.config.contracts import checked_partition
+from fedjax_async.config.protection import with_attackers
 from fedjax_async.config.settings import DEFAULTS, USUAL_PARTITION, Settings, given_in
 from fedjax_async.data import DATASETS, Dataset, Federation, augmentation, check_data, federate
 from fedjax_async.data.augment import check_augment
@@ -87,6 +88,12 @@ def _inputs(normalise: str | None, *dealt: Any) -> FederatedData:
     return data if normalise is None else normalised(data, normalise)
 
 
+@registry.cached_by_name(maxsize=64)
+def _attacked(attack: str, seed: int, *inputs: Any) -> FederatedData:
+    """The data of :func:`_inputs`, with clients that attack."""
+    return with_attackers(_inputs(*inputs), attack, seed)
+
+
 def data_of(s: Settings) -> FederatedData:
     """The clients' data: a data set dealt by the settings' partition and seed, or data that are dealt already.
 
@@ -96,7 +103,8 @@ def data_of(s: Settings) -> FederatedData:
     if isinstance(_dataset(s.dataset), FederatedData):
         concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
-    return _inputs(s.normalise, s.dataset, s.eval_examples, *options)
+    inputs = (s.normalise, s.dataset, s.eval_examples, *options)
+    return _inputs(*inputs) if s.attack is None else _attacked(s.attack, s.seed, *inputs)
 
 
 def with_owners(settings: Settings) -> Settings:

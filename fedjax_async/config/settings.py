@@ -85,6 +85,16 @@ class Settings:
     )
     augment: str | None = _field(None, "change training images at random, e.g. crop:padding=4+flip", "data")
 
+    attack: str | None = _field(
+        None, "clients that attack, e.g. sign_flip:share=0.2 (list attacks shows all)", "security"
+    )
+    privacy: str | None = _field(
+        None,
+        "clip and noise of uploads (dp:clip=1,noise=0.5) or of gradients (dp_sgd), and secure aggregation "
+        "(secure:size=10); joined with +",
+        "security",
+    )
+
     model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
     initial: str | None = _field(
         None,
@@ -229,6 +239,7 @@ class Settings:
 OPTIONAL = (
     "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics", "train_loss",
     "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps", "waves_per_call",
+    "attack", "privacy",
 )  # fmt: skip
 
 

@@ -118,7 +118,8 @@ def columns_of(probes: Probes, components: Components, params: Params) -> dict[s
         client = bound(components.client, hyper)
         kept = client.init(params)
         upload, _ = client.finish(client.begin(key, message, kept, own), message, kept)
-        arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra)
+        extra = message.extra
+        arrival = Arrival(upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, extra, key, zero > 0)
         given = (state, memory, arrival, Parts(own, own, test))
         return {name: checked(name, probe.function)(*given) for name, probe in probes.items()}
 

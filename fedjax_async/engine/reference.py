@@ -25,7 +25,7 @@ from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbe
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.watching import Observer
-from fedjax_async.local import job_key, run_steps
+from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
@@ -172,7 +172,7 @@ class _Federation:
         self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
-        self.sent, self.staleness = 0, schedule.staleness
+        self.sent, self.staleness, self.malicious = 0, schedule.staleness, data.malicious
         self.tests = _Tests(components.model, data.test_x, data.test_y)
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
@@ -234,6 +234,8 @@ class _Federation:
             closes=s.closes[e],
             local_steps=s.local_steps[job],
             extra=message.extra,
+            key=jax.jit(arrival_key)(self.key, s.client[job], s.number[job]),
+            malicious=np.bool_(self.malicious is not None and self.malicious[s.client[job]]),
         )
 
     def receive(self, arrival: Arrival) -> Any:

@@ -16,6 +16,7 @@ from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
 from fedjax_async.engine.tables import DeviceTables, client_data
+from fedjax_async.local import arrival_key
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
@@ -161,6 +162,8 @@ def _arrival(tables: DeviceTables, upload: Any, message: Message, position: Arra
         closes=tables.closes[position],
         local_steps=tables.steps[position],
         extra=message.extra,
+        key=arrival_key(tables.key[tables.run[position]], tables.client[position], tables.number[position]),
+        malicious=tables.malicious[position],
     )
 
 

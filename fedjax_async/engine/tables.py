@@ -55,6 +55,7 @@ class DeviceTables(NamedTuple):
     time: Array  # float[E']
     closes: Array  # bool[E']
     corrupt: Array  # bool[E'], of applied uploads
+    malicious: Array  # bool[E'], whether the arriving client attacks
     applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
     train_order: Array  # int32[E']
     row: Array  # int32[E']
@@ -214,6 +215,7 @@ def make_tables(
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
         "corrupt": column([corrupt(s) & one for s, one in zip(layout.schedules, applied)], np.bool_),
+        "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
         "train_order": padded(layout.train_order, shape.positions, np.int32),
         "row": padded(layout.row, shape.positions, np.int32),
@@ -237,6 +239,11 @@ def make_tables(
 def corrupt(schedule: Schedule) -> np.ndarray:
     """Which arrivals bring a non-finite upload; bool[E]."""
     return with_derived_columns(schedule).corrupt[schedule.job]
+
+
+def malicious(data: FederatedData) -> np.ndarray:
+    """Which clients attack; bool[N]."""
+    return np.zeros(len(data.size), np.bool_) if data.malicious is None else data.malicious
 
 
 def client_data(tables: JobTables, position: Array) -> ClientData:

@@ -25,10 +25,11 @@ from fedjax_async.clock.waves import allocate
 from fedjax_async.engine.components import Components, bound, facts_of, rule_of, shapes_of_server
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.kernels import finished
+from fedjax_async.engine.tables import malicious
 from fedjax_async.engine.trajectory_job import put, repeated, take
 from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
-from fedjax_async.local import job_key
+from fedjax_async.local import arrival_key, job_key
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State
 
@@ -90,6 +91,7 @@ class Steps(NamedTuple):
     time: Any  # float[E]
     closes: Any  # bool[E]
     corrupt: Any  # bool[E]
+    malicious: Any  # bool[E]
     applied: Any  # bool[E]
     evaluated: Any  # bool[E], whether the model is evaluated after it
     sent: Sent
@@ -270,6 +272,8 @@ class _Run:
             closes=one.closes,
             local_steps=one.steps,
             extra=message.extra,
+            key=arrival_key(self.key, one.client, one.number),
+            malicious=one.malicious,
         )
         rule = self.rule(hyper, one.client, one.staleness)
 
@@ -303,6 +307,7 @@ class _Run:
             "time": s.time.astype(real),
             "closes": s.closes,
             "corrupt": with_derived_columns(s).corrupt[job] & self.applied,
+            "malicious": malicious(self.components.data)[s.client[job]],
             "applied": self.applied,
             "evaluated": np.isin(np.arange(1, count + 1), position),
         }

@@ -5,7 +5,8 @@ minibatches, ``job.py`` runs one job. Three files wrap a client algorithm: ``pri
 client, ``feedback.py`` compresses uploads, ``ditto.py`` trains a personal model beside it. ``optimizers.py`` holds
 optimisers and learning rate decays by name,
 ``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal terms. ``curve.py`` trains a curve from the start
-to the end (AsyncCurve), its Adam with the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL).
+to the end (AsyncCurve), its Adam with the moments of ``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL),
+``dp_sgd.py`` clips the gradients of examples and adds noise.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from fedjax_async.local.anchored import anchored_training
 from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
 from fedjax_async.local.curve import Curve, curve_training
 from fedjax_async.local.feedback import ef21, feedback
-from fedjax_async.local.job import job_key, local_steps, run_job, run_steps
+from fedjax_async.local.job import arrival_key, job_key, local_steps, run_job, run_steps
 from fedjax_async.local.metrics import METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping
@@ -39,6 +40,7 @@ __all__ = [
     "Curve",
     "WithinJob",
     "anchored_training",
+    "arrival_key",
     "batch",
     "curve_training",
     "ef21",

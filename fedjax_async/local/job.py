@@ -48,6 +48,21 @@ def job_key(root: Key, client: Array, number: Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(root, client), number)
 
 
+# Folded into the job's key for other chance than minibatches; the numbers of local steps, folded in too, are smaller.
+# ``feedback`` takes 2**31.
+_NOISE, _ARRIVAL = 2**31 + 1, 2**31 + 2
+
+
+def noise_key(job: Key, k: Array) -> Key:
+    """The key of the noise of local step ``k``, from the key of its job."""
+    return jax.random.fold_in(jax.random.fold_in(job, _NOISE), k)
+
+
+def arrival_key(root: Key, client: Array, number: Array) -> Key:
+    """The key of the arrival that a job's upload makes: for what the server draws about it."""
+    return jax.random.fold_in(job_key(root, client, number), _ARRIVAL)
+
+
 def run_steps(
     algorithm: ClientAlgorithm, key: Key, message: Message, client_state: State, data: ClientData, steps: Array | int
 ) -> State:

@@ -11,6 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
+from fedjax_async.local.dp_sgd import PerExample, private_gradient, require_usable
 from fedjax_async.local.metrics import Metric, metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
@@ -43,6 +44,7 @@ def local_training(
     metric: Metric | str | None = None,
     keep_optimizer: bool = False,
     shuffle: bool = True,
+    per_example: PerExample | None = None,
 ) -> ClientAlgorithm:
     """Minibatch training from the message's params; uploads the model delta ``w_K - w_0``.
 
@@ -67,6 +69,7 @@ def local_training(
         rejected leaves it as it was.
       shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
         the examples after the last whole batch are left out.
+      per_example: DP-SGD, see ``dp_sgd.private_gradient``: clip the gradient of each example, add noise to their sum.
 
     Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
@@ -75,6 +78,8 @@ def local_training(
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
     known = scale is None or callable(scale) or isinstance(scale, WithinJob)
     check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
+    if per_example is not None:
+        require_usable(model, optimizer)
     pulled = proximal_term(proximal, metric)
     optimizer, each = optax.with_extra_args_support(optimizer), gradients_a_step(optimizer)
 
@@ -84,7 +89,8 @@ def local_training(
         return Work(message.params, state, key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        loss_gradient = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size, shuffle)
+        which = (work.seed, work.key, k)
+        loss_gradient = batch_gradient(model, work.params, data, which, batch_size, shuffle, per_example)
         old = trained(model, work.params)
 
         def total(gradient: Params, weights: Params) -> Params:
@@ -132,15 +138,29 @@ Batch = tuple[Array, Key, Array]  # the seed that orders the minibatches, the ke
 
 
 def batch_gradient(
-    model: Model, params: Params, data: ClientData, which: Batch, batch_size: int, shuffle: bool = True
+    model: Model,
+    params: Params,
+    data: ClientData,
+    which: Batch,
+    batch_size: int,
+    shuffle: bool = True,
+    per_example: PerExample | None = None,
 ) -> Callable[[Params], tuple[Params, Params]]:
     """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch, times ``data.weight`` if given.
 
     ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
+    ``per_example``: clip and noise of DP-SGD, which changes what the mean is.
     """
     seed, job_key, k = which
     position, mask = batch(seed, k, data.size, batch_size) if shuffle else stored_batch(k, data.size, batch_size)
     index = data.order[data.offset + position]
+    if per_example is not None:
+        factor = mask.astype(jnp.result_type(float))
+        if data.weight is not None:
+            factor = factor * jnp.broadcast_to(data.weight, data.y.shape[:1])[index].astype(factor.dtype)
+        examples = data.x[index], data.y[index], factor, data.size
+        private = private_gradient(model, per_example, *examples, job_key, k)
+        return lambda weights: (private(weights), ())
 
     def objective(weights: Params) -> tuple[Array, Params]:
         outputs, moved = _forward(model, weights, params, data.x[index], jax.random.fold_in(job_key, k), mask)

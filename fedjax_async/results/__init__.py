@@ -11,6 +11,7 @@ Start with :func:`write_run` (``runs.py``) for one run and :func:`sweep` (``swee
    evaluations of a run while it goes on;
    ``exporting.py`` (:func:`export`) writes the model of a run for other tools;
 4. ``explaining.py`` (:func:`explain`: which arrivals moved the loss of a run) and its picture, ``swings.py``;
+   ``privacy.py``: epsilon of a run with noise;
 5. many runs: ``sweeps.py``, ``sweep_folder.py``, ``sweep_table.py``, ``tuning.py`` (which settings are chosen),
    ``sweep_files.py``, ``heat_map.py``, ``sweep_report.py``, ``cluster.py``.
 6. ``html_report.py`` (:func:`write_report`), ``html_folders.py``, ``html_figures.py``, ``html_gantt.py``: a page to
@@ -28,6 +29,7 @@ from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.metrics import area, best_accuracy, final_accuracy, final_value, relative_time, to_target
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.privacy import Guarantee, guarantees
 from fedjax_async.results.progress import Progress, bar
 from fedjax_async.results.runs import write_comparison, write_run
 from fedjax_async.results.significance import holm, interval, paired
@@ -40,6 +42,7 @@ from fedjax_async.results.tuning import Tuning, choose
 __all__ = [
     "Drawing",
     "Explanation",
+    "Guarantee",
     "Progress",
     "Spread",
     "Sweep",
@@ -57,6 +60,7 @@ __all__ = [
     "final_accuracy",
     "final_value",
     "gantt",
+    "guarantees",
     "holm",
     "interval",
     "load",

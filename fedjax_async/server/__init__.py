@@ -9,14 +9,17 @@ start, ``scaffold.py`` and ``feddyn.py`` bring their own client algorithm. So do
 simplex of models) and ``asynccurve.py`` (curves), whose parts go with other rules too: ``steps.py``, ``step_size.py``
 (with the dominance penalty) and ``swa.py`` (stochastic weight averaging). ``parts.py`` gives such pieces names that
 plug into any rule.
+``privacy.py`` clips uploads and adds noise around any rule, ``attacks.py`` forges those of malicious clients.
 ``running_statistics.py`` says how all rules treat BatchNorm. ``methods.py`` gives every method its name.
 """
 
 from fedjax_async.server.aggregate import Aggregate, buffered, check_capacity, mean
+from fedjax_async.server.attacks import ATTACKS, Attack, Attackers, attacked, attackers
 from fedjax_async.server.delay_correction import delay_corrected
 from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.parts import PARTS, Part, with_parts
+from fedjax_async.server.privacy import PRIVACY, Privacy, private
 from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
@@ -35,15 +38,22 @@ from fedjax_async.server.transforms import (
 )
 
 __all__ = [
+    "ATTACKS",
     "METHODS",
     "PARTS",
+    "PRIVACY",
     "SERVERS",
     "STALENESS",
     "STEPS",
     "Aggregate",
+    "Attack",
+    "Attackers",
     "Part",
     "Preset",
+    "Privacy",
     "Transform",
+    "attacked",
+    "attackers",
     "averaged",
     "buffered",
     "chain",
@@ -57,6 +67,7 @@ __all__ = [
     "known",
     "mean",
     "moving_on",
+    "private",
     "rule",
     "scale_by",
     "scale_by_dominance",

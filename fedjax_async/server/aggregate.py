@@ -21,11 +21,13 @@ class Aggregate(NamedTuple):
     ``add(accumulated, direction, share, arrival) -> accumulated``, where an arrival of ``share`` 0 does not count;
     ``close(accumulated) -> (direction, weight, accumulated)`` when the step closes. The direction is used only if
     ``weight > 0``, and the new ``accumulated`` is empty.
+    ``sums``: whether the direction depends on those of the arrivals through ``sum share_i d_i`` alone.
     """
 
     init: Callable[[Params], State]
     add: Callable[[State, Params, Array, Arrival], State]
     close: Callable[[State], tuple[Params, Array, State]]
+    sums: bool = False
 
 
 class Sum(NamedTuple):
@@ -52,7 +54,7 @@ def mean(*, divisor: Traced | None = None) -> Aggregate:
         below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
         return scaled(total, 1.0 / below), weight, jax.tree.map(jnp.zeros_like, accumulated)
 
-    return Aggregate(init, add, close)
+    return Aggregate(init, add, close, sums=True)
 
 
 class Buffer(NamedTuple):

@@ -162,7 +162,8 @@ def rule(
     def given(facts: Facts) -> ServerAlgorithm:
         return rule(*transforms, optimizer=optimizer, weighting=weighting, aggregate=aggregate, rate=rate, facts=facts)
 
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given)
+    sums = chained.sums and aggregate.sums
+    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, given, sums)
 
 
 def _oldest(oldest: State, arrival: Arrival, accepted: Array) -> State:

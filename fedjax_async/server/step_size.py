@@ -112,7 +112,7 @@ def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Trans
         factor = jnp.minimum(factor, jnp.asarray(limit, factor.dtype))
         return scaled(direction, factor), after, factor
 
-    return Transform(init, update, lambda facts: scale_by_dominance(limit, facts))
+    return Transform(init, update, lambda facts: scale_by_dominance(limit, facts), sums=True)
 
 
 def moving_on(beta: Traced) -> Transform:

@@ -94,7 +94,7 @@ def averaged(
     def given(facts: Facts) -> ServerAlgorithm:
         return averaged(known(rule, facts), start=start, every=every, overwrite=overwrite, facts=facts)
 
-    return ServerAlgorithm(init, receive, dispatch, params, close, given)
+    return ServerAlgorithm(init, receive, dispatch, params, close, given, rule.sums)
 
 
 def with_params(rule: ServerAlgorithm, state: State, params: Params) -> State:

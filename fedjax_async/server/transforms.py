@@ -29,7 +29,8 @@ class Transform(NamedTuple):
     ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
     :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: what a run records
-    of the state after each arrival.
+    of the state after each arrival. ``sums``: whether the direction is the one before times the weight, plus what does
+    not depend on it, and the weight does not depend on any upload.
     """
 
     init: Callable[[Params], State]
@@ -38,6 +39,7 @@ class Transform(NamedTuple):
     first: bool = False
     steps: tuple[optax.GradientTransformation, ...] = ()
     columns: Callable[[State], dict[str, Array]] | None = None
+    sums: bool = False
 
 
 class Transformed(NamedTuple):
@@ -130,7 +132,8 @@ def chain(*transforms: Transform) -> Transform:
     def columns(state: State) -> dict[str, Array]:
         return {name: c for t, own in zip(transforms, state, strict=True) for name, c in columns_of(t, own).items()}
 
-    return Transform(init, update, given if knows else None, first, steps, columns)
+    sums = all(t.sums for t in transforms)
+    return Transform(init, update, given if knows else None, first, steps, columns, sums)
 
 
 def columns_of(transform: Transform, state: State) -> dict[str, Array]:
@@ -163,7 +166,7 @@ def towards_client() -> Transform:
     def function(delta: Params, params: Params, arrival: Arrival) -> Params:
         return jax.tree.map(lambda w0, d, x: w0 + d - x, arrival.start, delta, params)
 
-    return stateless(function)
+    return stateless(function)._replace(sums=True)
 
 
 def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
@@ -174,7 +177,7 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
         s = weight(arrival.staleness)
         return jnp.asarray(scale, s.dtype) * s
 
-    return scale_by(factor)
+    return scale_by(factor)._replace(sums=True)
 
 
 def clip_by_norm(limit: Any) -> Transform:
@@ -208,7 +211,7 @@ def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
         over = arrival.staleness.astype(real) > jnp.asarray(after, real)
         return jnp.where(over, jnp.asarray(factor, real), jnp.ones((), real))
 
-    return scale_by(weight)
+    return scale_by(weight)._replace(sums=True)
 
 
 # --- staleness weights ------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from fedjax_async.types import ClientAlgorithm
 GIVEN = {
     "timing": "every", "topology": "ring", "exchange": "push_sum", "timeout": 9.0, "late": "drop", "max_staleness": 3,
     "augment": "flip", "personal": "output", "ditto": 0.1, "normalise": "training",
+    "attack": "sign_flip", "privacy": "dp",
     "test_fraction": 0.2, "optimizer": "adam", "lr": 0.5, "decay": "cosine", "feedback": "ef", "compress_per": "layer",
     "server_steps": 3, "eval_time": 5.0, "eval_updates": 2, "eval_steps": 2, "eval_at": "1", "eval_examples": 9,
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",

@@ -1,0 +1,104 @@
+"""DP-FedAvg: accuracy and epsilon by the noise, with fixed clips and with an adaptive one.
+
+    python experiments/privacy/dp_fedavg.py --scale laptop
+
+The setting of Andrew et al. (2021) on EMNIST: 100 of 3,400 writers a round, 1,500 rounds, server momentum 0.9, clients
+count alike, the clip's rate 0.2 from C = 0.1. EMNIST is in no package: the data here are MNIST and Fashion-MNIST, dealt
+to clients at random. Below DP-FedAvg, the same noise in FedBuff, whose clients are not drawn in rounds. Epsilon of
+"participations" and of "sampling" are those of ``results.guarantees``, at delta = 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
+
+from variants import Rows, Variant, options, parse, report, run_variants
+
+from fedjax_async.results import guarantees, tables
+from fedjax_async.results.figure import empty, look, save_figure
+from fedjax_async.results.metrics import final_accuracy
+from fedjax_async.types import Run
+
+DELTA = 1e-5
+_COMMON: dict[str, Any] = {"partition": "iid", "delay": "lognormal:sigma=0.5", "batch_size": 20, "lr": 0.1}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": _COMMON
+    | {"dataset": "fashion_mnist_6k", "model": "logistic", "clients": 12, "steps": 1, "server_steps": 3}
+    | {"eval_examples": 100},
+    "laptop": _COMMON
+    | {"dataset": "mnist", "model": "logistic", "clients": 1000, "steps": 3, "server_steps": 60, "eval_steps": 6},
+    "paper": _COMMON
+    | {"dataset": "mnist", "model": "cnn", "clients": 3400, "epochs": 1, "server_steps": 1500, "eval_steps": 50},
+}
+COHORT = {"smoke": 4, "laptop": 100, "paper": 100}
+NOISES = {"smoke": (1.0,), "laptop": (0.0, 0.3, 1.0), "paper": (0.0, 0.1, 0.3, 1.0)}
+CLIPS = {"smoke": (0.3,), "laptop": (0.1, 0.3, 1.0), "paper": (0.1, 0.3, 1.0, 3.0)}
+QUANTILES = {"smoke": (0.5,), "laptop": (0.1, 0.5, 0.9), "paper": (0.1, 0.3, 0.5, 0.7, 0.9)}
+SEEDS = {"smoke": 1, "laptop": 2, "paper": 3}
+
+
+def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
+    """All runs but for the seeds, and of each the method, the clip and the noise."""
+    size, found, cases = COHORT[scale], [], []
+    dp_fedavg = f"fedavgm:server_lr=1,momentum=0.9,weighting=uniform@cohort:size={size}"
+    methods = {"DP-FedAvg": dp_fedavg, "DP-FedBuff": f"fedbuff:staleness=constant+momentum@buffer:size={size}"}
+    clips = {f"{clip:g}": f"clip={clip:g}" for clip in CLIPS[scale]}
+    clips |= {f"quantile {q:g}": f"clip=0.1,quantile={q:g}" for q in QUANTILES[scale]}
+    for name, method in methods.items():
+        for clip, spec in clips.items():
+            if name == "DP-FedBuff" and clip != "quantile 0.5":
+                continue
+            for noise in NOISES[scale]:
+                cases.append((name, clip, noise))
+                changes = {"method": method, "privacy": f"dp:{spec},noise={noise:g}"}
+                found.append(Variant(f"{name}, {clip}, {noise:g}", changes))
+    return found, cases
+
+
+def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> Rows:
+    """A row a case: accuracy, the last clip, and epsilon of the seed with the largest."""
+    rows: Rows = []
+    for (name, clip, noise), seeds in zip(cases, runs.values()):
+        found = [guarantees(run, delta=DELTA) for run in seeds]
+        by_sampling = [one[1].epsilon for one in found if len(one) > 1]
+        rows.append(
+            {"method": name, "clip": clip, "noise": noise}
+            | {"accuracy (%)": tables.spread([100 * final_accuracy(run, "tail") for run in seeds])}
+            | {"last clip": tables.spread([float(run.updates["clip"][-1]) for run in seeds])}
+            | {"epsilon, participations": max((one[0].epsilon or float("nan") for one in found), default=None)}
+            | {"epsilon, sampling": max(by_sampling) if by_sampling else float("nan")}
+        )
+    return rows
+
+
+def draw(rows: Rows, given: argparse.Namespace) -> None:
+    """Accuracy by the noise multiplier, a line a clip."""
+    figure = empty(5.5, 3.4)
+    axes = figure.subplots()
+    for i, (name, clip) in enumerate(dict.fromkeys((row["method"], row["clip"]) for row in rows)):
+        own = [row for row in rows if (row["method"], row["clip"]) == (name, clip)]
+        colour, dashes = look(i)
+        label = f"{name}, {clip}" if clip.startswith("quantile") else f"{name}, clip {clip}"
+        values = [row["accuracy (%)"].mean for row in own]
+        axes.plot([row["noise"] for row in own], values, color=colour, linestyle=dashes, marker="o", label=label)
+    axes.set_xlabel("noise multiplier z", fontsize=9)
+    axes.set_ylabel("test accuracy (%)", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    save_figure(figure, given.out / "dp_fedavg.png")
+
+
+if __name__ == "__main__":
+    parser = options(__doc__, "privacy", "dp_fedavg")
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    given = parse(parser)
+    given.seeds = given.seeds or SEEDS[given.scale]
+    chosen, cases = variants(given.scale)
+    rows = rows_of(cases, run_variants("all", SETTINGS[given.scale], chosen, given))
+    report(rows, given, decimals={"noise": 1, "epsilon, participations": 1, "epsilon, sampling": 1})
+    draw(rows, given)

@@ -1,0 +1,108 @@
+"""Robustness: server rules against attacks, by the share of clients that attack.
+
+    python experiments/robustness/table.py --scale laptop
+
+Every rule meets every attack with the same clients, delays, attackers and seeds. A row is one rule under one attack by
+one share of the clients: its test accuracy, and what it lost against the same run without attackers. The picture has a
+panel an attack. ``paper`` is larger (LeNet-5, 50 clients, ten seeds); it is no paper's setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
+
+from variants import Rows, Variant, options, parse, report, run_variants
+
+from fedjax_async.results import tables
+from fedjax_async.results.figure import empty, look, save_figure
+from fedjax_async.results.metrics import final_accuracy
+from fedjax_async.types import Run
+
+# FedAsync and OrthoFL take a step at every upload, the others one at ten. Krum expects three of ten to be bad.
+BUFFER = "@buffer:size=10"
+RULES = {
+    "FedAsync": "fedasync",
+    "OrthoFL": "orthofl",
+    "FedBuff": f"fedbuff{BUFFER}",
+    "FedBuff, clipped": f"fedbuff:clip=1{BUFFER}",
+    "median": f"fedmedian{BUFFER}",
+    "trimmed mean": f"trimmed_mean:trim=0.3{BUFFER}",
+    "Krum": f"krum:byzantine=3{BUFFER}",
+}
+ATTACKS = {
+    "label flip": "label_flip:",
+    "sign flip": "sign_flip:scale=3,",
+    "scaled": "scaled:factor=20,",
+    "ALIE": "alie:z=1.5,",
+    "inner product": "inner_product:epsilon=3,",
+}
+_COMMON: dict[str, Any] = {
+    **{"clients": 20, "partition": "dirichlet:alpha=1", "delay": "lognormal:sigma=0.5", "batch_size": 32},
+    **{"steps": 10, "lr": 0.1, "eval_examples": 2000},
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smoke": _COMMON | {"dataset": "fashion_mnist_6k", "model": "logistic", "updates": 20, "eval_examples": 100},
+    "laptop": _COMMON | {"dataset": "mnist", "model": "mlp:hidden=32", "updates": 600, "eval_updates": 30},
+    "paper": _COMMON | {"dataset": "mnist", "model": "lenet5", "clients": 50, "updates": 5000, "eval_updates": 100},
+}
+SEEDS = {"smoke": 1, "laptop": 2, "paper": 10}
+SHARES = {"smoke": (0.2,), "laptop": (0.2, 0.4), "paper": (0.1, 0.2, 0.3, 0.4)}
+SMALL = (("FedBuff", "median"), ("sign flip", "ALIE"))  # rules and attacks of the smallest scale
+
+
+def variants(scale: str) -> tuple[list[Variant], list[tuple[str, str, float]]]:
+    """All runs but for the seeds, and of each the rule, the attack and the share of attackers."""
+    rules, attacks = SMALL if scale == "smoke" else (tuple(RULES), tuple(ATTACKS))
+    cases = [(rule, "none", 0.0) for rule in rules]
+    cases += [(rule, attack, share) for attack in attacks for share in SHARES[scale] for rule in rules]
+    found = []
+    for rule, attack, share in cases:
+        spec = None if attack == "none" else f"{ATTACKS[attack]}share={share}"
+        found.append(Variant(f"{rule}, {attack}, {share:g}", {"method": RULES[rule], "attack": spec}))
+    return found, cases
+
+
+def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> Rows:
+    """A row a case, in percent; ``lost`` seed by seed."""
+    found = {case: [100 * final_accuracy(run, "tail") for run in seeds] for case, seeds in zip(cases, runs.values())}
+    rows: Rows = []
+    for (rule, attack, share), each in found.items():
+        lost = [usual - now for usual, now in zip(found[rule, "none", 0.0], each)]
+        row = {"attack": attack, "share": share, "rule": rule}
+        rows.append(row | {"accuracy (%)": tables.spread(each), "lost (points)": tables.spread(lost)})
+    return rows
+
+
+def draw(rows: Rows, given: argparse.Namespace) -> None:
+    """A panel an attack: accuracy of each rule by the share of attackers."""
+    attacks = [name for name in dict.fromkeys(row["attack"] for row in rows) if name != "none"]
+    figure = empty(3.0 * len(attacks), 3.2)
+    panels = figure.subplots(1, len(attacks), sharey=True, squeeze=False)[0]
+    for panel, attack in zip(panels, attacks):
+        for i, rule in enumerate(dict.fromkeys(row["rule"] for row in rows)):
+            own = [row for row in rows if row["rule"] == rule and row["attack"] in ("none", attack)]
+            colour, dashes = look(i)
+            places, means = zip(*((row["share"], row["accuracy (%)"].mean) for row in own))
+            panel.plot(places, means, color=colour, linestyle=dashes, marker="o", markersize=3, label=rule)
+        panel.set_title(attack, fontsize=10)
+        panel.set_xlabel("share of attackers", fontsize=9)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("test accuracy (%)", fontsize=9)
+    panels[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    save_figure(figure, given.out / "table.png")
+
+
+if __name__ == "__main__":
+    parser = options(__doc__, "robustness", "table")
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    given = parse(parser)
+    given.seeds = given.seeds or SEEDS[given.scale]
+    chosen, cases = variants(given.scale)
+    rows = rows_of(cases, run_variants("all", SETTINGS[given.scale], chosen, given))
+    report(rows, given, decimals={"accuracy (%)": 1, "lost (points)": 1})
+    draw(rows, given)

@@ -1,0 +1,208 @@
+"""Privacy and attacks of a run: from the specs of two settings to the server rule, the data and the clients.
+
+:func:`protecting` wraps the server rule, :func:`with_attackers` marks the clients that attack and changes their labels,
+:func:`per_example_of` gives DP-SGD to local training. Two numbers depend on the schedule: :func:`noise_numbers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_async import check, registry
+from fedjax_async.config.settings import Settings
+from fedjax_async.data.memmap import spans
+from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
+from fedjax_async.local.dp_sgd import PerExample
+from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, private
+from fedjax_async.server.privacy import combined
+from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
+
+ATTACK_RNG = 2  # beside the seed, of the generator that draws the attackers
+
+
+@registry.cached_by_name(maxsize=64)
+def privacy_of(spec: str | None) -> Privacy:
+    """What the parts of a spec such as ``dp:clip=0.5+secure:size=10`` protect together."""
+    if spec is None:
+        return Privacy()
+    parts = []
+    for part in registry.joined(spec):
+        made = registry.bind("privacy", PRIVACY, part)()
+        check.kind(f"privacy {part}", made, Privacy, "a factory of a server.Privacy")
+        parts.append(made)
+    return combined(parts)
+
+
+def attack_of(spec: str) -> Attack:
+    """The attack that a spec names."""
+    made: Attack = registry.bind("attack", ATTACKS, spec)()
+    check.kind(f"attack {spec}", made, Attack, "a factory of a server.Attack")
+    return made
+
+
+def per_example_of(s: Settings, takes: Collection[str]) -> PerExample | None:
+    """Clip and noise of DP-SGD; ``ValueError`` for local training that does not take them."""
+    asked = privacy_of(s.privacy).examples
+    allowed = f"without dp_sgd: the local training of {s.method} does not take it"
+    check.require(asked is None or "per_example" in takes, "privacy", s.privacy, allowed)
+    return asked
+
+
+# --- data -------------------------------------------------------------------------------------------
+
+
+def with_attackers(data: FederatedData, spec: str, seed: int) -> FederatedData:
+    """The data with the clients that attack, drawn by the seed, and with the labels that they train on."""
+    attack = attack_of(spec)
+    marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
+    data = data._replace(malicious=marked)
+    if attack.relabel is None or not marked.any():
+        return data
+    labels = isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None
+    check.require(labels and not data.streamed, "attack", spec, "one on uploads: the data have no labels in memory")
+    rows, others = (_rows(data, chosen) for chosen in (marked, ~marked))
+    alone = not np.isin(rows, others).any()
+    check.require(alone, "attack", spec, "one on uploads: attackers share examples with other clients")
+    y = np.array(data.y)
+    y[rows] = attack.relabel(y[rows], int(data.num_classes or 0))
+    return data._replace(y=y)
+
+
+def _rows(data: FederatedData, chosen: np.ndarray) -> np.ndarray:
+    """The training rows of some clients."""
+    return np.asarray(np.asarray(data.order)[spans(data.offset[chosen], data.size[chosen])])
+
+
+# --- the rule ---------------------------------------------------------------------------------------
+
+
+def protecting(
+    server: Server, s: Settings, upload: Any, stays: Callable[[Path], bool] | None
+) -> tuple[Server, dict[str, float]]:
+    """The rule with clipped, noised and forged uploads, and its traced numbers; unchanged if nothing is asked for.
+
+    ``upload``: shapes of an upload. Forged uploads are clipped too.
+    """
+    numbers: dict[str, float] = {}
+    asked = privacy_of(s.privacy).uploads
+    if asked is not None:
+        traced = noise_numbers(s, 1)
+        server, numbers = _private(server, asked.quantile is not None, tuple(traced), stays), dict(traced)
+    if s.attack is not None:
+        name, options = registry.parse_spec("attack", s.attack)
+        attack_of(s.attack)  # checks names and ranges
+        factory = registry.find("attack", ATTACKS, name)
+        # which clients attack is in the data, so that runs of other shares share programs
+        static, varied = split_options(factory, options, without=registry.options_of(attackers))
+        numbers |= {f"attack.{option}": value for option, value in varied.items()}
+        if s.norm_limit is not None:
+            numbers["attack.norm_limit"] = float(s.norm_limit)
+        leaves, structure = _hashable(upload)
+        server = _attacked(server, factory, static, tuple(varied), s.norm_limit is not None, structure, leaves)
+    return server, numbers
+
+
+def noise_numbers(s: Settings, uploads: int) -> dict[str, float]:
+    """Traced numbers of the clip and of each upload's noise, where a sum has at least so many ``uploads``."""
+    asked = privacy_of(s.privacy).uploads
+    if asked is None:
+        return {}
+    own = multipliers(asked.noise, asked.quantile, asked.count_noise, uploads)
+    numbers = {"privacy.clip": float(asked.clip)}
+    if asked.noise > 0:
+        numbers["privacy.deviation"] = own.uploads / math.sqrt(uploads)
+    if asked.quantile is not None:
+        numbers |= {"privacy.quantile": float(asked.quantile), "privacy.rate": float(asked.rate)}
+        if asked.noise > 0:
+            numbers["privacy.count_deviation"] = own.below / math.sqrt(uploads)
+    return numbers
+
+
+class Multipliers(NamedTuple):
+    """How the noise multiplier z is divided."""
+
+    uploads: float  # of the uploads, as a multiple of the clip
+    below: float  # sigma_b, of the number of uploads within the clip; 0 if it is not counted
+
+
+def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:
+    """``z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` and ``sigma_b``: Andrew et al. (2021), Theorem 1.
+
+    Shifted by 1/2, what a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
+    """
+    if quantile is None or noise == 0:
+        return Multipliers(float(noise), 0.0)
+    count = max(float(noise), uploads / 20) if count_noise is None else float(count_noise)
+    return Multipliers((noise**-2 - (2 * count) ** -2) ** -0.5, count)
+
+
+def _hashable(tree: Any) -> tuple[Any, Any]:
+    leaves, structure = jax.tree.flatten(tree)
+    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), structure
+
+
+@lru_cache(maxsize=64)
+def _private(server: Server, adapts: bool, traced: tuple[str, ...], stays: Callable[[Path], bool] | None) -> Any:
+    def family(hyper: Hyper) -> ServerAlgorithm:
+        given = {name.removeprefix("privacy."): hyper[name] for name in traced}
+        return private(bound(server, hyper), stays=stays, **given)
+
+    return family
+
+
+@lru_cache(maxsize=64)
+def _attacked(
+    server: Server,
+    factory: Callable[..., Attack],
+    static: tuple[tuple[str, Any], ...],
+    traced: tuple[str, ...],
+    limited: bool,
+    structure: Any,
+    leaves: tuple[Any, ...],
+) -> Any:
+    def family(hyper: Hyper) -> ServerAlgorithm:
+        attack = factory(**dict(static), **{option: hyper[f"attack.{option}"] for option in traced})
+        limit = hyper["attack.norm_limit"] if limited else None
+        return attacked(bound(server, hyper), attack, jax.tree.unflatten(structure, leaves), limit)
+
+    return family
+
+
+# --- what depends on the schedule -------------------------------------------------------------------
+
+
+def uploads_of_a_sum(server: Server, hyper: Mapping[str, float], schedule: Schedule) -> int:
+    """K, the fewest uploads of a server step that the run closes; 1 for a rule that uses single uploads."""
+    counts = uploads_of_steps(schedule)
+    sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
+    return int(counts.min()) if sums and len(counts) else 1
+
+
+def uploads_of_steps(schedule: Schedule) -> np.ndarray:
+    """The arrivals of each server step that is closed."""
+    return np.bincount(schedule.step)[schedule.step[schedule.closes]]
+
+
+def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedule: Schedule, probes: Any) -> None:
+    """``ValueError`` where secure aggregation is asked for, and the run needs single uploads."""
+    asked = privacy_of(s.privacy)
+    if asked.least is None:
+        return
+    why = f"privacy = {s.privacy}: the server sees sums only"
+    sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
+    check.require(sums, "method", str(s.method), f"one that uses only the weighted sum of a step's uploads ({why})")
+    check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
+    check.require(not probes, "probes", list(probes or ()), f"left out ({why})")
+    fewest = int(uploads_of_steps(schedule).min(initial=asked.least))
+    allowed = f"at least {asked.least} ({why} of so many, as in the timing buffer:size={asked.least})"
+    check.require(fewest >= asked.least, "uploads of the smallest server step", fewest, allowed)
+    if asked.uploads is not None and asked.uploads.quantile is not None:
+        stale = int(schedule.staleness.max(initial=0))
+        allowed = "0: clients clip by what they were sent, so an adaptive clip needs rounds (timing cohort)"
+        check.require(stale == 0, "staleness with secure and an adaptive clip", stale, allowed)

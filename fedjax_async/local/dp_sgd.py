@@ -1,0 +1,71 @@
+"""DP-SGD: the gradient of each example is clipped, and the sum of a minibatch gets noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax import contrib
+
+from fedjax_async import check
+from fedjax_async.local.job import noise_key
+from fedjax_async.local.sharpness import gradients_a_step
+from fedjax_async.types import Array, Key, Model, Params
+
+
+class PerExample(NamedTuple):
+    """``clip`` C > 0 of the gradient of an example, ``noise`` z >= 0 of a minibatch's sum, as a multiple of C."""
+
+    clip: Any
+    noise: Any
+
+
+def require_usable(model: Model, optimizer: optax.GradientTransformation) -> None:
+    """``ValueError`` for a model or an optimiser with which the noise would not protect an example."""
+    allowed = "left out: the model has running statistics (BatchNorm), which mix the examples of a batch"
+    check.require(model.train is None, "privacy", "dp_sgd", allowed)
+    steps = gradients_a_step(optimizer)
+    allowed = "one that computes one gradient a step, with dp_sgd: the noise is drawn once"
+    check.require(steps == 1, "optimizer", f"one with {steps} gradients a step", allowed)
+
+
+def private_gradient(
+    model: Model, private: PerExample, x: Array, y: Array, factor: Array, size: Array, job_key: Key, k: Array
+) -> Callable[[Params], Params]:
+    """``gradient(weights)``: ``(sum_i clip_C(g_i) + z C N(0, I)) / min(B, n)`` of the B rows of a minibatch.
+
+    Args:
+      factor: of each row's loss, 0 for rows that are padding; float[B].
+      size: n, the examples of the client; int32[]. A short last batch has the same divisor as the others.
+
+    Source: Abadi et al. (2016), Algorithm 1, by ``optax.contrib.differentially_private_aggregate``.
+    """
+    count = len(factor)
+
+    def loss(weights: Params, x: Array, y: Array, factor: Array, key: Key) -> Array:
+        found = model.loss(model.apply(weights, x[None], key), y[None])[0]
+        return found * factor.astype(found.dtype)
+
+    def gradient(weights: Params) -> Params:
+        keys = jax.random.split(jax.random.fold_in(job_key, k), count)
+        each = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0, 0))(weights, x, y, factor, keys)
+        real = jnp.result_type(*jax.tree.leaves(each))
+        aggregate = contrib.differentially_private_aggregate(
+            jnp.asarray(private.clip, real), jnp.asarray(private.noise, real), key=noise_key(job_key, k)
+        )
+        with jax.numpy_dtype_promotion("standard"):
+            mean, _ = aggregate.update(each, aggregate.init(weights))
+        share = count / jnp.minimum(size, count).astype(real)
+        return jax.tree.map(lambda leaf, w: (leaf * share.astype(leaf.dtype)).astype(w.dtype), mean, weights)
+
+    return gradient
+
+
+def uses_of_an_example(steps: np.ndarray, examples: np.ndarray, batch_size: int) -> np.ndarray:
+    """The most gradients of one example in a job: an epoch uses each once; all int64[J]."""
+    per_epoch = -(-np.asarray(examples, np.int64) // batch_size)
+    return -(-np.asarray(steps, np.int64) // per_epoch)

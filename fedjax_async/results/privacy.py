@@ -1,0 +1,213 @@
+"""Differential privacy of a finished run: epsilon from its real participations, by the library dp-accounting.
+
+:func:`guarantees` reads who took part when, and with which weight, from the run's own tables. Nothing is assumed about
+chance: a bound by sampling is given only for rounds whose clients were drawn uniformly. Where no bound is known, the
+result says why.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_async import check, home, registry
+from fedjax_async.config.experiment import resolve
+from fedjax_async.config.methods import method_of
+from fedjax_async.config.protection import multipliers, privacy_of, uploads_of_a_sum
+from fedjax_async.config.resolving import length_of_batch
+from fedjax_async.config.settings import Settings, from_dict
+from fedjax_async.engine.components import rule_of
+from fedjax_async.local.dp_sgd import uses_of_an_example
+from fedjax_async.results.runs import load_plugins
+from fedjax_async.results.simulation import precision
+from fedjax_async.results.store import load
+from fedjax_async.server.privacy import Uploads
+from fedjax_async.types import Facts, Run, Schedule
+
+
+class Guarantee(NamedTuple):
+    """A bound on what a run reveals, or why none is known."""
+
+    unit: str  # what is protected: a client (all its data), or an example
+    epsilon: float | None  # None: no bound is known
+    delta: float
+    neighbours: str  # the runs that are compared
+    client: int | None  # the client with the largest epsilon; None if it is the same for all
+    participations: int | None  # of it: uploads, or gradients of one example
+    how: str  # the bound that was used, or why there is none
+
+
+def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
+    """What a run with the setting ``privacy`` guarantees, (epsilon, delta) by (epsilon, delta).
+
+    Given the schedule, client c took part with the weights ``w`` in server steps with noise ``sigma``. Its
+    participations compose to a Gaussian mechanism of the multiplier ``(sum_s (W_cs C / sigma_s)^2)^(-1/2)``, ``W_cs``
+    its weights in step s and ``sigma_s^2 = sigma_u^2 sum_i w_i^2``; the largest epsilon of any client is given. A rule
+    that uses single uploads only processes noised ones: each is a Gaussian mechanism by itself.
+
+    Neighbouring runs differ in one client whose uploads (one example whose gradients) are zero. Numbers of examples,
+    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite.
+
+    Args:
+      run: as ``simulate`` returns it, or the folder of a saved one.
+      delta: by default ``n^-1.1``, n the number of clients (of examples).
+      objects: the run's own objects by setting, as in ``explain``.
+
+    Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
+
+    Source: McMahan et al. (2018); Andrew et al. (2021); composition: Dong, Roth, Su (2022), corollary 3.3.
+    """
+    check.optional(check.real_positive, "delta", delta)
+    check.require(delta is None or delta < 1, "delta", delta, "above 0 and below 1")
+    if not isinstance(run, Run):
+        check.path("run", run)
+        load_plugins(Path(run))
+        run = load(run)
+    settings = from_dict(run.settings, objects)
+    asked = privacy_of(settings.privacy)
+    check.require(asked.uploads is not None or asked.examples is not None, "privacy", settings.privacy, "dp or dp_sgd")
+    require_library()
+    home.require_datasets([str(settings.dataset)])
+    with precision(settings):
+        resolved = resolve(settings)
+    found = []
+    if asked.uploads is not None:
+        found += _of_clients(run, resolved, asked.uploads, delta)
+    if asked.examples is not None:
+        found.append(_of_examples(run, resolved, float(asked.examples.noise), delta))
+    return found
+
+
+def require_library() -> Any:
+    """The module ``dp_accounting``; ``ValueError`` that names the extra if it is missing."""
+    try:
+        import dp_accounting  # noqa: PLC0415 (an extra)
+    except ImportError:
+        raise ValueError("epsilon: needs dp-accounting; install the extra: pip install '.[privacy]'") from None
+    return dp_accounting
+
+
+_ZEROED = "one client's uploads are zero"
+
+
+def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
+    """The bounds of client-level noise: by participation, and by sampling where rounds are drawn uniformly."""
+    schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
+    delta = clients**-1.1 if delta is None else delta
+    components = resolved.components
+    sums = rule_of(components.server, components.hyper, Facts(clients)).sums
+    fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
+    own = multipliers(float(asked.noise), asked.quantile, asked.count_noise, fewest)
+    counts = np.asarray(updates["accepted"], np.bool_) & np.asarray(updates["used"], np.bool_)
+    why = _unknown(run, resolved.settings, float(asked.noise), np.asarray(updates["used"], np.bool_) & ~counts)
+    if why:
+        return [Guarantee("client", None, delta, _ZEROED, None, None, why)]
+    client, step = (np.asarray(updates[name])[counts] for name in ("client", "step"))
+    weight = np.asarray(updates["weight"], np.float64)[counts]
+    if sums:
+        spent = of_sums(client, step, weight, own.uploads, own.below, fewest)
+        how = f"sums of a step's uploads, noise by the {fewest} of the smallest step"
+    else:
+        spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
+        how = f"each upload by itself: {resolved.settings.method} uses single uploads"
+    worst = max(spent, key=lambda who: spent[who])
+    times = int(np.sum(client == worst))
+    epsilon = gaussian(1 / math.sqrt(spent[worst]), delta)
+    found = [Guarantee("client", epsilon, delta, _ZEROED, int(worst), times, how)]
+    size = _uniform_rounds(resolved.settings, schedule)
+    if sums and size is not None and np.ptp(weight) == 0:
+        steps = len(np.unique(step))
+        bound = sampled(float(asked.noise), size, clients, steps, delta)
+        how = f"{steps} rounds of {size} of {clients} clients, drawn uniformly and kept secret; Renyi accountant"
+        found.append(Guarantee("client", bound, delta, "one client's data are replaced", None, None, how))
+    return found
+
+
+def _unknown(run: Run, s: Settings, noise: float, rejected: np.ndarray) -> str:
+    """Why no bound is known for client-level noise; empty if there is one."""
+    if noise == 0:
+        return "no bound: noise = 0"
+    if rejected.any():
+        return f"no bound is known: {int(rejected.sum())} uploads were rejected, which depends on them, without noise"
+    if s.norm_limit is not None:
+        return "no bound is known: the server rejects uploads by their norm (norm_limit)"
+    if s.stop_at is not None or s.patience is not None:
+        return "no bound is known: the run stopped by what it measured (stop_at, patience)"
+    return ""
+
+
+def _spent(uploads: float, below: float) -> float:
+    """``1 / z^2`` of one participation: of an upload with this multiplier, and of the count with sigma_b."""
+    return uploads**-2 + (0.0 if below == 0 else (2 * below) ** -2)
+
+
+def of_sums(
+    client: np.ndarray, step: np.ndarray, weight: np.ndarray, uploads: float, below: float, fewest: int
+) -> dict[int, float]:
+    """Client -> ``sum_s 1 / z_cs^2`` over the server steps s, from the arrivals [E].
+
+    The sum of a step has noise of the variance ``(z C)^2 sum_i w_i^2 / K``, K = ``fewest``, and client c changes it by
+    ``W_cs C`` at most; the count of uploads within the clip by half the number of its uploads.
+    """
+    found: dict[int, float] = {}
+    for number in np.unique(step):
+        here = step == number
+        power, arrivals = float(np.sum(weight[here] ** 2)), int(here.sum())
+        for who in np.unique(client[here]):
+            mine = weight[here][client[here] == who]
+            spent = float(mine.sum()) ** 2 * fewest / (uploads**2 * power)
+            if below:
+                spent += (len(mine) / (2 * below)) ** 2 * fewest / arrivals
+            found[int(who)] = found.get(int(who), 0.0) + spent
+    return found
+
+
+def _uniform_rounds(s: Settings, schedule: Schedule) -> int | None:
+    """The clients of each round, if all are drawn uniformly from all clients and each uploads; else None."""
+    timing = s.timing or method_of(s.method).timing
+    name, options = registry.parse_spec("timing", str(timing))
+    plain = name == "cohort" and not options.get("over_selection") and options.get("deadline") is None
+    undisturbed = all(value is None for value in (s.availability, s.faults, s.timeout, s.max_staleness))
+    sizes = np.unique(np.bincount(schedule.step)[schedule.step[schedule.closes]])
+    return int(sizes[0]) if plain and undisturbed and len(sizes) == 1 else None
+
+
+def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> Guarantee:
+    """The bound of DP-SGD: every job counts, also one whose upload never came."""
+    data, schedule, s = resolved.components.data, run.schedule, resolved.settings
+    size = np.asarray(data.size, np.int64)
+    delta = float(size.sum()) ** -1.1 if delta is None else delta
+    neighbours = "one example's gradients are zero"
+    if noise == 0:
+        return Guarantee("example", None, delta, neighbours, None, None, "no bound: noise = 0")
+    batch = length_of_batch(s, data)
+    uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch)
+    total = np.bincount(schedule.client, weights=uses, minlength=len(size))
+    worst = int(np.argmax(total))
+    how = "an example counts once an epoch of its client: minibatches are shuffled, not sampled"
+    epsilon = gaussian(noise / math.sqrt(total[worst]), delta)
+    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how)
+
+
+def gaussian(multiplier: float, delta: float) -> float:
+    """Epsilon of one Gaussian mechanism with this noise multiplier, exactly; see ``dp_accounting``."""
+    return float(require_library().get_epsilon_gaussian(multiplier, delta))
+
+
+def sampled(multiplier: float, size: int, clients: int, rounds: int, delta: float) -> float:
+    """Epsilon of ``rounds`` Gaussian mechanisms on ``size`` of ``clients``, drawn without replacement.
+
+    Replacing a client changes a sum by twice the clip. Source: Wang, Balle, Kasiviswanathan (2019), by
+    ``dp_accounting``.
+    """
+    library = require_library()
+    if size == clients:
+        return gaussian(multiplier / 2 / math.sqrt(rounds), delta)
+    from dp_accounting import rdp  # noqa: PLC0415 (an extra)
+
+    accountant = rdp.RdpAccountant(neighboring_relation=library.NeighboringRelation.REPLACE_ONE)
+    one = library.SampledWithoutReplacementDpEvent(clients, size, library.GaussianDpEvent(multiplier / 2))
+    return float(accountant.compose(one, rounds).get_epsilon(delta))

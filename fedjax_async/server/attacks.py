@@ -1,0 +1,225 @@
+"""Attacks by name: what malicious clients upload, or train on, instead of what they should.
+
+``ATTACKS`` names them. An upload is forged when it arrives, from the honest one that the client computed and from what
+the attackers have seen of others: they know all uploads that arrived before. :func:`attacked` is the wrapper around a
+rule; attacks on the data change the labels before the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async import check, tree
+from fedjax_async.registry import takes
+from fedjax_async.server.rule import closed, known
+from fedjax_async.server.running_statistics import weights_in
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+
+MEMORY = 10  # honest uploads over which the attackers average
+
+
+class Attackers(NamedTuple):
+    """Which clients attack."""
+
+    share: float
+    clients: tuple[int, ...] | None
+
+    def drawn(self, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        """bool[N]; ``ValueError`` for clients that there are not."""
+        marked = np.zeros(num_clients, np.bool_)
+        if self.clients is None:
+            marked[rng.permutation(num_clients)[: round(self.share * num_clients)]] = True
+            return marked
+        for client in self.clients:
+            check.whole("clients of the attack", client, low=0, high=num_clients - 1)
+        marked[list(self.clients)] = True
+        return marked
+
+
+def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attackers:
+    """The clients that attack.
+
+    Args:
+      share: of all clients, drawn by the seed; from 0 to 1.
+      clients: their numbers joined by ``+``, such as ``0+3+7``, instead of a share.
+    """
+    check.share("share", share)
+    if clients is None:
+        return Attackers(share, None)
+    parts = str(clients).split("+")
+    fits = not isinstance(clients, bool) and all(part.isascii() and part.isdigit() for part in parts)
+    check.require(fits, "clients of the attack", clients, "numbers of clients joined by +, such as 0+3+7")
+    return Attackers(share, tuple(map(int, parts)))
+
+
+class Seen(NamedTuple):
+    """What the attackers know of the honest uploads so far: moving averages over the last ten."""
+
+    mean: Any  # like an upload
+    variance: Any  # of each coordinate
+    uploads: Array  # float[], how many there were
+
+
+class Attack(NamedTuple):
+    """``forge(upload, seen) -> upload``, of an upload of an attacker; ``relabel(y, classes) -> y``, of its labels.
+
+    ``watches``: whether ``forge`` reads ``seen``, which is ``()`` otherwise.
+    """
+
+    who: Attackers
+    forge: Callable[[Any, Any], Any] | None = None
+    watches: bool = False
+    relabel: Callable[[np.ndarray, int], np.ndarray] | None = None
+
+
+@takes(who=attackers)
+def label_flip(*, who: Attackers) -> Attack:
+    """Attackers train on wrong labels: ``y -> C - 1 - y`` (Fang et al. 2020)."""
+    return Attack(who, relabel=lambda y, classes: classes - 1 - y)
+
+
+@takes(who=attackers)
+def sign_flip(*, who: Attackers, scale: Traced = 1.0) -> Attack:
+    """Attackers upload ``-scale Delta`` (Li et al. 2019).
+
+    Args:
+      scale: > 0.
+    """
+    check.positive("scale", scale)
+    return Attack(who, lambda upload, seen: _times(upload, -jnp.asarray(scale, jnp.result_type(float))))
+
+
+@takes(who=attackers)
+def scaled(*, who: Attackers, factor: Traced = 10.0) -> Attack:
+    """Attackers upload ``factor Delta``, to count for more than others (Bagdasaryan et al. 2020).
+
+    Args:
+      factor: > 0.
+    """
+    check.positive("factor", factor)
+    return Attack(who, lambda upload, seen: _times(upload, factor))
+
+
+@takes(who=attackers)
+def alie(*, who: Attackers, z: Traced = 1.5) -> Attack:
+    """Colluding attackers upload ``mean - z std`` of the honest uploads: a little is enough (Baruch et al. 2019).
+
+    The more alike the attackers, the more they look like the majority. Mean and standard deviation of each coordinate
+    are moving averages over the last ten honest uploads, all that an asynchronous server has; the paper's are of one
+    round.
+
+    Args:
+      z: > 0, how far the forged upload is from the mean; the paper's z_max depends on the number of attackers.
+    """
+    check.positive("z", z)
+
+    def forge(upload: Any, seen: Seen) -> Any:
+        away = jax.tree.map(
+            lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(jnp.maximum(v, 0)), seen.mean, seen.variance
+        )
+        return tree.where(seen.uploads > 0, away, upload)
+
+    return Attack(who, forge, watches=True)
+
+
+@takes(who=attackers)
+def inner_product(*, who: Attackers, epsilon: Traced = 0.5) -> Attack:
+    """Colluding attackers upload ``-epsilon mean`` of the honest uploads (Xie et al. 2020).
+
+    The mean is a moving average over the last ten honest uploads.
+
+    Args:
+      epsilon: > 0; small ones look honest to Krum, large ones turn a mean around.
+    """
+    check.positive("epsilon", epsilon)
+
+    def forge(upload: Any, seen: Seen) -> Any:
+        return tree.where(seen.uploads > 0, _times(seen.mean, -jnp.asarray(epsilon, jnp.result_type(float))), upload)
+
+    return Attack(who, forge, watches=True)
+
+
+ATTACKS: dict[str, Callable[..., Attack]] = {
+    "label_flip": label_flip,
+    "sign_flip": sign_flip,
+    "scaled": scaled,
+    "alie": alie,
+    "inner_product": inner_product,
+}
+
+
+def _times(upload: Any, factor: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), upload)
+
+
+# --- around a rule ------------------------------------------------------------------------------
+
+
+class AttackedState(NamedTuple):
+    """Server state of :func:`attacked`."""
+
+    inner: State  # of the wrapped rule
+    seen: Any  # Seen; () if the attack does not watch
+
+
+def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_limit: Any = None) -> ServerAlgorithm:
+    """``rule`` in a run whose malicious clients attack.
+
+    ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: that of the run, which a forged upload
+    must keep too. The run records ``malicious``, and ``sent_norm``, the norm of what was sent; ``upload_norm`` is that
+    of the honest upload.
+    """
+    real = jnp.result_type(float)
+
+    def init(params: Params) -> tuple[AttackedState, State]:
+        state, memory = rule.init(params)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), upload)
+        return AttackedState(state, Seen(zeros, zeros, jnp.zeros((), real)) if attack.watches else ()), memory
+
+    def receive(state: AttackedState, memory: State, arrival: Arrival) -> tuple[AttackedState, State, Info]:
+        honest, attacks = arrival.upload, jnp.asarray(arrival.malicious)
+        accepted = arrival.weight > 0
+        sent = honest
+        if attack.forge is not None:
+            sent = tree.where(attacks & accepted, attack.forge(honest, state.seen), honest)
+        norm = tree.norm(weights_in(sent))
+        kept = accepted if norm_limit is None else accepted & (norm <= jnp.asarray(norm_limit, norm.dtype))
+        if norm_limit is not None:
+            sent = tree.where(kept, sent, jax.tree.map(jnp.zeros_like, sent))
+        weight = jnp.where(kept, arrival.weight, jnp.zeros_like(arrival.weight))
+        inner, memory, info = rule.receive(state.inner, memory, arrival._replace(upload=sent, weight=weight))
+        seen = tree.where(accepted & ~attacks, _watched(state.seen, honest), state.seen) if attack.watches else ()
+        columns = {"malicious": attacks, "sent_norm": norm}
+        return AttackedState(inner, seen), memory, info._replace(columns={**info.columns, **columns})
+
+    def close(state: AttackedState, memory: State) -> tuple[AttackedState, State]:
+        inner, memory = closed(rule, state.inner, memory)
+        return state._replace(inner=inner), memory
+
+    def dispatch(state: AttackedState, memory: State, request: Request) -> tuple[Message, State]:
+        return rule.dispatch(state.inner, memory, request)
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        return attacked(known(rule, facts), attack, upload, norm_limit)
+
+    closes = None if rule.close is None else close
+    return ServerAlgorithm(
+        init, receive, dispatch, lambda state: rule.params(state.inner), closes, given, sums=rule.sums
+    )
+
+
+def _watched(seen: Seen, upload: Any) -> Seen:
+    """One more honest upload in the averages: plain ones over the first ten, then with the weight 1/10."""
+    uploads = seen.uploads + 1.0
+    gain = 1.0 / jnp.minimum(uploads, float(MEMORY))
+    off = jax.tree.map(jnp.subtract, upload, seen.mean)
+    mean = jax.tree.map(lambda m, d: m + gain.astype(m.dtype) * d, seen.mean, off)
+    variance = jax.tree.map(
+        lambda v, d: (1 - gain.astype(v.dtype)) * (v + gain.astype(v.dtype) * jnp.square(d)), seen.variance, off
+    )
+    return Seen(mean, variance, uploads)

@@ -1,0 +1,236 @@
+"""Privacy by name: clipped and noised uploads around any rule, DP-SGD in the clients, sums of secure aggregation.
+
+``PRIVACY`` names the parts, which :func:`combined` joins. :func:`private` is the wrapper around a rule. What a run
+guarantees is counted by ``results.privacy``.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_async import check, tree
+from fedjax_async.local.dp_sgd import PerExample
+from fedjax_async.server.rule import closed, known
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    Facts,
+    Info,
+    Key,
+    Message,
+    Params,
+    Path,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+)
+
+Number = Any  # float, or a tracer
+
+
+class Uploads(NamedTuple):
+    """Options of :func:`dp`."""
+
+    clip: Number
+    noise: Number
+    quantile: Number | None
+    rate: Number
+    count_noise: Number | None
+
+
+class Privacy(NamedTuple):
+    """What protects a run; ``None``: nothing of this kind."""
+
+    uploads: Uploads | None = None
+    examples: PerExample | None = None
+    least: int | None = None  # the fewest uploads of a sum that the server may see
+
+
+def dp(
+    *,
+    clip: Traced = 1.0,
+    noise: Traced = 1.0,
+    quantile: Traced | None = None,
+    rate: Traced = 0.2,
+    count_noise: Traced | None = None,
+) -> Privacy:
+    """Clients' uploads are clipped, and noise is added by a server that is trusted with them.
+
+    ``Delta <- Delta min(1, C / ||Delta||)``, over all that is uploaded. The noise has the standard deviation ``z C``:
+    on the sum of a server step if the rule uses uploads only through it (``ServerAlgorithm.sums``), of at least K
+    uploads that each carry ``z C / sqrt(K)``; else on each upload, whatever the rule makes of them. Clipping and noise
+    come after compression. Source: McMahan et al. (2018), Algorithm 1.
+
+    With ``quantile`` gamma the clip adapts (Andrew et al. 2021, Algorithm 1): when a step closes,
+    ``C <- C exp(-rate (b - gamma))``, where b is the share of its uploads within the clip, with noise ``count_noise``
+    (sigma_b) on their number. Both together have the multiplier z: the uploads get ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``.
+
+    Args:
+      clip: C > 0, the Euclidean norm; with ``quantile`` the first one.
+      noise: z >= 0; 0 only clips.
+      quantile: gamma between 0 and 1; ``none`` keeps C.
+      rate: eta_C > 0.
+      count_noise: sigma_b > z / 2 [the larger of z and K / 20].
+    """
+    check.positive("clip", clip)
+    check.non_negative("noise", noise)
+    if quantile is not None:
+        check.positive("quantile", quantile)
+        check.below_one("quantile", quantile)
+    check.positive("rate", rate)
+    check.require(quantile is not None or count_noise is None, "count_noise", count_noise, "left out without quantile")
+    if isinstance(count_noise, numbers.Real) and isinstance(noise, numbers.Real):
+        enough = check.is_real(count_noise) and float(count_noise) > float(noise) / 2
+        check.require(enough, "count_noise", count_noise, f"above noise / 2 = {float(noise) / 2:g}")
+    return Privacy(uploads=Uploads(clip, noise, quantile, rate, count_noise))
+
+
+def dp_sgd(*, clip: Traced = 1.0, noise: Traced = 1.0) -> Privacy:
+    """Clients clip the gradient of every example, and add noise to each sum of a minibatch (DP-SGD, Abadi et al. 2016).
+
+    Protects single examples, against the server too. ``clip`` C > 0 bounds the gradient of an example, ``noise``
+    z >= 0: the sum has noise of the standard deviation ``z C``.
+    """
+    check.positive("clip", clip)
+    check.non_negative("noise", noise)
+    return Privacy(examples=PerExample(clip, noise))
+
+
+def secure(*, size: int = 10) -> Privacy:
+    """Secure aggregation: the server sees nothing but sums of at least ``size`` uploads.
+
+    Refuses what needs single uploads: rules, delay corrections, norm limits, probes; and server steps of fewer uploads.
+    """
+    check.whole("size", size, low=2)
+    return Privacy(least=size)
+
+
+PRIVACY: dict[str, Callable[..., Privacy]] = {"dp": dp, "dp_sgd": dp_sgd, "secure": secure}
+
+
+def combined(parts: Iterable[Privacy]) -> Privacy:
+    """All parts together; ``ValueError`` for two of a kind."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part._asdict().items():
+            if value is not None:
+                check.require(name not in found, "privacy", f"two parts for {name}", "one of a kind")
+                found[name] = value
+    return Privacy(**found)
+
+
+# --- around a rule ------------------------------------------------------------------------------
+
+
+class Clip(NamedTuple):
+    """What an adaptive clip remembers."""
+
+    norm: Array  # float[], C
+    below: Array  # float[], uploads within it since the last server step, with their noise
+    uploads: Array  # float[], accepted uploads since then
+
+
+class PrivateState(NamedTuple):
+    """Server state of :func:`private`."""
+
+    inner: State  # of the wrapped rule
+    clip: Any  # Clip; () if it does not adapt
+
+
+def private(
+    rule: ServerAlgorithm,
+    *,
+    clip: Number,
+    deviation: Number = 0.0,
+    quantile: Number | None = None,
+    rate: Number = 0.2,
+    count_deviation: Number = 0.0,
+    stays: Callable[[Path], bool] | None = None,
+) -> ServerAlgorithm:
+    """``rule`` on clipped uploads with Gaussian noise, drawn from the key of the arrival; see :func:`dp`.
+
+    Rejected uploads stay zeros. The run records ``clip`` (C) and ``clipped`` (1 if it shortened the upload); its
+    ``upload_norm`` is the norm before.
+
+    Args:
+      deviation: standard deviation of each upload's noise, as a multiple of the clip.
+      quantile, rate: of an adaptive clip.
+      count_deviation: standard deviation of the noise of each upload's share in the count.
+      stays: private leaves of the params, which are not uploaded.
+    """
+    real = jnp.result_type(float)
+    adapts, noisy = quantile is not None, not (isinstance(deviation, numbers.Real) and deviation == 0)
+
+    def init(params: Params) -> tuple[PrivateState, State]:
+        state, memory = rule.init(params)
+        zero = jnp.zeros((), real)
+        return PrivateState(state, Clip(jnp.asarray(clip, real), zero, zero) if adapts else ()), memory
+
+    def receive(state: PrivateState, memory: State, arrival: Arrival) -> tuple[PrivateState, State, Info]:
+        bound = state.clip.norm if adapts else jnp.asarray(clip, real)
+        sent = tree.shared(arrival.upload, arrival.start, stays)
+        norm = tree.norm(sent)
+        noise = jnp.asarray(deviation, real) * bound if noisy else None
+        shorter = clipped(sent, norm, bound)
+        changed = shorter if noise is None else noised(arrival.key, shorter, noise)
+        accepted = arrival.weight > 0
+        upload = tree.join(tree.where(accepted, changed, sent), arrival.upload)
+        inner, memory, info = rule.receive(state.inner, memory, arrival._replace(upload=upload))
+        after = PrivateState(inner, state.clip)
+        if adapts:
+            counts = (info.weight > 0).astype(real)
+            share = (norm <= bound).astype(real)
+            if noisy:
+                draw = jax.random.normal(jax.random.fold_in(arrival.key, 1), (), real)
+                share = share + jnp.asarray(count_deviation, real) * draw
+            seen = state.clip
+            after = PrivateState(inner, seen._replace(below=seen.below + counts * share, uploads=seen.uploads + counts))
+            if rule.close is None:
+                after = tree.where(jnp.asarray(arrival.closes), after._replace(clip=adapted(after.clip)), after)
+        columns = {"clip": bound, "clipped": (accepted & (norm > bound)).astype(real)}
+        return after, memory, info._replace(columns={**info.columns, **columns})
+
+    def adapted(seen: Clip) -> Clip:
+        share = seen.below / jnp.maximum(seen.uploads, 1.0)
+        moved = seen.norm * jnp.exp(-jnp.asarray(rate, real) * (share - jnp.asarray(quantile, real)))
+        zero = jnp.zeros_like(seen.below)
+        return Clip(jnp.where(seen.uploads > 0, moved, seen.norm), zero, zero)
+
+    def close(state: PrivateState, memory: State) -> tuple[PrivateState, State]:
+        inner, memory = closed(rule, state.inner, memory)
+        return PrivateState(inner, adapted(state.clip) if adapts else ()), memory
+
+    def dispatch(state: PrivateState, memory: State, request: Request) -> tuple[Message, State]:
+        return rule.dispatch(state.inner, memory, request)
+
+    def given(facts: Facts) -> ServerAlgorithm:
+        same: dict[str, Any] = {"deviation": deviation, "quantile": quantile, "rate": rate, "stays": stays}
+        return private(known(rule, facts), clip=clip, count_deviation=count_deviation, **same)
+
+    closes = None if rule.close is None else close
+    return ServerAlgorithm(
+        init, receive, dispatch, lambda state: rule.params(state.inner), closes, given, sums=rule.sums
+    )
+
+
+def clipped(upload: Any, norm: Array, bound: Array) -> Any:
+    """``upload min(1, bound / norm)``, ``norm`` its Euclidean norm."""
+    factor = jnp.where(norm > bound, bound / norm, jnp.ones_like(norm))
+    return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), upload)
+
+
+def noised(key: Key, upload: Any, deviation: Array) -> Any:
+    """``upload`` plus independent Gaussian noise of this standard deviation, leaf by leaf."""
+    leaves, structure = jax.tree.flatten(upload)
+    keys = jax.random.split(jax.random.fold_in(key, 0), len(leaves))
+    noisy = [
+        leaf + (deviation * jax.random.normal(one, leaf.shape, deviation.dtype)).astype(leaf.dtype)
+        for one, leaf in zip(keys, leaves)
+    ]
+    return jax.tree.unflatten(structure, noisy)

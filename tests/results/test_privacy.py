@@ -1,0 +1,129 @@
+"""Epsilon: the library's on known cases, from the participations of real runs; "none" where no bound is known."""
+
+from __future__ import annotations
+
+import builtins
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting import pld, rdp
+
+from fedjax_async import cli, simulate
+from fedjax_async.results import guarantees
+from fedjax_async.results.privacy import gaussian, of_sums, sampled
+
+DELTA = 1e-5
+SMALL = {
+    **{"model": "logistic", "clients": 6, "steps": 1, "batch_size": 4, "delay": "exponential", "updates": 18},
+    **{"eval_updates": 18, "eval_examples": 20},
+}
+
+
+def library(event, accountant=None, count=1):
+    accountant = pld.PLDAccountant() if accountant is None else accountant
+    return accountant.compose(event, count).get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize(("z", "times"), [(1.0, 1), (4.0, 9), (20.0, 100)])
+def test_composed_participations_equal_the_library(z, times):
+    found = of_sums(np.zeros(times, int), np.arange(times), np.ones(times), z, 0.0, 1)
+    epsilon = gaussian(found[0] ** -0.5, DELTA)
+    assert epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(z), count=times), rel=2e-3)
+    assert epsilon <= library(dp_accounting.GaussianDpEvent(z), rdp.RdpAccountant(), times)
+
+
+def test_sampled_rounds_equal_the_library():
+    replace = dp_accounting.NeighboringRelation.REPLACE_ONE
+    event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 10, dp_accounting.GaussianDpEvent(1.0))
+    want = library(event, rdp.RdpAccountant(neighboring_relation=replace), 50)
+    assert sampled(2.0, 10, 1000, 50, DELTA) == pytest.approx(want, rel=1e-9)
+    assert sampled(2.0, 10, 10, 50, DELTA) == pytest.approx(library(dp_accounting.GaussianDpEvent(1.0), count=50), 2e-3)
+
+
+def test_weights_and_steps_count_as_they_were():
+    """Client 0: in a step of weights 3 and 4, and twice in a step with client 1; noise as of two uploads."""
+    found = of_sums(np.array([0, 1, 0, 0, 1]), np.array([0, 0, 1, 1, 1]), np.array([3.0, 4, 1, 1, 1]), 2.0, 5.0, 2)
+    of_first, of_second = 9 * 2 / (4 * 25) + 2 / 2 / 100, 4 * 2 / (4 * 3) + 4 * 2 / 3 / 100
+    assert found[0] == pytest.approx(of_first + of_second)
+    assert found[1] == pytest.approx(16 * 2 / (4 * 25) + 2 / 2 / 100 + 2 / (4 * 3) + 2 / 3 / 100)
+
+
+@pytest.fixture(scope="module")
+def buffered():
+    return simulate(**SMALL, method="fedbuff:staleness=constant@buffer:size=3", privacy="dp:clip=0.1,noise=3")
+
+
+def most(run):
+    return int(np.bincount(run.updates["client"]).max())
+
+
+def test_a_buffered_run_counts_its_participations(buffered):
+    (found,) = guarantees(buffered, delta=DELTA)
+    step, client = buffered.updates["step"], buffered.updates["client"]
+    twice = len(client) - len({*zip(step.tolist(), client.tolist())})
+    spent = [sum(np.sum((step == s) & (client == c)) ** 2 for s in range(6)) / 9 for c in range(6)]
+    assert found.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(max(spent) ** -0.5)), rel=2e-3)
+    assert found.participations <= most(buffered) and (twice == 0) <= (found.participations == most(buffered))
+    assert guarantees(buffered)[0].delta == pytest.approx(6**-1.1)
+
+
+def test_a_rule_of_single_uploads_is_bounded_upload_by_upload():
+    run = simulate(**SMALL, method="fedmedian@buffer:size=3", privacy="dp:clip=0.1,noise=3,quantile=0.5")
+    (found,) = guarantees(run, delta=DELTA)
+    want = library(dp_accounting.GaussianDpEvent(3.0), count=most(run))
+    assert found.epsilon == pytest.approx(want, rel=2e-3) and "uses single uploads" in found.how
+
+
+def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples():
+    method = "fedavg:weighting=uniform@cohort:size=3"
+    run = simulate(**SMALL, method=method, privacy="dp:clip=0.1,noise=3+dp_sgd:noise=2")
+    by_participation, by_sampling, of_example = guarantees(run, delta=DELTA)
+    assert by_participation.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(3.0), count=most(run)), 2e-3)
+    assert by_sampling.epsilon == pytest.approx(sampled(3.0, 3, 6, 6, DELTA)) and by_sampling.client is None
+    assert of_example.unit == "example" and of_example.participations == most(run)  # jobs of one step
+    assert of_example.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(2.0), count=most(run)), 2e-3)
+    disturbed = run._replace(settings=run.settings | {"faults": "drop:probability=0.1"})
+    assert len(guarantees(disturbed)) == 2
+
+
+def test_where_no_bound_is_known_it_says_so(buffered):
+    def why(**changes):
+        (found,) = guarantees(buffered._replace(**changes), delta=DELTA)
+        assert found.epsilon is None
+        return found.how
+
+    assert why(settings=buffered.settings | {"privacy": "dp:noise=0"}) == "no bound: noise = 0"
+    rejected = buffered.updates | {"accepted": np.arange(18) > 1}
+    assert why(updates=rejected).startswith("no bound is known: 2 uploads were rejected")
+    assert "norm_limit" in why(settings=buffered.settings | {"norm_limit": 3.0})
+    assert "stop_at" in why(settings=buffered.settings | {"patience": 3})
+
+
+def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    assert cli.main(["run", *flags, "--method=asgd", "--privacy=dp:noise=4,clip=0.2", "--quiet", "--out", folder]) == 0
+    capsys.readouterr()
+    assert cli.main(["privacy", folder, "--delta", "1e-5"]) == 0
+    assert capsys.readouterr().out.startswith(f"{folder}: client: epsilon = ")
+    assert cli.main(["privacy", folder, "--delta", "2"]) == 2
+    assert "delta = 2.0: must be above 0 and below 1" in capsys.readouterr().err
+
+
+def test_a_run_without_privacy_and_a_missing_library_are_refused(buffered, monkeypatch):
+    plain = {name: value for name, value in buffered.settings.items() if name != "privacy"}
+    with pytest.raises(ValueError, match="privacy = None: must be dp or dp_sgd"):
+        guarantees(buffered._replace(settings=plain))
+    usual = builtins.__import__
+
+    def without(name, *rest):
+        if name == "dp_accounting":
+            raise ImportError(name)
+        return usual(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(
+        ValueError, match=r"epsilon: needs dp-accounting; install the extra: pip install '\.\[privacy\]'"
+    ):
+        guarantees(buffered)
