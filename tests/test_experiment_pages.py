@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAPERS = Path(__file__).resolve().parent.parent / "experiments"
-PAGES = ["orthofl", "asynfl"]
+PAGES = ["orthofl", "asynfl", "asynccurve"]
 CLAIMS = "claim of the paper"  # first header of a table whose last column names CSV files row by row
 WITHOUT_RESULTS = {"command", "open"}  # first headers of tables of settings
 NUMBER = re.compile(r"(?<![\w.,/])\d[\d,]*(?:\.\d+)?")
