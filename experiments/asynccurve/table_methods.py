@@ -61,7 +61,7 @@ def write(name: str, rows: Rows, seeds: Rows, given: argparse.Namespace) -> None
     """``NAME.csv`` and ``NAME_seeds.csv``, and both as Markdown."""
     for table, ending in ((rows, ""), (seeds, "_seeds")):
         if table:
-            report(table, argparse.Namespace(**{**vars(given), "name": f"{name}{ending}"}))
+            report(table, argparse.Namespace(**{**vars(given), "name": f"{name}{ending}"}), decimals={"local rate": 3})
 
 
 def main() -> None:
