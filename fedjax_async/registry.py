@@ -12,6 +12,7 @@ import inspect
 import re
 import types
 import typing
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,7 +160,20 @@ def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
+_ANNOTATIONS: weakref.WeakKeyDictionary[Callable[..., Any], dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter -> type; remembered, since a sweep asks for each run."""
+    try:
+        return _ANNOTATIONS[function]
+    except KeyError:
+        return _ANNOTATIONS.setdefault(function, _read_annotations(function))
+    except TypeError:  # neither hashable nor referred to weakly, as an object that is called
+        return _read_annotations(function)
+
+
+def _read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
     """Parameter -> type; those whose name is imported for type checkers only are left out."""
     try:
         return typing.get_type_hints(function, include_extras=True)
