@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import disk
+from fedjax_async import disk, simulate
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import expand
 from fedjax_async.results import load, sweep_folder
 from fedjax_async.results.sweep_report import write_sweep
+from fedjax_async.results.sweep_table import records, setting_rows
 from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolved, run_work, sweep
 from tests.results import sweep_engine
 
@@ -227,3 +228,14 @@ def test_one_real_sweep_equals_its_runs_alone():
             run.params["output"]["kernel"], alone.params["output"]["kernel"], rtol=1e-3, atol=1e-5
         )
         assert run.settings == alone.settings
+
+
+def test_a_sweep_has_the_energy_of_its_runs_alone_and_its_table_shows_it():
+    base = {"method": "fedasync", "model": "logistic", "clients": 4, "updates": 8, "steps": 1, "energy": "boards"}
+    found = sweep(base, {"lr": [0.01, 0.1]}, progress=False)
+    alone = simulate(**base, lr=0.1)
+    for name in ("energy", "carbon"):
+        np.testing.assert_allclose(found.runs[1].evaluations[name], alone.evaluations[name], rtol=1e-12)
+        assert alone.evaluations[name][-1] > 0
+    (first, _) = setting_rows(records(found))
+    assert {"energy (kJ)", "carbon (g CO2e)"} <= set(first)
