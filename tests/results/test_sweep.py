@@ -233,9 +233,9 @@ def test_one_real_sweep_equals_its_runs_alone():
 def test_a_sweep_has_the_energy_of_its_runs_alone_and_its_table_shows_it():
     base = {"method": "fedasync", "model": "logistic", "clients": 4, "updates": 8, "steps": 1, "energy": "boards"}
     found = sweep(base, {"lr": [0.01, 0.1]}, progress=False)
-    alone = simulate(**base, lr=0.1)
+    alone, (_, second) = simulate(**base, lr=0.1), found.runs
     for name in ("energy", "carbon"):
-        np.testing.assert_allclose(found.runs[1].evaluations[name], alone.evaluations[name], rtol=1e-12)
+        np.testing.assert_allclose(second.evaluations[name], alone.evaluations[name], rtol=1e-12)
         assert alone.evaluations[name][-1] > 0
     (first, _) = setting_rows(records(found))
     assert {"energy (kJ)", "carbon (g CO2e)"} <= set(first)
