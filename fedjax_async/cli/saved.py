@@ -41,15 +41,9 @@ def exported(arguments: argparse.Namespace) -> None:
     """Write the model of a run as a file of weights, and print its arrays."""
     renamed = arguments.rename
     check.require(arguments.names == "torch" or renamed is None, "rename", renamed, "left out without --names torch")
-    path = export(
-        arguments.folder,
-        arguments.to,
-        names=arguments.names,
-        modules=layer_names("rename", renamed),
-        best=arguments.best,
-        node=arguments.node,
-        overwrite=arguments.overwrite,
-    )
+    options = {name: getattr(arguments, name) for name in ("names", "best", "node", "overwrite")}
+    with check.called({"modules": "rename"}):
+        path = export(arguments.folder, arguments.to, modules=layer_names("rename", renamed), **options)
     arrays = read_arrays(path)
     for name, array in arrays.items():
         print(f"{name:<40} {array.dtype.name:<10} {list(array.shape)}")
