@@ -151,10 +151,7 @@ def nodes_text(run: Run) -> str:
 
 
 def clients_text(run: Run) -> list[str]:
-    """A line for each kind of models, global and clients' own: the final scores on the clients' own tests.
-
-    Where clients have models of their own that nothing scores, how to see them.
-    """
+    """A line for each kind of models, global and clients' own: the final scores on the clients' own tests."""
     metric = "accuracy" if has_accuracy([run]) else "loss"
     lines = []
     for score in of_metric(client_scores([run]), metric):
@@ -164,10 +161,16 @@ def clients_text(run: Run) -> list[str]:
         )
         if run.has_server or model != of_model(metric)[0]:
             lines.append(f"{model}, clients' mean {metric}: {mean:.4g} ± {deviation:.3g}, worst tenth {worst:.4g}")
+    return lines or _unscored(run)
+
+
+def _unscored(run: Run) -> list[str]:
+    """How to see the models that clients have of their own, where nothing scores them: a line."""
     personal = [f"--{name}" for name in ("personal", "ditto") if run.settings.get(name) is not None]
-    if personal and run.has_server and not lines:
-        lines.append(f"models of {' and '.join(personal)} not scored: add --per-client --test-fraction 0.2")
-    return lines
+    if not personal or not run.has_server or run.per_client:
+        return []
+    flags = "--per-client" + (" --test-fraction 0.2" if run.settings.get("test_fraction") is None else "")
+    return [f"the clients' models of {' and '.join(personal)} are not scored: {flags} does it"]
 
 
 def attackers_text(run: Run) -> list[str]:
@@ -255,6 +258,8 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
     print(_training_text({method: each[0] for method, each in runs.items()}))
     print(comparison)
+    for line in {line for each in runs.values() for line in _unscored(each[0])}:
+        print(f"{line}\n")
     pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
     print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
 

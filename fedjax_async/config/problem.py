@@ -23,7 +23,7 @@ from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
-from fedjax_async.models.weights import arrays_of, filled, read_arrays
+from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 
@@ -240,6 +240,8 @@ def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Ke
         allowed = "left out with an object as initial, which has the model's own names"
         check.require(renamed is None, "initial_rename", s.initial_rename, allowed)
         return filled(params, arrays_of(given), "initial"), key
+    allowed = f"a file of weights ({', '.join(READERS)}) or the folder of a run, but there is none"
+    check.require(Path(s.initial).exists(), "initial", s.initial, allowed)
     try:
         return _read_start(s, params, data, renamed), key
     except ValueError as error:

@@ -81,7 +81,7 @@ def read_arrays(path: str | Path) -> Mapping[str, Any]:
     path = Path(path)
     check.one_of("ending of the file of weights", path.suffix, READERS)
     if not path.is_file():
-        raise ValueError(f"file of weights = {str(path)!r}: must be a file, but there is none")
+        raise ValueError(f"weights = {str(path)!r}: must be a file, but there is none")
     return READERS[path.suffix](path)
 
 

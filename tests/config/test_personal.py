@@ -97,8 +97,8 @@ def test_a_personal_layer_and_fine_tuning_are_those_of_numpy():
     ]
     worst = final_value(run, "client_own_loss_worst")
     assert clients_text(run)[1].endswith(f"worst tenth {worst:.4g}")
-    (hint,) = clients_text(run._replace(evaluations={"accuracy": run.evaluations["accuracy"]}))
-    assert hint == "models of --personal not scored: add --per-client --test-fraction 0.2"
+    (hint,) = clients_text(run._replace(evaluations={"accuracy": run.evaluations["accuracy"]}, per_client={}))
+    assert hint == "the clients' models of --personal are not scored: --per-client --test-fraction 0.2 does it"
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7])

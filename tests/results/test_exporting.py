@@ -109,7 +109,7 @@ def test_what_cannot_be_used_is_named(trained, tmp_path):
         started(str(path), model="mlp:hidden=8")
     with pytest.raises(ValueError, match=r"^initial = .*: must be a text, or a pytree of arrays"):
         started({"fc1": 3})
-    with pytest.raises(ValueError, match=r"^initial = 'missing\.npz': file of weights = '.*': must be a file"):
+    with pytest.raises(ValueError, match=r"^initial = 'missing\.npz': must be a file of weights \(.npz, .*folder"):
         started("missing.npz")
     with pytest.raises(ValueError, match=r"^initial = '\(object: \w+\)': must have a name for a folder"):
         simulate(**SERVED, initial=run.params, out=tmp_path / "run", plots=False)
