@@ -250,7 +250,7 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
         raise ValueError(f"{kind} = {spec!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
 
     def call(*args: Any) -> Any:
-        with naming(kind, spec, known):
+        with naming(kind, spec, options):
             return made(kind, spec, lambda: factory(*args, **merged))
 
     return call
