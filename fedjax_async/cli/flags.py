@@ -285,7 +285,7 @@ def _add_runs(command: Command) -> None:
     """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare eight methods over three seeds on real data within three minutes",
+        "compare eight methods over three seeds on real data within a minute",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
