@@ -43,8 +43,8 @@ __all__ = [
 HERE = Path(__file__).resolve().parent
 EVALUATIONS = {"smoke": 50, "laptop": 50, "paper": 100}  # over the time budget
 
-# The paper's seven methods (Table 1); the synchronous ones sample 10 clients a round. The proximal weight, FedAdam's rate
-# and the buffers are in neither its text nor its code: tuning.py chose them (results/tuning_laptop.csv).
+# The paper's seven methods (Table 1); the synchronous ones sample 10 clients a round. The proximal weight,
+# FedAdam's rate and the buffers are given nowhere: tuning.py chose them (results/tuning_laptop.csv).
 METHODS: dict[str, str] = {
     "fedavg": "fedavg@cohort:size=10",
     "fedprox": "fedprox:proximal=0.001@cohort:size=10",
