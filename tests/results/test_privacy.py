@@ -85,6 +85,11 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples():
     assert of_example.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(2.0), count=most(run)), 2e-3)
     disturbed = run._replace(settings=run.settings | {"faults": "drop:probability=0.1"})
     assert len(guarantees(disturbed)) == 2
+    stopped = guarantees(run._replace(settings=run.settings | {"stop_at": 0.9}))
+    assert [(one.unit, one.epsilon, "stop_at" in one.how) for one in stopped] == [
+        ("client", None, True),
+        ("example", None, True),
+    ]
 
 
 def test_where_no_bound_is_known_it_says_so(buffered):
