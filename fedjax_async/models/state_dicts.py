@@ -43,11 +43,11 @@ CHANNELS_LAST = (nn.Embed, nn.Dense, nn.DenseGeneral, nn.RNN)  # and here last, 
 
 
 class Leaf(NamedTuple):
-    """Where a leaf is found in a state dict, and how to get it there and back."""
+    """A leaf of the params in a state dict: its name, and its layout from ours to PyTorch's and from PyTorch's."""
 
     name: str  # conv1.weight
-    there: Callable[[np.ndarray], np.ndarray]
-    back: Callable[[np.ndarray], np.ndarray]
+    to_torch: Callable[[np.ndarray], np.ndarray]
+    from_torch: Callable[[np.ndarray], np.ndarray]
 
 
 def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
@@ -127,7 +127,7 @@ def to_torch(
     _require_convolutions(arrays)
     state: dict[str, np.ndarray] = {}
     for path, leaf in _leaves(arrays, flattened, modules).items():
-        state[leaf.name] = np.ascontiguousarray(leaf.there(arrays[path]))
+        state[leaf.name] = np.ascontiguousarray(leaf.to_torch(arrays[path]))
         if leaf.name.endswith(".running_var"):
             state[leaf.name.removesuffix("running_var") + TRACKED] = np.zeros((), np.int64)
     return state
@@ -150,19 +150,19 @@ def from_torch(
     like_arrays = arrays_of(like)
     _require_convolutions(like_arrays)
     leaves = _leaves(like_arrays, flattened, modules)
-    wanted = {leaf.name: leaf.there(like_arrays[path]).shape for path, leaf in leaves.items()}
+    wanted = {leaf.name: leaf.to_torch(like_arrays[path]).shape for path, leaf in leaves.items()}
     found = {name: array.shape for name, array in arrays.items()}
     for name in sorted({*wanted, *found}):
         allowed = f"{wanted.get(name, 'none')}, as the model has it under PyTorch's names"
         check.require(found.get(name) == wanted.get(name), f"shape of {name} in {source}", found.get(name), allowed)
-    return filled(like, {path: leaf.back(arrays[leaf.name]) for path, leaf in leaves.items()}, source)
+    return filled(like, {path: leaf.from_torch(arrays[leaf.name]) for path, leaf in leaves.items()}, source)
 
 
 def has_torch_names(state: Mapping[str, Any], like: Params) -> bool:
     """Whether the arrays have PyTorch's names for the leaves of ``like``, and not ours."""
     ours = arrays_of(like)
-    there = {leaf.name for leaf in _leaves(ours, None, None).values()}
-    return {name for name in state if not _is_count(name)} == there and there != set(ours)
+    theirs = {leaf.name for leaf in _leaves(ours, None, None).values()}
+    return {name for name in state if not _is_count(name)} == theirs and theirs != set(ours)
 
 
 def _is_count(name: str) -> bool:
@@ -232,8 +232,8 @@ def _leaf(path: Path, layer: str, shape: tuple[int, ...], channels: int, renamed
     if last != "kernel" or rank < 2:
         return Leaf(name, lambda x: x, lambda x: x)
     if rank > 2:  # [*window, in, out] <-> [out, in, *window]
-        there, back = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
-        return Leaf(name, lambda x: x.transpose(there), lambda x: x.transpose(back))
+        to_axes, from_axes = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
+        return Leaf(name, lambda x: x.transpose(to_axes), lambda x: x.transpose(from_axes))
     rows, out = shape
     check.require(
         rows % channels == 0, f"flattened[{layer!r}]", channels, f"a divisor of the {rows} inputs of the layer"
