@@ -21,7 +21,6 @@ from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
 from fedjax_async.engine.components import rule_of
 from fedjax_async.local.dp_sgd import uses_of_an_example
-from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import load
 from fedjax_async.server.privacy import Uploads
@@ -56,7 +55,7 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
       delta: by default ``n^-1.1``, n the number of clients (of examples).
-      objects: the run's own objects by setting, as in ``explain``.
+      objects: the run's own objects by setting, as in ``explain``; a plugin is loaded before.
 
     Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
 
@@ -66,7 +65,6 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     check.require(delta is None or delta < 1, "delta", delta, "above 0 and below 1")
     if not isinstance(run, Run):
         check.path("run", run)
-        load_plugins(Path(run))
         run = load(run)
     settings = from_dict(run.settings, objects)
     asked = privacy_of(settings.privacy)
