@@ -96,15 +96,6 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     return found
 
 
-def _require_counterpart(module: nn.Module) -> None:
-    """``ValueError`` for a layer whose kernel of more than two axes is not that of a convolution."""
-    if isinstance(module, CONVOLUTIONS) or not module.has_variable("params", "kernel"):
-        return
-    shape = np.shape(module.get_variable("params", "kernel"))
-    allowed = f"a convolution, as its kernel is {list(shape)}: PyTorch lays out other such kernels otherwise"
-    check.require(len(shape) <= 2, f"layer {'/'.join(module.path)}", type(module).__name__, allowed)
-
-
 def to_torch(
     params: Params, *, flattened: Mapping[str, int] | None = None, modules: Mapping[str, str] | None = None
 ) -> dict[str, np.ndarray]:
@@ -175,6 +166,15 @@ def _numpy(value: Any) -> np.ndarray:
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(value)
+
+
+def _require_counterpart(module: nn.Module) -> None:
+    """``ValueError`` for a layer whose kernel of more than two axes is not that of a convolution."""
+    if isinstance(module, CONVOLUTIONS) or not module.has_variable("params", "kernel"):
+        return
+    shape = np.shape(module.get_variable("params", "kernel"))
+    allowed = f"a convolution, as its kernel is {list(shape)}: PyTorch lays out other such kernels otherwise"
+    check.require(len(shape) <= 2, f"layer {'/'.join(module.path)}", type(module).__name__, allowed)
 
 
 def _require_convolutions(arrays: Mapping[str, Any]) -> None:
