@@ -194,9 +194,8 @@ def _leaves(
     paths = {name: tuple(name.split("/")) for name in arrays}
     nested = {path[:1] for path in paths.values()} <= {("params",), (STATISTICS,)}
     layer_of = {name: "/".join(path[1:-1] if nested else path[:-1]) for name, path in paths.items()}
-    dense = {layer_of[name] for name, path in paths.items() if path[-1] == "kernel" and np.ndim(arrays[name]) == 2} - {
-        ""
-    }
+    kernels = [name for name, path in paths.items() if path[-1] == "kernel"]
+    dense = {layer_of[name] for name in kernels if layer_of[name] and np.ndim(arrays[name]) == 2}
     _require_given(channels, renamed, {*layer_of.values()} - {""}, dense)
     leaves = {}
     for name, path in paths.items():
@@ -235,9 +234,8 @@ def _leaf(path: Path, layer: str, shape: tuple[int, ...], channels: int, renamed
         to_axes, from_axes = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
         return Leaf(name, lambda x: x.transpose(to_axes), lambda x: x.transpose(from_axes))
     rows, out = shape
-    check.require(
-        rows % channels == 0, f"flattened[{layer!r}]", channels, f"a divisor of the {rows} inputs of the layer"
-    )
+    allowed = f"a divisor of the {rows} inputs of the layer"
+    check.require(rows % channels == 0, f"flattened[{layer!r}]", channels, allowed)
     positions = rows // channels
 
     def moved(x: np.ndarray) -> np.ndarray:  # rows (position, channel) -> columns (channel, position)
