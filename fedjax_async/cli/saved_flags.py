@@ -72,7 +72,8 @@ examples:
   fedjax-async run --model lenet5 --initial lenet.safetensors --initial-rename conv1=0,conv2=3,fc1=7,fc2=9,output=11
 
 In PyTorch: module.load_state_dict(safetensors.torch.load_file("lenet.safetensors")). Without a server the mean of the
-nodes' models is written, or with --node one of them.
+nodes' models is written, or with --node one of them. With a server, layers that stay with their clients (--personal)
+are written as all clients began with them: a run keeps no client's own.
 """
 
 

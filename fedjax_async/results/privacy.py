@@ -21,7 +21,6 @@ from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
 from fedjax_async.engine.components import rule_of
 from fedjax_async.local.dp_sgd import uses_of_an_example
-from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import load
 from fedjax_async.server.privacy import Uploads
@@ -50,12 +49,14 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     that uses single uploads only processes noised ones: each is a Gaussian mechanism by itself.
 
     Neighbouring runs differ in one client whose uploads (one example whose gradients) are zero. Numbers of examples,
-    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite.
+    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite. The
+    columns ``upload_norm`` and ``clipped`` of a run's table are measured before the noise, so no bound covers them:
+    leave them out of what is published.
 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
       delta: by default ``n^-1.1``, n the number of clients (of examples); ``delta_of`` says so.
-      objects: the run's own objects by setting, as in ``explain``.
+      objects: the run's own objects by setting, as in ``explain``; a plugin is loaded before.
 
     Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
 
@@ -65,7 +66,6 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     check.require(fits, "delta", delta, "above 0 and below 1")
     if not isinstance(run, Run):
         check.path("run", run)
-        load_plugins(Path(run))
         run = load(run)
     settings = from_dict(run.settings, objects)
     asked = privacy_of(settings.privacy)
@@ -141,9 +141,13 @@ def _unknown(run: Run, s: Settings, noise: float, rejected: np.ndarray) -> str:
         return f"no bound is known: {int(rejected.sum())} uploads were rejected, which depends on them, without noise"
     if s.norm_limit is not None:
         return "no bound is known: the server rejects uploads by their norm (norm_limit)"
-    if s.stop_at is not None or s.patience is not None:
-        return "no bound is known: the run stopped by what it measured (stop_at, patience)"
-    return ""
+    return _stops(s)
+
+
+def _stops(s: Settings) -> str:
+    """Why no bound is known for a run whose length depends on its evaluations; empty for others."""
+    stops = s.stop_at is not None or s.patience is not None
+    return "no bound is known: the run stopped by what it measured (stop_at, patience)" if stops else ""
 
 
 def _spent(uploads: float, below: float) -> float:
@@ -188,8 +192,9 @@ def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> 
     size = np.asarray(data.size, np.int64)
     delta, delta_of = _delta(delta, int(size.sum()), "examples")
     neighbours = "one example's gradients are zero"
-    if noise == 0:
-        return Guarantee("example", None, delta, neighbours, None, None, "no bound: noise = 0", delta_of)
+    why = "no bound: noise = 0" if noise == 0 else _stops(s)
+    if why:
+        return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
     batch = length_of_batch(s, data)
     uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch)
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))

@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from fedjax_async import cli, simulate
-from fedjax_async.results import guarantees
+from fedjax_async.results import guarantees, save
 from fedjax_async.results.privacy import gaussian, of_sums, sampled
 
 DELTA = 1e-5
@@ -87,6 +87,11 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples():
     assert of_example.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(2.0), count=most(run)), 2e-3)
     disturbed = run._replace(settings=run.settings | {"faults": "drop:probability=0.1"})
     assert len(guarantees(disturbed)) == 2
+    stopped = guarantees(run._replace(settings=run.settings | {"stop_at": 0.9}))
+    assert [(one.unit, one.epsilon, "stop_at" in one.how) for one in stopped] == [
+        ("client", None, True),
+        ("example", None, True),
+    ]
 
 
 def test_where_no_bound_is_known_it_says_so(buffered):
@@ -100,6 +105,15 @@ def test_where_no_bound_is_known_it_says_so(buffered):
     assert why(updates=rejected).startswith("no bound is known: 2 uploads were rejected")
     assert "norm_limit" in why(settings=buffered.settings | {"norm_limit": 3.0})
     assert "stop_at" in why(settings=buffered.settings | {"patience": 3})
+
+
+def test_code_that_a_folder_names_is_not_run(buffered, tmp_path):
+    """Plugins of a finished run are given again, by ``--plugin``: a folder may come from somebody else."""
+    folder = save(buffered, tmp_path / "run")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "plugins.json").write_text(f'["{tmp_path / "code.py"}"]')
+    (tmp_path / "code.py").write_text("raise RuntimeError")
+    assert guarantees(folder, delta=DELTA) == guarantees(buffered, delta=DELTA)
 
 
 def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):

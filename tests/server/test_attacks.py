@@ -80,6 +80,20 @@ def test_a_forged_upload_above_the_norm_limit_is_rejected():
     assert not np.any(found[rejected]) and np.all(np.any(found[ACCEPTED & ~rejected], axis=1))
 
 
+def test_forged_uploads_that_are_not_finite_are_rejected_and_counted():
+    """Honest uploads of about 100 by the largest float32 overflow; the model stays finite, in both engines."""
+    small = {"model": "logistic", "clients": 4, "updates": 8, "steps": 1, "batch_size": 4, "eval_examples": 20}
+    attacked_by = {**small, "lr": 100.0, "method": "asgd", "attack": "scaled:factor=3e38,clients=1"}
+    runs = [simulate(**attacked_by, engine=engine) for engine in ("waves", "reference")]
+    for run in runs:
+        malicious = run.updates["malicious"]
+        assert 0 < malicious.sum() < 8 and run.counters["rejected"] == malicious.sum()
+        np.testing.assert_array_equal(run.updates["accepted"], ~malicious)
+        assert np.all(run.updates["upload_norm"] > 0) and not np.any(run.updates["sent_norm"][malicious])
+        assert np.isfinite(run.evaluations["loss"]).all()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *(run.params for run in runs))
+
+
 def test_attackers_are_drawn_by_the_seed_or_given():
     drawn = [ATTACKS["alie"](share=0.25).who.drawn(20, np.random.default_rng(seed)) for seed in (0, 0, 1)]
     assert [int(one.sum()) for one in drawn] == [5, 5, 5]
