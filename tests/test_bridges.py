@@ -194,57 +194,60 @@ def test_methods_that_flower_cannot_run_are_refused():
         strategy("fedavg", clients=2, rounds=0)
 
 
-STARTS_TWICE = """
-from types import SimpleNamespace
+STARTS = """
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
 from fedjax_async.config.flower import strategy
 
-class Grid(SimpleNamespace):
-    def get_node_ids(self):
-        return [3, 8]
-
-    def send_and_receive(self, messages, timeout):
-        return [Message(content=RecordDict(self.answer(one)), reply_to=one) for one in messages]
-
-def trained(message):
-    (w,) = message.content["arrays"].to_numpy_ndarrays()
-    return {"arrays": ArrayRecord([w + 1]), "metrics": MetricRecord({"num-examples": 2})}
-
-made = strategy("fedavgm:momentum=0.5", clients=2, rounds=2, fraction_evaluate=0.0)
-for start in (0.0, 5.0):
-    found = made.start(grid=Grid(answer=trained), initial_arrays=ArrayRecord([np.full(2, start)]), num_rounds=2)
-    np.testing.assert_allclose(found.arrays.to_numpy_ndarrays()[0], start + 2.5)
-for changes, message in [
+client, server = ClientApp(), ServerApp()
+OPTIONS = {"clients": 2, "rounds": 2, "fraction_evaluate": 0.0}
+WRONG = [
     ({"arrays": MetricRecord({"x": 1})}, "array_records = 0: must be one"),
     ({"more": MetricRecord({"x": 1})}, "metric_records = 2: must be one"),
     ({"metrics": MetricRecord({"x": 1})}, "weight = None: must be a number >= 0, in the metrics"),
     ({"arrays": ArrayRecord([np.zeros(3)])}, "arrays = {'0': 'floats [3]'}: must be {'0': 'floats [2]'}"),
-]:
+]
+
+@client.train()
+def train(message, context):
+    (w,) = message.content["arrays"].to_numpy_ndarrays()
+    found = {"arrays": ArrayRecord([w + 1]), "metrics": MetricRecord({"num-examples": 2})}
+    wrong = message.content["config"].get("wrong")
+    return Message(content=RecordDict(found | ({} if wrong is None else WRONG[wrong][0])), reply_to=message)
+
+def said(call):
     try:
-        grid = Grid(answer=lambda one, changes=changes: trained(one) | changes)
-        made.start(grid=grid, initial_arrays=ArrayRecord([np.zeros(2)]), num_rounds=1)
+        call()
     except ValueError as error:
-        assert str(error) in [f"reply of node {node}: {message}" for node in (3, 8)], error
-    else:
-        raise AssertionError(message)
-for method, options, message in [
-    ("fedavg", {"fraction": 0.5}, "option of strategy = 'fraction'"),
-    ("fedbuff@buffer:size=10", {}, "size = 10: must be at most the 2 replies"),
-]:
-    try:
-        strategy(method, clients=2, rounds=1, **options)
-    except ValueError as error:
-        assert str(error).startswith(message), error
-    else:
-        raise AssertionError(message)
+        return str(error)
+
+@server.main()
+def main(grid, context):
+    made = strategy("fedavgm:momentum=0.5", **OPTIONS)
+    for start in (0.0, 5.0):
+        found = made.start(grid=grid, initial_arrays=ArrayRecord([np.full(2, start)]), num_rounds=2)
+        np.testing.assert_allclose(found.arrays.to_numpy_ndarrays()[0], start + 2.5)
+    for number, (_, message) in enumerate(WRONG):
+        config = ConfigRecord({"wrong": number})
+        given = {"initial_arrays": ArrayRecord([np.zeros(2)]), "num_rounds": 1, "train_config": config}
+        text = said(lambda: made.start(grid=grid, **given))
+        assert text.startswith("reply of node ") and text.endswith(": " + message), text
+    assert said(lambda: strategy("fedavg", fraction=0.5, **OPTIONS)).startswith("option of strategy = 'fraction'")
+    assert said(lambda: strategy("asgd@buffer:size=5", **OPTIONS)).startswith("size = 5: must be at most the 4 replies")
+    open("passed", "w").close()
+
+run_simulation(server, client, num_supernodes=2)
 """
 
 
 @pytest.mark.slow
 def test_a_strategy_starts_anew_and_names_what_is_wrong_in_a_reply(tmp_path):
     assert importlib.util.find_spec("flwr") is not None, "this test needs Flower: pip install '.[flower]'"
-    run(STARTS_TWICE, tmp_path)
+    run(STARTS, tmp_path)
+    assert (tmp_path / "passed").exists()
 
 
 @pytest.mark.slow
