@@ -51,12 +51,12 @@ example:
   fedjax-async privacy runs/private --delta 1e-5
 """
 
-# The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
+# The quickstart: real data and the delays of real devices; all methods and seeds within a minute on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
     clients=10,
-    model="lenet5",
+    model="mlp",
     delay="rpi",
     lr=0.05,
     epochs=1,
@@ -285,7 +285,7 @@ def _add_runs(command: Command) -> None:
     """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare eight methods over three seeds on real data within three minutes",
+        "compare eight methods over three seeds on real data within a minute",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
