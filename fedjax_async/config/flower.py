@@ -80,7 +80,7 @@ def nodes_of_a_round(clients: int, base: Callable[..., Any], options: Mapping[st
     known = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
     for name in options:
         check.one_of("option of strategy", name, known)
-    given = known | options
+    given = {**known, **options}
     share, least = given["fraction_train"], given["min_train_nodes"]
     check.require(check.is_real(share) and 0 < share <= 1, "fraction_train", share, "above 0 and at most 1")
     check.whole("min_train_nodes", least, high=clients)

@@ -174,7 +174,7 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     old = joined(weights)
     s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
     sway = 2.0 * s * (1.0 - s)
-    factor = decay_factor(parts.scale, message, phase.number, phase.count)
+    factor = decay_factor(parts.scale, message, phase.number, phase.total)
 
     def of_now(_: Chord) -> Chord:
         change = old - start
@@ -234,7 +234,7 @@ class Phase(NamedTuple):
     number: Array  # int32[], earlier gradients of the same
     fresh: Array  # bool[], whether the control point's moments start anew
     anew: Array  # bool[], whether it is the control point's first since the end has moved
-    count: Array  # int32[], all gradients of the same in this job
+    total: Array  # int32[], all gradients of the same in this job
 
 
 def _batches(examples: Any, batch_size: int) -> Any:
@@ -261,8 +261,8 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
 def _after(j: Array, steps: Array, extra: Array) -> Phase:
     """Gradient ``j`` of ``K + extra``: K of the end first, all others of the control point."""
     end = j < steps
-    number, count = tree.where(end, (j, steps), (j - steps, extra))
-    return Phase(end, number, jnp.zeros_like(end), j == steps, count)
+    number, total = tree.where(end, (j, steps), (j - steps, extra))
+    return Phase(end, number, jnp.zeros_like(end), j == steps, total)
 
 
 def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:

@@ -106,7 +106,7 @@ def dp_sgd(*, clip: Traced = 1.0, noise: Traced = 1.0) -> Privacy:
 def _require_noise(noise: Number) -> None:
     check.non_negative("noise", noise)
     if isinstance(noise, numbers.Real):
-        check.require(noise == 0 or noise >= LEAST_NOISE, "noise", noise, f"0, or at least {LEAST_NOISE:g}")
+        check.require(noise == 0 or float(noise) >= LEAST_NOISE, "noise", noise, f"0, or at least {LEAST_NOISE:g}")
 
 
 def secure(*, size: int = 10) -> Privacy:
