@@ -32,7 +32,7 @@ from fedjax_async.types import (
 )
 
 Number = Any  # float, or a tracer
-LEAST_NOISE = 1e-6  # below it, float32 loses the noise, and an accountant of the guarantee overflows
+LEAST_NOISE = 1e-6  # below it, float32 loses the noise beside an upload
 
 
 class Uploads(NamedTuple):

@@ -36,12 +36,12 @@ def flower(
     """Partitions of Flower's partitioners: flower:path=DIR,x=img,y=label; natural clients are the partitions.
 
     ``path``: a folder with the numbered partitions, each a folder of save_to_disk (``flwr-datasets create``), a Parquet
-    file or an Arrow file. Clients are numbered in the order of the numbers that end the names. Or, with ``partitions``,
-    one data set (such a folder or file) whose rows the file ``partitions`` assigns: JSON, a list of ids, one a row, or
-    an object id -> list of rows; or CSV with the columns example and partition. Rows without a partition are left out,
-    clients are numbered in the order of the ids, and its split ``test`` is the global test set. Partitions without
-    training rows come last. ``test``: one data set, the global test set, in the place of that split: the rows of its
-    split ``test``, or all of them if it has one split or none. Other options as for ``parquet``.
+    file or an Arrow file. Clients are numbered in the order of the numbers that end the names; those without training
+    rows come last. Or, with ``partitions``, one data set (such a folder or file) whose rows the file ``partitions``
+    assigns: JSON, a list of ids, one a row, or an object id -> list of rows; or CSV with the columns example and
+    partition. Clients are numbered in the order of the ids, rows without a partition are left out, and the split
+    ``test`` is the global test set. ``test``: one data set, the global test set in the place of that split: its split
+    ``test``, or all of its rows if it has one split or none. Other options as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row.
     """
