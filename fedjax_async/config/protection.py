@@ -20,7 +20,7 @@ from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
 from fedjax_async.local.dp_sgd import PerExample
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, private
-from fedjax_async.server.privacy import combined
+from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # beside the seed, of the generator that draws the attackers
@@ -36,7 +36,8 @@ def privacy_of(spec: str | None) -> Privacy:
         made = registry.bind("privacy", PRIVACY, part)()
         check.kind(f"privacy {part}", made, Privacy, "a factory of a server.Privacy")
         parts.append(made)
-    return combined(parts)
+    with registry.naming("privacy", spec, PARTS_FOR.values()):
+        return combined(parts)
 
 
 def attack_of(spec: str) -> Attack:
@@ -60,7 +61,8 @@ def per_example_of(s: Settings, takes: Collection[str]) -> PerExample | None:
 def with_attackers(data: FederatedData, spec: str, seed: int) -> FederatedData:
     """The data with the clients that attack, drawn by the seed, and with the labels that they train on."""
     attack = attack_of(spec)
-    marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
+    with registry.naming("attack", spec, registry.options_of(attackers)):
+        marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
     data = data._replace(malicious=marked)
     if attack.relabel is None or not marked.any():
         return data

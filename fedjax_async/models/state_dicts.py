@@ -80,6 +80,17 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     return found
 
 
+def layer_names(field: str, text: str | None) -> dict[str, str] | None:
+    """``"conv1=features.0,fc1=classifier"`` -> names of layers there by ours; ``ValueError`` naming the ``field``."""
+    if text is None:
+        return None
+    pairs = [part.partition("=")[::2] for part in text.split(",")]
+    check.require(all(map(all, pairs)), field, text, "LAYER=NAME, several joined by commas")
+    layers = [layer for layer, _ in pairs]
+    check.require(len(set(layers)) == len(layers), field, text, "LAYER=NAME, each layer once")
+    return dict(pairs)
+
+
 def to_torch(
     params: Params, *, flattened: Mapping[str, int] | None = None, modules: Mapping[str, str] | None = None
 ) -> dict[str, np.ndarray]:

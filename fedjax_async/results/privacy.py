@@ -38,6 +38,7 @@ class Guarantee(NamedTuple):
     client: int | None  # the client with the largest epsilon; None if it is the same for all
     participations: int | None  # of it: uploads, or gradients of one example
     how: str  # the bound that was used, or why there is none
+    delta_of: str  # where delta comes from: "given", or "the default, 50 clients^-1.1"
 
 
 def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
@@ -53,15 +54,15 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
-      delta: by default ``n^-1.1``, n the number of clients (of examples).
+      delta: by default ``n^-1.1``, n the number of clients (of examples); ``delta_of`` says so.
       objects: the run's own objects by setting, as in ``explain``.
 
     Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
 
     Source: McMahan et al. (2018); Andrew et al. (2021); composition: Dong, Roth, Su (2022), corollary 3.3.
     """
-    check.optional(check.real_positive, "delta", delta)
-    check.require(delta is None or delta < 1, "delta", delta, "above 0 and below 1")
+    fits = delta is None or (check.is_real(delta) and 0 < delta < 1)
+    check.require(fits, "delta", delta, "above 0 and below 1")
     if not isinstance(run, Run):
         check.path("run", run)
         load_plugins(Path(run))
@@ -93,10 +94,15 @@ def require_library() -> Any:
 _ZEROED = "one client's uploads are zero"
 
 
+def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
+    """Delta, and where it comes from."""
+    return (float(count) ** -1.1, f"the default, {count} {of}^-1.1") if given is None else (given, "given")
+
+
 def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
     """The bounds of client-level noise: by participation, and by sampling where rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
-    delta = clients**-1.1 if delta is None else delta
+    delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
     sums = rule_of(components.server, components.hyper, Facts(clients)).sums
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
@@ -104,7 +110,7 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     counts = np.asarray(updates["accepted"], np.bool_) & np.asarray(updates["used"], np.bool_)
     why = _unknown(run, resolved.settings, float(asked.noise), np.asarray(updates["used"], np.bool_) & ~counts)
     if why:
-        return [Guarantee("client", None, delta, _ZEROED, None, None, why)]
+        return [Guarantee("client", None, delta, _ZEROED, None, None, why, delta_of)]
     client, step = (np.asarray(updates[name])[counts] for name in ("client", "step"))
     weight = np.asarray(updates["weight"], np.float64)[counts]
     if sums:
@@ -116,13 +122,14 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     worst = max(spent, key=lambda who: spent[who])
     times = int(np.sum(client == worst))
     epsilon = gaussian(1 / math.sqrt(spent[worst]), delta)
-    found = [Guarantee("client", epsilon, delta, _ZEROED, int(worst), times, how)]
+    found = [Guarantee("client", epsilon, delta, _ZEROED, int(worst), times, how, delta_of)]
     size = _uniform_rounds(resolved.settings, schedule)
     if sums and size is not None and np.ptp(weight) == 0:
         steps = len(np.unique(step))
         bound = sampled(float(asked.noise), size, clients, steps, delta)
         how = f"{steps} rounds of {size} of {clients} clients, drawn uniformly and kept secret; Renyi accountant"
-        found.append(Guarantee("client", bound, delta, "one client's data are replaced", None, None, how))
+        neighbours = "one client's data are replaced"
+        found.append(Guarantee("client", bound, delta, neighbours, None, None, how, delta_of))
     return found
 
 
@@ -179,17 +186,17 @@ def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> 
     """The bound of DP-SGD: every job counts, also one whose upload never came."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)
-    delta = float(size.sum()) ** -1.1 if delta is None else delta
+    delta, delta_of = _delta(delta, int(size.sum()), "examples")
     neighbours = "one example's gradients are zero"
     if noise == 0:
-        return Guarantee("example", None, delta, neighbours, None, None, "no bound: noise = 0")
+        return Guarantee("example", None, delta, neighbours, None, None, "no bound: noise = 0", delta_of)
     batch = length_of_batch(s, data)
     uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch)
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))
     worst = int(np.argmax(total))
     how = "an example counts once an epoch of its client: minibatches are shuffled, not sampled"
     epsilon = gaussian(noise / math.sqrt(total[worst]), delta)
-    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how)
+    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how, delta_of)
 
 
 def gaussian(multiplier: float, delta: float) -> float:

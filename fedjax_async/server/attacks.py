@@ -30,13 +30,16 @@ class Attackers(NamedTuple):
     clients: tuple[int, ...] | None
 
     def drawn(self, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """bool[N]; ``ValueError`` for clients that there are not."""
+        """bool[N]; ``ValueError`` for clients that there are not, and for a share above 0 that means no client."""
         marked = np.zeros(num_clients, np.bool_)
         if self.clients is None:
-            marked[rng.permutation(num_clients)[: round(self.share * num_clients)]] = True
+            count = round(self.share * num_clients)
+            allowed = f"0, or above {0.5 / num_clients:.3g}: it would be no attacker among {num_clients} clients"
+            check.require(count > 0 or self.share == 0, "share", self.share, allowed)
+            marked[rng.permutation(num_clients)[:count]] = True
             return marked
         for client in self.clients:
-            check.whole("clients of the attack", client, low=0, high=num_clients - 1)
+            check.whole("clients", client, low=0, high=num_clients - 1)
         marked[list(self.clients)] = True
         return marked
 
@@ -45,7 +48,7 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
     """The clients that attack.
 
     Args:
-      share: of all clients, drawn by the seed; from 0 to 1.
+      share: of all clients, drawn by the seed; from 0 to 1, rounded to a number of clients.
       clients: their numbers joined by ``+``, such as ``0+3+7``, instead of a share.
     """
     check.share("share", share)
@@ -53,7 +56,7 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
         return Attackers(share, None)
     parts = str(clients).split("+")
     fits = not isinstance(clients, bool) and all(part.isascii() and part.isdigit() for part in parts)
-    check.require(fits, "clients of the attack", clients, "numbers of clients joined by +, such as 0+3+7")
+    check.require(fits, "clients", clients, "numbers of clients joined by +, such as 0+3+7")
     return Attackers(share, tuple(map(int, parts)))
 
 

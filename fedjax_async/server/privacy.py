@@ -121,13 +121,16 @@ def secure(*, size: int = 10) -> Privacy:
 PRIVACY: dict[str, Callable[..., Privacy]] = {"dp": dp, "dp_sgd": dp_sgd, "secure": secure}
 
 
+PARTS_FOR = {"uploads": "parts for uploads", "examples": "parts for gradients", "least": "parts for secure sums"}
+
+
 def combined(parts: Iterable[Privacy]) -> Privacy:
     """All parts together; ``ValueError`` for two of a kind."""
     found: dict[str, Any] = {}
     for part in parts:
         for name, value in part._asdict().items():
             if value is not None:
-                check.require(name not in found, "privacy", f"two parts for {name}", "one of a kind")
+                check.require(name not in found, PARTS_FOR[name], 2, "at most one of a kind")
                 found[name] = value
     return Privacy(**found)
 

@@ -65,7 +65,9 @@ def test_a_buffered_run_counts_its_participations(buffered):
     spent = [sum(np.sum((step == s) & (client == c)) ** 2 for s in range(6)) / 9 for c in range(6)]
     assert found.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(max(spent) ** -0.5)), rel=2e-3)
     assert found.participations <= most(buffered) and (twice == 0) <= (found.participations == most(buffered))
-    assert guarantees(buffered)[0].delta == pytest.approx(6**-1.1)
+    assert found.delta_of == "given"
+    usual = guarantees(buffered)[0]
+    assert usual.delta == pytest.approx(6**-1.1) and usual.delta_of == "the default, 6 clients^-1.1"
 
 
 def test_a_rule_of_single_uploads_is_bounded_upload_by_upload():
@@ -107,8 +109,11 @@ def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["privacy", folder, "--delta", "1e-5"]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}: client: epsilon = ")
-    assert cli.main(["privacy", folder, "--delta", "2"]) == 2
-    assert "delta = 2.0: must be above 0 and below 1" in capsys.readouterr().err
+    assert cli.main(["privacy", folder]) == 0
+    assert "at delta = 0.139 (the default, 6 clients^-1.1; " in capsys.readouterr().out
+    for delta in ("2.0", "0.0"):
+        assert cli.main(["privacy", folder, "--delta", delta]) == 2
+        assert f"delta = {delta}: must be above 0 and below 1" in capsys.readouterr().err
 
 
 def test_a_run_without_privacy_and_a_missing_library_are_refused(buffered, monkeypatch):

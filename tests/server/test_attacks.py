@@ -93,8 +93,8 @@ def test_attackers_are_drawn_by_the_seed_or_given():
     ("name", "options", "says"),
     [
         ("sign_flip", {"share": 1.5}, "share = 1.5: must be between 0 and 1"),
-        ("sign_flip", {"clients": "0,1"}, "clients of the attack = '0,1': must be numbers of clients joined by +"),
-        ("sign_flip", {"clients": True}, "clients of the attack = True: must be numbers of clients joined by +"),
+        ("sign_flip", {"clients": "0,1"}, "clients = '0,1': must be numbers of clients joined by +"),
+        ("sign_flip", {"clients": True}, "clients = True: must be numbers of clients joined by +"),
         ("sign_flip", {"scale": 0}, "scale = 0: must be a finite number > 0"),
         ("scaled", {"factor": -1}, "factor = -1: must be a finite number > 0"),
         ("alie", {"z": 0}, "z = 0: must be a finite number > 0"),
@@ -108,7 +108,7 @@ def test_wrong_options_are_refused(name, options, says):
 
 
 def test_a_client_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="clients of the attack = 9: must be a whole number from 0 to 7"):
+    with pytest.raises(ValueError, match="clients = 9: must be a whole number from 0 to 7"):
         ATTACKS["alie"](clients="0+9").who.drawn(8, np.random.default_rng(0))
 
 
