@@ -136,12 +136,13 @@ class Multipliers(NamedTuple):
 def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:
     """``z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` and ``sigma_b``: Andrew et al. (2021), Theorem 1.
 
-    Shifted by 1/2, what a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
+    It is ``z (1 - (z / (2 sigma_b))^2)^(-1/2)`` here, which neither overflows nor divides by zero. Shifted by 1/2, what
+    a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
     """
     if quantile is None or noise == 0:
         return Multipliers(float(noise), 0.0)
     count = max(float(noise), uploads / 20) if count_noise is None else float(count_noise)
-    return Multipliers((noise**-2 - (2 * count) ** -2) ** -0.5, count)
+    return Multipliers(noise * (1 - (noise / (2 * count)) ** 2) ** -0.5, count)
 
 
 def _hashable(tree: Any) -> tuple[Any, Any]:

@@ -24,6 +24,9 @@ class WithinJob(NamedTuple):
     factor: Callable[[Array, Array], Array]
 
 
+Scale = Callable[[Array], Array] | WithinJob | None  # a function of the message's version, or of the local step
+
+
 class Work(NamedTuple):
     """Local variables of one job."""
 
@@ -39,7 +42,7 @@ def local_training(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Any = 0.0,
-    scale: Callable[[Array], Array] | WithinJob | None = None,
+    scale: Scale = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
     metric: Metric | str | None = None,
     keep_optimizer: bool = False,
@@ -75,10 +78,10 @@ def local_training(
     Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
     """
-    _require(model, optimizer, batch_size, keep_optimizer=keep_optimizer, shuffle=shuffle)
+    require_parts(model, optimizer, batch_size, scale)
+    for name, value in {"keep_optimizer": keep_optimizer, "shuffle": shuffle}.items():
+        check.one_of(name, value, (False, True))
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
-    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
-    check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
     if per_example is not None:
         require_usable(model, optimizer)
     pulled = proximal_term(proximal, metric)
@@ -99,11 +102,7 @@ def local_training(
             return gradient if correct is None else correct(gradient, weights, message)
 
         gradient, moved = loss_gradient(old)
-        factor: Array | None = None
-        if isinstance(scale, WithinJob):
-            factor = scale.factor(k, jnp.asarray(message.local_steps))
-        elif scale is not None:
-            factor = scale(jnp.asarray(message.version))
+        factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
         weights, state = tree.optimize(
             optimizer,
             total(gradient, old),
@@ -125,17 +124,25 @@ def local_training(
     return plain if model.private is None else keeping(plain, model.private)
 
 
-def _require(model: Model, optimizer: Any, batch_size: Any, **switches: Any) -> None:
+def require_parts(model: Model, optimizer: Any, batch_size: Any, scale: Any) -> None:
+    """``ValueError`` naming the first of these options of local training that is none."""
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
-    for name, value in switches.items():
-        check.one_of(name, value, (False, True))
+    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
 
 
 # --- the parts of a step ----------------------------------------------------------------------
 
 LocalStep = tuple[Array, Key, Array]  # the seed that orders the job's minibatches, the job's key, the step's number
+
+
+def decay_factor(scale: Scale, message: Message, k: Array, steps: Array) -> Array | None:
+    """The factor on update ``k`` of ``steps`` in a job; ``None`` for 1."""
+    if isinstance(scale, WithinJob):
+        return scale.factor(k, steps)
+    return None if scale is None else scale(jnp.asarray(message.version))
 
 
 def batch_gradient(
