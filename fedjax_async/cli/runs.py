@@ -260,8 +260,9 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     print(comparison)
     for line in {line for each in runs.values() for line in _unscored(each[0])}:
         print(f"{line}\n")
-    pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
-    print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
+    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md")]
+    written = [name for name in tables if (Path(arguments.out) / name).exists()]
+    print(f"saved in {arguments.out}: {', '.join(written)}, pictures, runs/")
 
 
 def _training_text(runs: Mapping[str, Run]) -> str:

@@ -32,9 +32,11 @@ def privacy(arguments: argparse.Namespace) -> None:
     for folder in arguments.folders:
         for one in guarantees(folder, delta=arguments.delta):
             bound = "epsilon: none" if one.epsilon is None else f"epsilon = {one.epsilon:.4g}"
-            worst = "" if one.client is None else f"; client {one.client}, {one.participations} times"
-            given = f"delta = {one.delta:.3g} ({one.delta_of}; {one.neighbours}{worst})"
-            print(f"{folder}: {one.unit}: {bound} at {given}: {one.how}")
+            print(f"{folder}: {one.unit}: {bound} at delta = {one.delta:.3g} ({one.delta_of})")
+            print(f"  runs compared: {one.neighbours}")
+            if one.client is not None:
+                print(f"  largest for client {one.client}, which took part {one.participations} times")
+            print(f"  how: {one.how}")
 
 
 def exported(arguments: argparse.Namespace) -> None:

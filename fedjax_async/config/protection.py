@@ -199,7 +199,8 @@ def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedu
         return
     why = f"privacy = {s.privacy}: the server sees sums only"
     sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
-    check.require(sums, "method", str(s.method), f"one that uses only the weighted sum of a step's uploads ({why})")
+    allowed = f"one that uses only the weighted sum of a step's uploads, as its rule's sums=True says ({why})"
+    check.require(sums, "method", str(s.method), allowed)
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
     check.require(not probes, "probes", list(probes or ()), f"left out ({why})")
     fewest = int(uploads_of_steps(schedule).min(initial=asked.least))

@@ -115,7 +115,7 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     weight = np.asarray(updates["weight"], np.float64)[counts]
     if sums:
         spent = of_sums(client, step, weight, own.uploads, own.below, fewest)
-        how = f"sums of a step's uploads, noise by the {fewest} of the smallest step"
+        how = f"the sum of each server step is noised, with the noise that {fewest} uploads (the smallest step's) add"
     else:
         spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
         how = f"each upload by itself: {resolved.settings.method} uses single uploads"

@@ -124,7 +124,7 @@ def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):
     assert cli.main(["privacy", folder, "--delta", "1e-5"]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}: client: epsilon = ")
     assert cli.main(["privacy", folder]) == 0
-    assert "at delta = 0.139 (the default, 6 clients^-1.1; " in capsys.readouterr().out
+    assert "at delta = 0.139 (the default, 6 clients^-1.1)\n" in capsys.readouterr().out
     for delta in ("2.0", "0.0"):
         assert cli.main(["privacy", folder, "--delta", delta]) == 2
         assert f"delta = {delta}: must be above 0 and below 1" in capsys.readouterr().err
