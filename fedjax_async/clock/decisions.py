@@ -59,6 +59,9 @@ class Table:
             held[self._length : self._length + count] = values
         self._length += count
 
+    def __len__(self) -> int:
+        return self._length
+
     def columns(self) -> dict[str, np.ndarray]:
         """The rows so far."""
         return {name: held[: self._length] for name, held in self._held.items()}
@@ -133,8 +136,8 @@ class Decisions:
         self.seconds += clock_time.perf_counter() - begin
         check.whole("policy.buffer(view)", size)
         size = min(int(size), most)
-        row = {"update": np.int64(self.record.applied), "time": np.float64(self._view.time), "size": np.int64(size)}
-        self._buffers.append({name: value[None] for name, value in row.items()})
+        update, moment = np.array([self.record.applied]), np.array([self._view.time])
+        self._buffers.append({"update": update, "time": moment, "size": np.array([size])})
         return size
 
     def upload(self, record: Record, job: int, number: int, time: float) -> int | None:
@@ -147,10 +150,10 @@ class Decisions:
         self.seconds += clock_time.perf_counter() - begin
         return -(-bits // 8) if sends else None
 
-    def schedule(self, scenario: Any) -> Schedule:
+    def schedule(self) -> Schedule:
         """What is planned so far."""
         assert self.record is not None
-        return self.record.schedule(scenario)
+        return self.record.schedule()
 
 
 _TYPES: dict[str, Any] = {"client": np.int64, "staleness": np.int64, "accepted": np.bool_}

@@ -148,6 +148,8 @@ class EventQueue:
         self.decisions = scenario.decisions
         self.asks = self.decisions is not None and self.decisions.asks
         self._scenario = scenario
+        if self.decisions is not None:
+            self.decisions.record = self.record
         if self.decisions is not None and self.asks:
             self.patient = False
             self._numbers, self._open_numbers = (

@@ -57,60 +57,77 @@ def oort(
     check.whole("window", window)
     check.whole("every", every)
 
+    fractions = (exploration, decay, least)
+
     def model(prior: Prior) -> Policy:
+        clients = _Clients(prior, penalty, clip)
         rng = chance.generator(prior.seed, "policy")
-        utility, seconds = np.zeros(prior.num_clients), np.zeros(prior.num_clients)
-        known = np.zeros(prior.num_clients, np.bool_)
-        chosen_at = np.ones(prior.num_clients)  # L(i)
         collected: list[float] = []  # statistical utility of the clients chosen, a decision each
-        seen, epsilon, level = 0, exploration, percentile
+        epsilon, level = fractions[0], percentile
 
-        def observe(view: View) -> None:
-            nonlocal seen
-            rows = slice(seen, len(view.arrivals["client"]))
-            client, loss, took = (view.arrivals[name][rows] for name in ("client", "rms_loss", "seconds"))
-            utility[client] = np.where(np.isfinite(loss), prior.examples[client] * loss, 0.0)
-            seconds[client], known[client] = took, True
-            seen = rows.stop
-
-        def utilities(clients: np.ndarray, decision: int) -> np.ndarray:
-            limit = np.quantile(utility[known], clip)
-            value = np.minimum(utility[clients], limit) + np.sqrt(0.1 * math.log(decision) / chosen_at[clients])
-            preferred = np.percentile(seconds[known], level)
-            slow = seconds[clients] > preferred
-            return np.where(slow, value * (preferred / seconds[clients]) ** penalty, value)
+        def pace_of(level: float) -> float:
+            if len(collected) < 2 * window or len(collected) % window:
+                return level
+            before, after = sum(collected[-2 * window : -window]), sum(collected[-window:])
+            return min(100.0, level + pace) if before > after else level
 
         def choose(view: View, idle: np.ndarray, count: int) -> Choice:
             nonlocal epsilon, level
-            observe(view)
-            decision = len(collected) + 1
-            if len(collected) >= 2 * window and len(collected) % window == 0:
-                before, after = sum(collected[-2 * window : -window]), sum(collected[-window:])
-                level = min(100.0, level + pace) if before > after else level
-            tried, fresh = idle[known[idle]], idle[~known[idle]]
-            count = min(count, len(idle))
-            exact = epsilon * count
+            clients.observe(view)
+            decision, level = len(collected) + 1, pace_of(level)
+            tried, fresh = idle[clients.known[idle]], idle[~clients.known[idle]]
+            exact, epsilon = epsilon * count, max(least, epsilon * decay)
             explored = int(exact) + int(rng.random() < exact - int(exact))
             explored = max(min(explored, len(fresh)), count - len(tried))
-            epsilon = max(least, epsilon * decay)
-            clients, scores = np.zeros(0, np.int64), np.zeros(0)
-            if (exploited := count - explored) > 0:
-                value = utilities(tried, decision)
-                bar = cutoff * np.sort(value)[-exploited]
-                able = np.flatnonzero(value >= bar)
-                share = value[able] / value[able].sum() if value[able].sum() > 0 else None
-                if share is not None and np.count_nonzero(share) < exploited:
-                    share = None
-                picked = rng.choice(able, exploited, replace=False, p=share)
-                clients, scores = tried[picked], value[picked]
+            chosen, scores = np.zeros(0, np.int64), np.zeros(0)
+            if count > explored:
+                value = clients.utilities(tried, decision, level)
+                picked = _by_utility(rng, value, count - explored, cutoff)
+                chosen, scores = tried[picked], value[picked]
             if explored > 0:
                 speed = 1 / prior.seconds[fresh]
                 new = rng.choice(fresh, explored, replace=False, p=speed / speed.sum())
-                clients, scores = np.concatenate([clients, new]), np.concatenate([scores, np.full(explored, np.nan)])
-            collected.append(float(utility[clients].sum()))
-            chosen_at[clients] = decision
-            return Choice(clients, scores)
+                chosen, scores = np.concatenate([chosen, new]), np.concatenate([scores, np.full(explored, np.nan)])
+            collected.append(float(clients.utility[chosen].sum()))
+            clients.chosen_at[chosen] = decision
+            return Choice(chosen, scores)
 
         return Policy(choose=choose, loss=True, every=every)
 
     return model
+
+
+class _Clients:
+    """What was observed of each client: statistical utility, seconds of its last job, and when it was chosen."""
+
+    def __init__(self, prior: Prior, penalty: float, clip: float) -> None:
+        self._examples, self._penalty, self._clip = prior.examples, penalty, clip
+        self.utility, self._seconds = np.zeros(prior.num_clients), np.zeros(prior.num_clients)
+        self.known = np.zeros(prior.num_clients, np.bool_)
+        self.chosen_at = np.ones(prior.num_clients)  # L(i)
+        self._seen = 0
+
+    def observe(self, view: View) -> None:
+        """Take in the new arrivals."""
+        rows = slice(self._seen, len(view.arrivals["client"]))
+        client, loss, took = (view.arrivals[name][rows] for name in ("client", "rms_loss", "seconds"))
+        self.utility[client] = np.where(np.isfinite(loss), self._examples[client] * loss, 0.0)
+        self._seconds[client], self.known[client] = took, True
+        self._seen = rows.stop
+
+    def utilities(self, clients: np.ndarray, decision: int, level: float) -> np.ndarray:
+        """Util(i) of clients that are known; ``level``: the percentile of the preferred seconds T."""
+        limit = np.quantile(self.utility[self.known], self._clip)
+        value = np.minimum(self.utility[clients], limit)
+        value = value + np.sqrt(0.1 * math.log(decision) / self.chosen_at[clients])
+        seconds, preferred = self._seconds[clients], np.percentile(self._seconds[self.known], level)
+        slow: np.ndarray = np.where(seconds > preferred, value * (preferred / seconds) ** self._penalty, value)
+        return slow
+
+
+def _by_utility(rng: np.random.Generator, value: np.ndarray, count: int, cutoff: float) -> np.ndarray:
+    """``count`` indices drawn with probability proportional to ``value``, of values near the count-th best one."""
+    able = np.flatnonzero(value >= cutoff * np.sort(value)[-count])
+    total = value[able].sum()
+    enough = total > 0 and np.count_nonzero(value[able]) >= count
+    return rng.choice(able, count, replace=False, p=value[able] / total if enough else None)

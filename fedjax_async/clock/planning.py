@@ -83,7 +83,7 @@ def plan(
         schedule = policy(scenario)
     except Ended:
         assert decisions is not None
-        schedule = decisions.schedule(scenario)
+        schedule = decisions.schedule()
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"

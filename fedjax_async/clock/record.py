@@ -97,7 +97,7 @@ class Record:
         self.freed: dict[int, float] = {}
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
-        until = scenario.until
+        self._scenario, until = scenario, scenario.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
         self._last_update = math.inf if until.updates is None else until.updates
         self._last_step = math.inf if until.steps is None else until.steps
@@ -175,9 +175,9 @@ class Record:
             staleness=step - closed[np.frombuffer(self._applied_before, np.int64)[job]],
         )
 
-    def schedule(self, scenario: Scenario) -> Schedule:
+    def schedule(self) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position."""
-        client = np.array(self.client, np.int32)
+        scenario, client = self._scenario, np.array(self.client, np.int32)
         number = job_numbers(client).astype(np.int32)
         closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
         job = np.array(self._job, np.int64)

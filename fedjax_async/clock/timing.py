@@ -120,7 +120,7 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                 idle.release(releases, now)
         if size_of is not None and filled == 0:
             size = size_of()
-    return queue.record.schedule(scenario)
+    return queue.record.schedule()
 
 
 def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
@@ -129,6 +129,11 @@ def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
     if decisions is None or decisions.policy.buffer is None:
         return None
     return lambda: decisions.size(most)
+
+
+def _require_no_buffer(scenario: Scenario, name: str) -> None:
+    decided = scenario.decisions is not None and scenario.decisions.policy.buffer is not None
+    check.require(not decided, "timing", name, "buffer: the policy decides how large it is")
 
 
 # --- every W seconds ----------------------------------------------------------------------------
@@ -147,6 +152,7 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_no_buffer(scenario, "window")
         return plan_window(scenario, length, _jobs_under_way(scenario, concurrency), sampling)
 
     return timing
@@ -180,7 +186,7 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
         if budget_left:
             queue.look(end)
             idle.release(releases, end)
-    return queue.record.schedule(scenario)
+    return queue.record.schedule()
 
 
 # --- synchronous cohorts ------------------------------------------------------------------------
@@ -203,6 +209,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
     check.optional(check.real_positive, "deadline", deadline)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_no_buffer(scenario, "cohort")
         wanted = min(10, scenario.num_clients - int(over_selection)) if size is None else int(size)
         selected = wanted + int(over_selection)
         allowed = f"at most {scenario.num_clients}, the number of clients"
@@ -241,7 +248,7 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         if fruitless == FRUITLESS_ROUNDS:
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
             raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
-    return queue.record.schedule(scenario)
+    return queue.record.schedule()
 
 
 def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:
@@ -280,7 +287,7 @@ def _choose_cohort(
     rounds: int,
     time: float,
 ) -> list[int]:
-    """Up to ``selected`` clients that can get a job now, in order of number: each set equally probable, or a policy's."""
+    """Up to ``selected`` clients that can get a job now, ascending: each set equally probable, or a policy's."""
     chosen: list[int] = []
     if queue.decisions is not None and queue.decisions.policy.choose is not None:
         queue.announce(range(scenario.num_clients), time)

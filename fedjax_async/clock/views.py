@@ -14,6 +14,7 @@ class Prior(NamedTuple):
     num_clients: int
     examples: np.ndarray  # int64[N]
     seconds: np.ndarray  # float64[N], how long a job takes, as far as a device's model tells: the mean of eight
+    local_steps: np.ndarray  # int64[N], of a job
     seed: int
 
 
