@@ -148,14 +148,11 @@ class EventQueue:
         self.decisions = scenario.decisions
         self.asks = self.decisions is not None and self.decisions.asks
         self._scenario = scenario
+        # Where the policy decides about uploads, the number of the last job of each client, and of each undecided job.
+        self._numbers, self._undecided = dict[int, int](), dict[int, int]()
         if self.decisions is not None:
             self.decisions.record = self.record
-        if self.decisions is not None and self.asks:
-            self.patient = False
-            self._numbers, self._open_numbers = (
-                dict[int, int](),
-                dict[int, int](),
-            )  # by client, and by job not yet decided
+            self.patient = self.patient and not self.asks
             scenario = scenario._replace(bytes_up=0) if self.decisions.policy.sizes else scenario
         self._timeout = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
         cache = DurationCache(partial(draw_jobs, scenario), scenario.num_clients, predict)
@@ -226,35 +223,49 @@ class EventQueue:
         return noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
 
     def _dispatch_open(self, client: int, time: float, drawn: JobDraw) -> int:
-        """Send a job of which a policy decides later what becomes; ``drawn``: if its upload has no bytes."""
+        """Send a job of which a policy decides later what becomes; ``drawn``: if its upload has no bytes.
+
+        A job whose upload never arrives is not asked about.
+        """
+        number = self._numbers[client] = self._numbers.get(client, -1) + 1
         job_outcome = self._job_outcome(client, time, drawn)
+        arrives = job_outcome.upload < math.inf
+        if not arrives:
+            job_outcome = self._job_outcome(client, time, self._drawn_for(client, number, self._scenario.bytes_up))
+        job = self.record.dispatch(client, time, job_outcome.upload)
+        if isinstance(drawn, tuple) and drawn[4]:
+            self.record.corrupt.add(job)
+        if not arrives:
+            self._schedule(job, client, time, job_outcome)
+            return job
         ready = self._freed(time, job_outcome)
         if not ready > time:
             raise too_short(client, time)
-        job = self.record.dispatch(client, time, job_outcome.upload)
-        number = self._numbers[client] = self._numbers.get(client, -1) + 1
-        self._open_numbers[job] = number
-        if isinstance(drawn, tuple) and drawn[4]:
-            self.record.corrupt.add(job)
         if ready < job_outcome.upload:
             self.record.freed[job], self.open[job] = ready, job_outcome
+        self._undecided[job] = number
         heapq.heappush(self.events, (ready, READY, client, job))
         return job
+
+    def _drawn_for(self, client: int, number: int, size: int | np.ndarray) -> JobDraw:
+        """What is drawn for a job if its upload has so many bytes."""
+        scenario = self._scenario._replace(bytes_up=size)
+        drawn: JobDraw = draw_jobs(scenario, np.array([client]), np.array([number])).tolist()[0]
+        return drawn
 
     def settle(self) -> None:
         """Ask the policy about the next event's job, and decide what becomes of it; the event must be READY."""
         assert self.decisions is not None
         now, _, client, job = heapq.heappop(self.events)
-        number, time = self._open_numbers.pop(job), self.record.dispatch_time[job]
+        number, time = self._undecided.pop(job), self.record.dispatch_time[job]
         size = self.decisions.upload(self.record, job, number, now)
-        given = 0 if size is None else size if self.decisions.policy.sizes else self._scenario.bytes_up
-        scenario = self._scenario._replace(bytes_up=given)
-        drawn = draw_jobs(scenario, np.array([client]), np.array([number])).tolist()[0]
+        sent = 0 if size is None else size
+        drawn = self._drawn_for(client, number, sent if self.decisions.policy.sizes else self._scenario.bytes_up)
         job_outcome = self._job_outcome(client, time, drawn)
         self.record.upload_time[job] = job_outcome.upload
         self.record.freed.pop(job, None)
         self.open.pop(job, None)
-        if size is None and job_outcome.upload < math.inf:
+        if size is None:
             self.withheld.add(job)
         self._schedule(job, client, time, job_outcome)
 

@@ -192,7 +192,13 @@ class WavesExecutor:
         begin = clock_time.perf_counter()
         carry = self._held.carry  # type: ignore[union-attr]
         rows, probed = jax.device_get((carry.records, carry.probes))
-        self._note({name: column[: work.received] for name, column in rows.items()}, work, probed)
+        applied, sent = work.applied[: work.received], self._held.stores[0].info  # type: ignore[union-attr]
+        rows = {name: column[: work.received] for name, column in rows.items()}
+        # of jobs trained in vain only what their clients record is new
+        rows |= {
+            name: np.where(applied, column, column.dtype.type(0)) for name, column in rows.items() if name not in sent
+        }
+        self._note(rows, work, probed)
         self.seconds += clock_time.perf_counter() - begin
         self._look_around(work, record)
 
@@ -303,9 +309,9 @@ class WavesExecutor:
         if o.measures.wants_anything():
             inputs = to_devices(inputs_of([data], [o.nominal], [o.measures], o.per_client), None)
         params = to_devices(o.params, None)
-        self._stack = Stack(
-            [self._member], work.layout, self._shape, self._tables, params, tests, None, 0, inputs=inputs
-        )
+        uncompiled: Any = None
+        parts = ([self._member], work.layout, self._shape, self._tables, params, tests, uncompiled)
+        self._stack = Stack(*parts, num_bytes=0, inputs=inputs)
         self._compile(work)
         carry = self._programs.start(self._tables, params)
         stores = tuple(tree_zeros(self._store) for _ in range(self._lanes))
@@ -419,6 +425,7 @@ class WavesExecutor:
         carry = self._held.carry
         told = self._told_so_far() | {"records": dict.fromkeys([*carry.records, "job", "applied"], 0)}
         told["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in carry.probes.items()}
+        self._scores = dict(snapshot.scores)
         count = held.num_leaves
         self._past = jax.tree.unflatten(jax.tree.structure(told), snapshot.leaves[count:])
         self._past |= {"extensions": snapshot.groups, "held": jax.tree.unflatten(held, snapshot.leaves[:count])}
@@ -435,7 +442,6 @@ class WavesExecutor:
         self._held = to_devices(past["held"], None)
         self._place(work)
         self._compile(work)
-        self._scores = dict(snapshot.scores)
         structure = jax.tree.structure(self._o.params)
         models = {place: jax.tree.unflatten(structure, found) for place, found in snapshot.models.items()}
         self._watcher.restore(self._scores, models)
@@ -444,7 +450,9 @@ class WavesExecutor:
 
     def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
         """Execute the rest of a plan that is complete; ``schedule``: all of it. See ``Plan.end`` for ``spent``."""
-        if not self._o.plan.complete:
+        if self._watcher.all_ended:
+            self._o.plan.stop()
+        else:
             with contextlib.suppress(Ended):
                 self._extend(record, spent=spent)
         self._trainers.close()
@@ -457,12 +465,13 @@ class WavesExecutor:
         rule = rule_of(o.components.server, o.components.hyper, o.facts)
         probes = {name: table.columns() for name, table in self._probed.items()}
         growing = self._growing
+        vain = np.lexsort((log["job"], np.cumsum(applied), applied))[: int(np.sum(~applied))]
         return EngineOutcome(
             params=ends[0][1] if 0 in ends else jax.device_get(rule.params(held.carry.server)),
             scores={name: np.stack([one[name] for one in fetched]) for name in fetched[0]},
             records={name: column[applied] for name, column in columns.items()},
-            in_vain=log["job"][~applied],
-            in_vain_records={name: column[~applied] for name, column in columns.items()},
+            in_vain=log["job"][vain],
+            in_vain_records={name: column[vain] for name, column in columns.items()},
             counters={
                 "waves": growing.waves,
                 "mean_width": int(applied.sum()) / max(growing.waves, 1),

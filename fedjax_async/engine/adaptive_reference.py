@@ -29,7 +29,7 @@ class ReferenceExecutor:
         self._o, o = outset, outset
         none = np.zeros(0, np.int64)
         self._walk = Walk(
-            o.components, o.nominal._replace(job=none, client=none), o.params, o.key, Points(none, np.zeros(0)),
+            o.components, o.nominal, o.params, o.key, Points(none, np.zeros(0)),
             per_client=o.per_client, on_bad=on_bad, norm_limit=o.norm_limit, probes=o.probes, measures=o.measures,
             progress=progress, observer=observer, facts=o.facts,
         )  # fmt: skip
@@ -75,7 +75,9 @@ class ReferenceExecutor:
 
     def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
         """Execute the rest of a plan that is complete; see ``WavesExecutor.finish``."""
-        if not self._walk.is_over:
+        if self._walk.is_over:
+            self._o.plan.stop()
+        else:
             self._go_on(schedule, spent)
         self._walk.follow(schedule, self._o.plan.points)
         return self._walk.outcome()

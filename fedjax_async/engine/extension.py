@@ -196,7 +196,6 @@ class Growing:
                 segments = segments_of(steps, self.widths)
             batches.append(Batch(lane, len(order), len(share), segments))
             order += [position for _, position in share]
-            self.useful_steps += int(steps.sum())
             vmapped = sum(one.width * (one.last - one.first) for one in segments)
             self.executed_steps += vmapped if self.batching == "vmap" else int(steps.sum())
         self.waves, self.batches = self.waves + 1, self.batches + len(batches)
@@ -216,6 +215,7 @@ class Growing:
 
     def release(self, one: OpenJob) -> None:
         """The upload of a job is received."""
+        self.useful_steps += one.steps
         self._free_rows[one.lane].append(one.row)
 
     def under_way(self, record: Record) -> list[OpenJob]:

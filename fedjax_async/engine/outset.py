@@ -37,6 +37,13 @@ class Plan:
         """No arrival follows; ``spent``: the run ends with the last one, and not at the end of its time."""
         self.points, self.complete = self._all(None if spent else self._horizon), True
 
+    def stop(self) -> None:
+        """The run is stopped: what is executed ends with a point that is no evaluation."""
+        if not self.complete:
+            time = self._events.columns()["time"]
+            end = np.append(self.points.time, time[-1:])
+            self.points = Points(np.append(self.points.position, [len(time)] * (len(time) > 0)).astype(np.int64), end)
+
     def _all(self, horizon: float | None) -> Points:
         return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
 

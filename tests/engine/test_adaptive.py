@@ -10,7 +10,7 @@ from fedjax_async import clock
 from fedjax_async.clock import Choice, Decisions, Limits, Policy, Prior, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.adaptive import in_flight, observed_loss
-from fedjax_async.engine import Every, run_waves
+from fedjax_async.engine import Every, evaluation_points, run_waves
 from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper, completed
@@ -92,8 +92,9 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
     )
     same(list(given.schedule), list(schedule))
     same(learned(want), learned(have))
-    assert have.counters["waves"] <= want.counters["waves"], "a look must not shorten waves"
-    assert decisions.looks >= 24 / (3 * every) and (conditions == {} or len(have.in_vain) > 0 or conditions == STALE)
+    if not conditions:
+        assert have.counters["waves"] == want.counters["waves"], "looks must not shorten waves"
+    assert decisions.looks >= 24 / (3 * every) and (conditions != FAULTY or len(have.in_vain) > 0)
 
 
 def test_vmapped_it_is_the_planned_run_to_rounding():
@@ -101,8 +102,8 @@ def test_vmapped_it_is_the_planned_run_to_rounding():
         given = personal("buffer:size=2,concurrency=4", **FAULTY)
         want = run_waves(*given, batching="vmap", max_width=3, lanes=1)
         schedule, have, _ = adaptive(
-            WavesExecutor, given, "buffer:size=2,concurrency=4", Policy(), conditions=FAULTY, batching="vmap", max_width=3,
-            lanes=1,
+            WavesExecutor, given, "buffer:size=2,concurrency=4", Policy(), conditions=FAULTY, batching="vmap",
+            max_width=3, lanes=1,
         )  # fmt: skip
         same(list(given.schedule), list(schedule))
         close(have.params, want.params, 1e-12)
@@ -111,7 +112,7 @@ def test_vmapped_it_is_the_planned_run_to_rounding():
 
 def compressed(timing, **conditions):
     given = case("fedbuff", timing, DELAY, every=EVERY, **conditions)
-    sending = feedback(client(), COMPRESSORS["rice"]() if "rice" in COMPRESSORS else COMPRESSORS["topk"](ratio=0.3))
+    sending = feedback(client(), COMPRESSORS["topk"](ratio=0.3))
     return given._replace(components=given.components._replace(client=sending))
 
 
@@ -135,16 +136,9 @@ def test_engine_equals_oracle_and_the_replayed_schedule(policy, timing, conditio
         close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
         close(have[1].probes, want[1].probes, 1e-9)
         same(have[2].tables["chosen"]["client"], want[2].tables["chosen"]["client"])
-        replayed = run_waves(
-            given.components, have[0], given.params, given.key, case_points(have[0]), batching=batching
-        )
+        again = given._replace(schedule=have[0], points=evaluation_points(have[0], EVERY))
+        replayed = run_waves(*again, batching=batching)
         close(replayed.params, have[1].params, 1e-12)
-
-
-def case_points(schedule):
-    from fedjax_async.engine import evaluation_points
-
-    return evaluation_points(schedule, EVERY)
 
 
 @pytest.mark.parametrize("conditions", [{}, FAULTY])
@@ -187,8 +181,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path, policy, batching):
 def test_a_choice_that_is_none_is_refused():
     given = case("fedasync", "every:concurrency=3", DELAY, every=EVERY)
     for clients, says in ([[0, 0], "different clients"], [[9], "different clients"], [[], "between 1 and 3"]):
-        wrong = Policy(
-            choose=lambda view, idle, count, clients=clients: Choice(np.array(clients, int), np.zeros(len(clients)))
-        )
+        choice = Choice(np.array(clients, int), np.zeros(len(clients)))
+        wrong = Policy(choose=lambda view, idle, count, choice=choice: choice)
         with pytest.raises(ValueError, match=f"policy.choose.*{says}"):
             adaptive(ReferenceExecutor, given, "every:concurrency=3", wrong)
