@@ -76,7 +76,8 @@ class Decisions:
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
         self.policy, self._executor = policy, executor
-        self.record: Record | None = None
+        self._asked: Any = policy  # whoever asks knows that it decides
+        self.record: Any = None  # the planner's, as soon as there is one
         self.looks, self.seconds = 0, 0.0
         self._arrivals, self._chosen, self._buffers = Table(), Table(), Table()
         self._view = View(0.0, 0, {}, {}, executor.losses)
@@ -116,9 +117,8 @@ class Decisions:
 
         Raises ``ValueError`` for a choice that is none.
         """
-        assert self.policy.choose is not None and self.record is not None
         begin = clock_time.perf_counter()
-        choice = self.policy.choose(self._view, idle, count)
+        choice = self._asked.choose(self._view, idle, count)
         self.seconds += clock_time.perf_counter() - begin
         clients, scores = _checked(choice, idle, count, alone)
         order = np.argsort(clients)
@@ -130,9 +130,8 @@ class Decisions:
 
     def size(self, most: int) -> int:
         """How many uploads make the next server step; ``ValueError`` unless 1 .. ``most``, those under way."""
-        assert self.policy.buffer is not None and self.record is not None
         begin = clock_time.perf_counter()
-        size = self.policy.buffer(self._view)
+        size = self._asked.buffer(self._view)
         self.seconds += clock_time.perf_counter() - begin
         check.whole("policy.buffer(view)", size)
         size = min(int(size), most)
@@ -152,7 +151,6 @@ class Decisions:
 
     def schedule(self) -> Schedule:
         """What is planned so far."""
-        assert self.record is not None
         return self.record.schedule()
 
 

@@ -28,7 +28,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -145,7 +145,7 @@ class EventQueue:
         self._limits = conditions.limits
         # True if the server applies every upload that comes, and never times out.
         self.patient = conditions.limits.max_staleness is None and conditions.limits.timeout is None
-        self.decisions = scenario.decisions
+        self.decisions: Any = scenario.decisions
         self.asks = self.decisions is not None and self.decisions.asks
         self._scenario = scenario
         # Where the policy decides about uploads, the number of the last job of each client, and of each undecided job.
@@ -255,7 +255,6 @@ class EventQueue:
 
     def settle(self) -> None:
         """Ask the policy about the next event's job, and decide what becomes of it; the event must be READY."""
-        assert self.decisions is not None
         now, _, client, job = heapq.heappop(self.events)
         number, time = self._undecided.pop(job), self.record.dispatch_time[job]
         size = self.decisions.upload(self.record, job, number, now)

@@ -310,7 +310,6 @@ class ChosenClients(IdleClients):
     def fill(self, time: float) -> None:
         """Send jobs to clients that the policy chooses, as far as the capacity allows."""
         queue = self.queue
-        assert queue.decisions is not None
         while self._absent and self._absent[0][0] <= time:
             self._idle[heapq.heappop(self._absent)[1]] = True
         queue.look(time)

@@ -82,7 +82,8 @@ def plan(
     try:
         schedule = policy(scenario)
     except Ended:
-        assert decisions is not None
+        if decisions is None:
+            raise
         schedule = decisions.schedule()
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)

@@ -52,8 +52,8 @@ class _Live:
     """What becomes of an adaptive run: its plan as far as it is known, and in the end its schedule."""
 
     def __init__(self) -> None:
-        self.plan: Plan | None = None
-        self.schedule: Schedule | None = None
+        self.plan: Any = None  # Plan
+        self.schedule: Any = None  # Schedule
 
 
 class AdaptiveExperiment(NamedTuple):
@@ -166,7 +166,6 @@ class AdaptiveExperiment(NamedTuple):
     def recorded(self, outcome: EngineOutcome) -> Run:
         """The tables of the run from what the engine returned."""
         e, schedule, plan = self.nominal, self.live.schedule, self.live.plan
-        assert schedule is not None and plan is not None
         options: dict[str, Any] = {"waits": waits_for_close(e.components)}
         options["gradients"] = gradients_of(e.components, schedule)
         if self.settings.energy is not None:
@@ -192,7 +191,7 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
         local_steps=np.asarray(run.local_steps, np.int64),
         seed=s.seed,
     )
-    policy = contracts.checked_policy(model, prior)
+    policy = checked_policy(model, prior)
     allowed = "left out, or given with compress: uploads that are not compressed all have the same bytes"
     check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
     if policy.buffer is not None:
@@ -208,6 +207,28 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
         allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
         check.require(not needed or known, "method", str(s.method), allowed)
     return AdaptiveExperiment(s, nominal, model, prior, replan, facts, _Live())
+
+
+def checked_policy(model: Any, prior: Prior) -> Policy:
+    """What a policy model makes of what is known beforehand; ``ValueError`` if it is no policy."""
+    contract = own.KINDS["policy"]
+    contracts.fits(callable(model), "policy", model, contract)
+    try:
+        found = model(prior)
+    except ValueError:
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
+    contracts.fits(isinstance(found, Policy), "policy", found, contract)
+    policy: Policy = found
+    for name in ("choose", "buffer", "sends"):
+        function = getattr(policy, name)
+        check.require(function is None or callable(function), f"policy.{name}", own.shown(function), "a function")
+    for name in ("sizes", "loss"):
+        check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
+    check.whole("policy.every", policy.every)
+    return policy
 
 
 def policy_of(s: Settings) -> PolicyModel:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock import Availability, Delays, Faults, Network, Policy, Prior, Timing, check_schedule
+from fedjax_async.clock import Availability, Delays, Faults, Network, Timing, check_schedule
 from fedjax_async.config import own
 from fedjax_async.config.methods import Method
 from fedjax_async.config.settings import Settings
@@ -389,25 +389,3 @@ def checked_partition(partition: Any) -> Partitioner:
         return list(found)
 
     return dealt
-
-
-def checked_policy(model: Any, prior: Prior) -> Policy:
-    """What a policy model makes of what is known beforehand; ``ValueError`` if it is no policy."""
-    contract = own.KINDS["policy"]
-    fits(callable(model), "policy", model, contract)
-    try:
-        found = model(prior)
-    except ValueError:
-        raise
-    except Exception as error:
-        line = " ".join(str(error).split())
-        raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
-    fits(isinstance(found, Policy), "policy", found, contract)
-    policy: Policy = found
-    for name in ("choose", "buffer", "sends"):
-        function = getattr(policy, name)
-        check.require(function is None or callable(function), f"policy.{name}", own.shown(function), "a function")
-    for name in ("sizes", "loss"):
-        check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
-    check.whole("policy.every", policy.every)
-    return policy

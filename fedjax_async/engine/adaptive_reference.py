@@ -12,7 +12,8 @@ from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.evaluation import Points
 from fedjax_async.engine.outset import OBSERVED, Outset
 from fedjax_async.engine.record import EngineOutcome, Progress
-from fedjax_async.engine.reference import Walk, scores_of_examples
+from fedjax_async.engine.reference import Walk
+from fedjax_async.engine.reference_scores import scores_of_examples
 from fedjax_async.engine.watching import Observer
 from fedjax_async.types import Schedule
 

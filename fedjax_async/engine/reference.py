@@ -22,19 +22,13 @@ from fedjax_async.engine.components import Client, Components, Server, bound, fa
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
 from fedjax_async.engine.probes import (
-    checked,
-    columns_of,
     held_out_rows,
-    numbers_of,
-    probe_table,
-    resolved_probes,
-    sees,
 )
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
+from fedjax_async.engine.reference_scores import Probing, Tests, mean_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
-from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
@@ -43,15 +37,11 @@ from fedjax_async.types import (
     Facts,
     Key,
     Message,
-    Model,
     Params,
-    Parts,
     Request,
     Schedule,
     State,
 )
-
-CHUNK = 500  # test examples that are evaluated at a time
 
 
 @lru_cache(maxsize=64)
@@ -89,19 +79,6 @@ def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, A
 
 
 @lru_cache(maxsize=64)
-def scores_of_examples(model: Model, labels: bool) -> Any:
-    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
-
-    def scores(params: Params, x: Any, y: Any) -> Any:
-        outputs = model.apply(params, x)
-        loss = model.loss(outputs, y)
-        hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
-        return loss, hit.astype(loss.dtype)
-
-    return jax.jit(scores)
-
-
-@lru_cache(maxsize=64)
 def _own_params(client: Client) -> Any:
     """Compiled: the model that a client would use after a message."""
 
@@ -112,46 +89,6 @@ def _own_params(client: Client) -> Any:
         return jax.tree.map(lambda sent, full: sent.astype(full.dtype), message.params, server_params)
 
     return jax.jit(own_params)
-
-
-@lru_cache(maxsize=64)
-def _probe(name: str, function: Callable[..., Any]) -> Any:
-    return jax.jit(checked(name, function))
-
-
-class _Tests:
-    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
-
-    def __init__(self, model: Model, x: Any, y: Any) -> None:
-        labels = bool(np.issubdtype(y.dtype, np.integer))
-        self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
-        self._real = np.dtype(jnp.result_type(float))
-
-    def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Loss and hit of every test example in ``rows``."""
-        if not len(rows):
-            return np.zeros(0, self._real), np.zeros(0, self._real)
-        chunk = min(CHUNK, len(self._y))
-        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))  # one shape, so one program
-        found = [self._scores(params, self._x[part], self._y[part]) for part in padded.reshape(-1, chunk)]
-        loss, hit = zip(*jax.device_get(found))
-        return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
-
-    def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
-        scores = self.each(params, np.arange(len(self._y)))
-        found = {name: _mean(values) for name, values in zip(("loss", "accuracy"), scores)}
-        if owner is None:
-            return found
-        parts = [owner == i for i in range(num_clients)]
-        clients = {n: np.stack([_mean(v[own]) for own in parts]) for n, v in zip(("loss", "accuracy"), scores)}
-        return found | {f"client_{name}": values for name, values in clients.items()}
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean in float64, rounded; NaN of nothing."""
-    mean = np.mean(values, dtype=np.float64) if len(values) else np.nan
-    return np.asarray(mean, values.dtype)
 
 
 def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -182,10 +119,10 @@ class _Federation:
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent, self.malicious = 0, data.malicious
-        self.tests = _Tests(components.model, data.test_x, data.test_y)
+        self.tests = Tests(components.model, data.test_x, data.test_y)
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
-        self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
+        self.validation = Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
@@ -299,50 +236,8 @@ class _Federation:
         if not self.has_own:
             return found
         own = [self.tests.each(own_model(who), own_rows) for who, own_rows in enumerate(rows)]
-        columns = {name: [_mean(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
+        columns = {name: [mean_of(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
-
-
-class _Probing:
-    """The probes of a run and the rows that they have seen."""
-
-    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
-        data = components.data
-        self.probes = resolved_probes(probes, data, len(schedule.job))
-        self.shapes = columns_of(self.probes, components, params)
-        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
-        self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
-        self.tests = jax.device_put((data.test_x, data.test_y))
-
-    def parts(self, run: _Federation, who: int) -> Parts:
-        """The training, validation and test part of a client."""
-
-        def part(x: Any, y: Any, kind: str) -> ClientData:
-            order, offset, size = self.held_out[kind]
-            return ClientData(x, y, order, offset[who], size[who])
-
-        return Parts(
-            run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
-        )
-
-    def look(self, run: _Federation, position: int, arrival: Arrival) -> None:
-        """Call the probes that are due, before the server receives the arrival."""
-        who = int(arrival.client)
-        for name, probe in self.probes.items():
-            if sees(probe, position):
-                given = (run.state, run.memory[who], arrival, self.parts(run, who))
-                self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
-
-    def tables(self, schedule: Schedule, until: int) -> dict[str, Any]:
-        """The table of each probe, for the first ``until`` arrivals."""
-        found = {}
-        for name, shapes in self.shapes.items():
-            numbers = numbers_of(self.probes[name], until)
-            numbers = numbers[numbers < until]
-            seen = self.seen[name][: len(numbers)]
-            columns = {c: np.array([row[c] for row in seen], shape.dtype) for c, shape in shapes.items()}
-            found[name] = probe_table(schedule, numbers, numbers, columns)
-        return found
 
 
 class Walk:
@@ -358,7 +253,7 @@ class Walk:
         observer: Observer | None = None, facts: Facts | None = None,
     ) -> None:  # fmt: skip
         require_measurable(components.data, measures)
-        self.probing = _Probing(components, schedule, params, probes)
+        self.probing = Probing(components, schedule, params, probes)
         self.run = _Federation(components, schedule, params, key, norm_limit, per_client, measures, facts)
         self.points, self._on_bad, self._progress, self._observer = points, on_bad, progress, observer
         self.records: list[dict[str, Any]] = []
