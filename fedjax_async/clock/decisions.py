@@ -107,7 +107,7 @@ class Decisions:
 
     def _advance(self, record: Record) -> None:
         self.record, self.looks = record, self.looks + 1
-        known = len(next(iter(self._arrivals.columns().values())))
+        known = len(self._arrivals)
         rows = dict(self._executor.advance(record))
         if record.applied > known:
             self._arrivals.append(_observed(record, known) | rows)

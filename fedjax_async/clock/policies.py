@@ -61,6 +61,53 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
     return model
 
 
+def linear(
+    *,
+    loss: float = 1.0,
+    speed: float = 0.0,
+    examples: float = 0.0,
+    age: float = 0.0,
+    temperature: float = 0.1,
+    every: int = 1,
+) -> PolicyModel:
+    """Clients drawn by a score that is linear in what is known of them: four weights, which may be learned.
+
+    ``score = loss * log l - speed * log t + examples * log B + age * log(1 + R - L)``: the root of the mean squared
+    loss l and the seconds t of the client's last job, its examples B, and the decisions R - L since it was chosen last,
+    each minus its mean over the idle clients. A client that never trained has the highest known loss, the seconds that
+    are known of its device, and L = 0. Clients are drawn without replacement with probability proportional to
+    ``exp(score / temperature)``.
+    """
+    for field, value in (("loss", loss), ("speed", speed), ("examples", examples), ("age", age)):
+        check.require(check.is_real(value), field, value, "a finite number")
+    check.real_positive("temperature", temperature)
+    _check_every(every)
+
+    def model(prior: Prior) -> Policy:
+        rng = chance.generator(prior.seed, "policy")
+        losses, seconds = np.full(prior.num_clients, np.nan), prior.seconds.astype(np.float64)
+        chosen_at = np.zeros(prior.num_clients)
+        seen = decision = 0
+
+        def choose(view: View, idle: np.ndarray, count: int) -> Choice:
+            nonlocal seen, decision
+            client, rms, took = (view.arrivals[name][seen:] for name in ("client", "rms_loss", "seconds"))
+            seen, decision = len(view.arrivals["client"]), decision + 1
+            losses[client], seconds[client] = np.where(rms > 0, rms, np.nan), took
+            known = losses[np.isfinite(losses)]
+            filled = np.where(np.isfinite(losses), losses, known.max(initial=1e-9))
+            features = np.log([filled[idle], 1 / seconds[idle], prior.examples[idle], 1 + decision - chosen_at[idle]])
+            score = np.array([loss, speed, examples, age]) @ (features - features.mean(axis=1, keepdims=True))
+            drawn = score + temperature * rng.gumbel(size=len(idle))  # the highest ones are such a draw
+            best = np.argsort(-drawn, kind="stable")[:count]
+            chosen_at[idle[best]] = decision
+            return Choice(idle[best], score[best])
+
+        return Policy(choose=choose, loss=True, every=every)
+
+    return model
+
+
 def adaptive_buffer(*, size: int = 2, most: int | None = None, recent: int = 10, every: int = 1) -> PolicyModel:
     """A buffer that grows as the loss falls: ``K = ceil(K_0 sqrt(F(w_0) / F(w)))``, from `size` to at most `most`.
 
@@ -114,6 +161,7 @@ POLICIES: dict[str, Callable[..., PolicyModel]] = {
     "uniform": uniform,
     "power_of_choice": power_of_choice,
     "oort": oort,
+    "linear": linear,
     "adaptive_buffer": adaptive_buffer,
     "event_triggered": event_triggered,
     "true_bytes": true_bytes,

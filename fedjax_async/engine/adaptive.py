@@ -83,7 +83,11 @@ class WavesExecutor:
         self._device = GrowingStack(outset, member, facts, lanes, self._growing.rows, models)
         self._watcher, self._told = Watcher([start], [observer]), Told(member.probes)
         self._scores: dict[tuple[int, int], dict[str, Any]] = {}
-        self._extensions, self._evaluations, self.seconds = 0, list[int](), 0.0
+        self._extensions, self._evaluated, self.seconds = (
+            0,
+            -1,
+            0.0,
+        )  # evaluated: after how many arrivals, the last time
         self._snapshot: Any = None  # Snapshot, if there is a checkpoint
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
@@ -115,9 +119,8 @@ class WavesExecutor:
 
     def scores(self) -> Mapping[str, Any]:
         """The newest evaluation, empty if there is none."""
-        if not self._evaluations:
-            return {}
-        return {name: value[()] for name, value in jax.device_get(self._scores[0, self._evaluations[-1]]).items()}
+        found = jax.device_get(self._scores[0, self._evaluated]) if self._evaluated >= 0 else {}
+        return {name: value[()] for name, value in found.items()}
 
     # --- an extension -----------------------------------------------------------------------------
 
@@ -133,8 +136,8 @@ class WavesExecutor:
             plan.end(spent)
         self._watcher.follow(plan.points)
         self._extensions += 1
-        due = [count for count in plan.due(work.first) if count not in self._evaluations]
-        self._evaluations += due
+        due = plan.due(work.first)
+        self._evaluated = due[-1] if due else self._evaluated
         probes = self._told.local_probes(work)
         if self._extensions == 1:
             device.begin(work, probes)
@@ -203,7 +206,7 @@ class WavesExecutor:
         if self._progress is not None and len(work.at) > 1:
             own = work.layout.schedules[0]
             staleness = float(np.mean(own.staleness[work.at[:-1]]))
-            latest = float(np.nanmean(self.scores().get("accuracy", 0.0))) if self._evaluations else float("nan")
+            latest = float(self.scores()["accuracy"])  # that of the start at least
             total = max(record.applied, len(self._o.nominal.job))
             time = float(own.time[work.at[-2]])
             self._progress(record.applied, total, time=time, staleness=staleness, accuracy=latest)

@@ -57,9 +57,12 @@ class Plan:
         return self.points.position, np.concatenate([[0], np.cumsum(self.closes)])[self.points.position]
 
     def due(self, first: int) -> list[int]:
-        """The counts of arrivals, ``first`` or more, after which the decided evaluations are."""
-        position = np.unique(self.points.position)
-        return [int(one) for one in position if one >= first]
+        """The counts of arrivals, ``first`` or more, after which the decided evaluations are.
+
+        ``first`` arrivals were there before the last ones were added: so each count is due once.
+        """
+        position = self.points.position
+        return np.unique(position[np.searchsorted(position, first) :]).tolist()
 
     def moment(self, arrivals: int) -> tuple[float, int]:
         """Virtual time and server steps closed of the evaluation after so many arrivals."""

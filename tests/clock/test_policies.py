@@ -179,7 +179,8 @@ def view(rows=(), losses=None, time=0.0, **more):
 
 
 def test_every_policy_is_tested_here():
-    assert set(POLICIES) == {"uniform", "power_of_choice", "oort", "adaptive_buffer", "event_triggered", "true_bytes"}
+    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "event_triggered", "true_bytes"}
+    assert set(POLICIES) == tested
     assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3)
 
 
@@ -291,6 +292,26 @@ def test_oort_draws_by_utility_and_explores_by_speed():
     np.testing.assert_allclose(found, 1 / PRIOR.seconds / (1 / PRIOR.seconds).sum(), atol=0.03)
 
 
+def test_linear_draws_by_the_softmax_of_its_scores():
+    spec, rows = (
+        "linear:loss=1.5,speed=-0.5,examples=0.25,age=2,temperature=0.7",
+        [(3, 2.0, 0.0, 0.5), (7, 4.0, 0.0, 2.5)],
+    )
+    idle, hits = np.array([3, 7, 11]), np.zeros(N)
+    loss, seconds = np.array([0.5, 2.5, 2.5]), np.array([2.0, 4.0, PRIOR.seconds[11]])
+    columns = [np.log(loss), -np.log(seconds), np.log(PRIOR.examples[idle]), np.log([2.0, 2.0, 2.0])]
+    score = sum(w * (column - column.mean()) for w, column in zip((1.5, -0.5, 0.25, 2.0), columns))
+    for seed in range(1500):
+        choose = bind_policy(spec)(PRIOR._replace(seed=seed)).choose
+        clients, scores = choose(view(rows), idle, 1)
+        np.testing.assert_allclose(scores, score[idle == clients], rtol=1e-12)
+        hits[clients] += 1
+    want = np.exp(score / 0.7) / np.exp(score / 0.7).sum()
+    np.testing.assert_allclose(hits[idle] / 1500, want, atol=0.05)
+    cold = bind_policy("linear:loss=0,age=1,temperature=1e-6")(PRIOR).choose
+    assert sorted(np.concatenate([cold(view(), np.arange(N), 4).clients for _ in range(5)])) == list(range(N))
+
+
 def test_the_adaptive_buffer_is_adasync():
     """Dutta et al. (2021): K = K_0 sqrt(F(w_0) / F(w)), here rounded up, from the first and the last losses."""
     buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=3")(PRIOR).buffer
@@ -312,7 +333,7 @@ def test_the_event_trigger_is_the_norm():
     ("power_of_choice:d=0", "d = 0"), ("power_of_choice:d=21", "d = 21: must be at most 20"),
     ("oort:least=1", "least = 1: must be at most exploration"), ("oort:decay=0", "decay = 0"),
     ("oort:pace=200", "pace"), ("oort:window=0", "window = 0"), ("oort:penalty=-1", "penalty = -1"),
-    ("oort:clip=2", "clip = 2"),
+    ("oort:clip=2", "clip = 2"), ("linear:temperature=0", "temperature = 0"), ("linear:age=x", "age = 'x'"),
     ("adaptive_buffer:size=3,most=2", "most = 2: must be at least 3"), ("adaptive_buffer:recent=0", "recent = 0"),
     ("event_triggered:norm=0", "norm = 0"), ("event_triggered", "needs the option norm"),
     ("uniform:every=0", "every = 0"),
