@@ -10,7 +10,7 @@ from fedjax_async import clock
 from fedjax_async.clock import Choice, Decisions, Limits, Policy, Prior, Until, plan
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.adaptive import in_flight, observed_loss
-from fedjax_async.engine import Every, evaluation_points, run_waves
+from fedjax_async.engine import Every, evaluation_points, growing_stack, run_waves
 from fedjax_async.engine.adaptive import WavesExecutor
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper, completed
@@ -30,7 +30,7 @@ LATE = {"limits": Limits(timeout=1.2), "availability": "sessions:on=8,off=2"}
 STALE = {"limits": Limits(max_staleness=1)}
 
 
-def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, delay=DELAY, **options):
+def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, delay=DELAY, under_way=None, **options):
     """``(schedule, outcome, decisions)`` of an adaptive run of the planned one ``given``."""
     policy = clock.bind_policy(policy)(PRIOR) if isinstance(policy, str) else policy
     conditions = conditions or {}
@@ -42,7 +42,7 @@ def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, de
         given.params,
         given.key,
         Plan(EVERY, None),
-        in_flight(given.schedule),
+        in_flight(given.schedule) if under_way is None else under_way,
         asks=policy.sends is not None or policy.sizes,
         all_arrive=not conditions and policy.sends is None,
         probes={OBSERVED: Probe(observed_loss(MODEL))} if policy.loss else {},
@@ -158,6 +158,21 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
     quick = have[0].upload_time[have[0].job] - have[0].dispatch_time[have[0].job]
     planned = given.schedule.upload_time[given.schedule.job] - given.schedule.dispatch_time[given.schedule.job]
     assert quick.mean() < planned.mean(), "compressed uploads are shorter than the longest one"
+
+
+@pytest.mark.parametrize("batching", ["loop", "vmap"])
+def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_expected(monkeypatch, batching):
+    """Uploads wait for the end of their window, all of them trained, where there is room for two."""
+    monkeypatch.setattr(growing_stack, "LEAST", 2)
+    timing, policy = "window:length=2,concurrency=4", "oort:every=5+event_triggered:norm=0.2"
+    with jax.enable_x64(True):
+        given = personal(timing, **FAULTY)
+        options = {"conditions": FAULTY, "batching": batching, "max_width": 1, "lanes": 1, "under_way": 1}
+        have = adaptive(WavesExecutor, given, timing, policy, **options)
+        want = adaptive(ReferenceExecutor, given, timing, policy, conditions=FAULTY)
+        same(list(have[0]), list(want[0]))
+        close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
+    assert have[1].counters["slots"] > 4 and have[1].counters["executed_steps"] > have[1].counters["useful_steps"]
 
 
 @pytest.mark.parametrize(
