@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from typing import Any
 
@@ -37,6 +38,18 @@ def _is_number(field: str, value: Any, allowed: str) -> bool:
     """Whether ``value`` is a number; False for tracers, arrays and schedules. Text, None and booleans are refused."""
     require(value is not None and not isinstance(value, (str, bool)), field, value, allowed)
     return isinstance(value, numbers.Real)
+
+
+@contextlib.contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Name a field as the caller knows it, in a ``ValueError`` about it: ``{"num_clients": "clients"}``."""
+    try:
+        yield
+    except ValueError as error:
+        field, is_field, rest = str(error).partition(" = ")
+        if not is_field or field not in names:
+            raise
+        raise ValueError(f"{names[field]} = {rest}") from None
 
 
 def kind(field: str, value: Any, kinds: type | tuple[type, ...], allowed: str) -> None:

@@ -13,7 +13,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_async import check
@@ -250,9 +250,27 @@ def bind(kind: str, registry: Mapping[str, Callable[..., Any]], spec: str, **def
         raise ValueError(f"{kind} = {spec!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
 
     def call(*args: Any) -> Any:
-        return made(kind, spec, lambda: factory(*args, **merged))
+        with naming(kind, spec, options):
+            return made(kind, spec, lambda: factory(*args, **merged))
 
     return call
+
+
+@contextlib.contextmanager
+def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
+    """Put the spec before a ``ValueError`` about one of its options: the name of an option alone has many settings.
+
+    >>> with naming("delay", "lognormal:mean=-1", ["mean"]):
+    ...     check.positive("mean", -1)
+    Traceback (most recent call last):
+    ValueError: delay = 'lognormal:mean=-1': mean = -1: must be a finite number > 0
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith(tuple(f"{option} = " for option in options)):
+            raise
+        raise ValueError(f"{kind} = {spec!r}: {error}") from error
 
 
 def made(kind: str, spec: str, make: Callable[[], Made]) -> Made:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import models
-from fedjax_async.config.flower import Rounds, strategy
+from fedjax_async.config.flower import Rounds, facts_of, nodes_of_a_round, strategy
 from fedjax_async.config.methods import method_of
 from fedjax_async.engine.components import rule_of
 from fedjax_async.models import read_arrays, write_arrays
@@ -97,6 +97,72 @@ def test_a_round_is_a_server_step_of_fedavg_and_bad_replies_are_rejected():
     assert (made.steps, made.numbers) == (2, {70: 0, 50: 1, 60: 2})
     with pytest.raises(ValueError, match=r"^nodes = 4: must be at most 3"):
         made.message(80, 1)
+    made.begin({"w": np.full(2, 9.0)})
+    assert (made.steps, made.numbers, made.model["w"].tolist()) == (0, {}, [9.0, 9.0])
+
+
+def test_fednova_reads_the_local_steps_of_a_reply():
+    """tau_eff sum p_i d_i / tau_i, by hand: p = 1/4, 3/4, tau = 2, 6."""
+    made = rounds_of("fednova", None)
+    for node in (1, 2):
+        made.message(node, 1)
+    with pytest.raises(ValueError, match=r"^reply of node 1: metric local-steps = None: must be a whole number"):
+        made.reply(1, {"w": np.ones(2)}, 1, 1, False)
+    made.reply(1, {"w": np.ones(2)}, 1, 1, False, 2)
+    made.reply(2, {"w": np.full(2, 4.0)}, 3, 1, True, 6)
+    np.testing.assert_allclose(made.model["w"], 5 * (1 / 4 / 2 + 3 * 4 / 4 / 6), rtol=1e-6)
+
+
+def test_replies_that_do_not_fit_are_refused():
+    made = rounds_of("fedavg", None)
+    made.begin({"w": np.zeros(2), "seen": np.array(0)})
+    sent = made.message(5, 1)
+    for arrays, weight, message in [
+        ({"w": sent["w"]}, 1, r"^reply of node 5: arrays = \{'w': 'floats \[2\]'\}: must be \{'w': .*'seen'"),
+        (sent | {"w": np.zeros(3)}, 1, r"^reply of node 5: arrays = \{'w': 'floats \[3\]'"),
+        (sent | {"seen": np.array(0.5)}, 1, r"^reply of node 5: arrays = .*'seen': 'floats \[\]'\}: must be"),
+        (sent, None, r"^reply of node 5: weight = None: must be a number"),
+        (sent, [1.0], r"^reply of node 5: weight = \[1\.0\]: must be a number"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            made.reply(5, arrays, weight, 1, True)
+    made.reply(5, sent | {"seen": np.array(7)}, 1, 1, True)
+    assert made.model["seen"] == 7
+    with pytest.raises(ValueError, match=r"^node of a reply = 5: must be one that was sent a model, once: \[\]"):
+        made.reply(5, sent, 1, 1, True)
+
+
+def test_a_rule_that_asks_for_the_work_of_a_job_is_refused():
+    plain = rounds_of("fedavg", None).rule
+
+    def dispatch(state, memory, request):
+        message, memory = plain.dispatch(state, memory, request)
+        return message._replace(params={"w": message.params["w"] * request.weight}), memory
+
+    with pytest.raises(ValueError, match=r"^method = 'own': must be one whose messages do not depend on the work"):
+        Rounds(plain._replace(dispatch=dispatch), 3, None, "own").begin({"w": np.zeros(2)})
+
+
+def flowers(fraction_train=1.0, min_train_nodes=2, min_available_nodes=2):
+    """Options and defaults of Flower's FedAvg."""
+
+
+def test_how_many_replies_a_run_has():
+    assert nodes_of_a_round(100, flowers, {}) == 100
+    assert nodes_of_a_round(100, flowers, {"fraction_train": 0.01}) == 2, "Flower samples min_train_nodes at least"
+    assert facts_of(100, 3, None, 2)[:4] == (100, False, 6, 3) and facts_of(100, 3, 4, 2).server_steps == 1
+    for options, message in [
+        ({"fraction_train": "x"}, r"^fraction_train = 'x': must be above 0 and at most 1"),
+        ({"fraction_train": 0}, r"^fraction_train = 0: "),
+        ({"min_train_nodes": 6}, r"^min_train_nodes = 6: must be a whole number from 1 to 5"),
+        ({"fraction": 1.0}, r"^option of strategy = 'fraction': must be one of fraction_train, min"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            nodes_of_a_round(5, flowers, options)
+    with pytest.raises(
+        ValueError, match=r"^size = 10: must be at most the 5 replies of the run \(it would never fill\)"
+    ):
+        facts_of(5, 1, 10, 5)
 
 
 def test_every_reply_is_a_step_and_later_ones_are_stale():
@@ -126,6 +192,62 @@ def test_methods_that_flower_cannot_run_are_refused():
         strategy("fedavg@window:length=3", clients=2, rounds=3)
     with pytest.raises(ValueError, match=r"^rounds = 0"):
         strategy("fedavg", clients=2, rounds=0)
+
+
+STARTS = """
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from fedjax_async.config.flower import strategy
+
+client, server = ClientApp(), ServerApp()
+OPTIONS = {"clients": 2, "rounds": 2, "fraction_evaluate": 0.0}
+WRONG = [
+    ({"arrays": MetricRecord({"x": 1})}, "array_records = 0: must be one"),
+    ({"more": MetricRecord({"x": 1})}, "metric_records = 2: must be one"),
+    ({"metrics": MetricRecord({"x": 1})}, "weight = None: must be a number >= 0, in the metrics"),
+    ({"arrays": ArrayRecord([np.zeros(3)])}, "arrays = {'0': 'floats [3]'}: must be {'0': 'floats [2]'}"),
+]
+
+@client.train()
+def train(message, context):
+    (w,) = message.content["arrays"].to_numpy_ndarrays()
+    found = {"arrays": ArrayRecord([w + 1]), "metrics": MetricRecord({"num-examples": 2})}
+    wrong = message.content["config"].get("wrong")
+    return Message(content=RecordDict(found | ({} if wrong is None else WRONG[wrong][0])), reply_to=message)
+
+def said(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+
+@server.main()
+def main(grid, context):
+    made = strategy("fedavgm:momentum=0.5", **OPTIONS)
+    for start in (0.0, 5.0):
+        found = made.start(grid=grid, initial_arrays=ArrayRecord([np.full(2, start)]), num_rounds=2)
+        np.testing.assert_allclose(found.arrays.to_numpy_ndarrays()[0], start + 2.5)
+    for number, (_, message) in enumerate(WRONG):
+        config = ConfigRecord({"wrong": number})
+        given = {"initial_arrays": ArrayRecord([np.zeros(2)]), "num_rounds": 1, "train_config": config}
+        text = said(lambda: made.start(grid=grid, **given))
+        assert text.startswith("reply of node ") and text.endswith(": " + message), text
+    assert said(lambda: strategy("fedavg", fraction=0.5, **OPTIONS)).startswith("option of strategy = 'fraction'")
+    assert said(lambda: strategy("asgd@buffer:size=5", **OPTIONS)).startswith("size = 5: must be at most the 4 replies")
+    open("passed", "w").close()
+
+run_simulation(server, client, num_supernodes=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_strategy_starts_anew_and_names_what_is_wrong_in_a_reply(tmp_path):
+    assert importlib.util.find_spec("flwr") is not None, "this test needs Flower: pip install '.[flower]'"
+    run(STARTS, tmp_path)
+    assert (tmp_path / "passed").exists()
 
 
 @pytest.mark.slow

@@ -86,25 +86,26 @@ SEEDS = {"smoke": 1, "laptop": 3, "paper": 3}
 
 
 class Compared(NamedTuple):
-    """A row of the table: its method, the option that is its server rate, and its clients' optimiser."""
+    """A row of the table: its name in pictures, its method, the option that is its server rate, its optimiser."""
 
+    title: str
     method: str
     rate: str
     optimizer: str = "sgd"
 
 
 METHODS: dict[str, Compared] = {
-    "fedasync": Compared("fedasync", "mixing"),
-    "fedbuff": Compared("fedbuff", "server_lr"),
-    "dc_asgd_a": Compared("dc_asgd_a", "server_lr"),
-    "orthograd": Compared("orthograd", "server_lr"),
-    "orthopos": Compared("orthopos", "server_lr"),
-    "orthodyn": Compared("orthodyn", "server_lr"),
-    "fedasync, FedMRUR term": Compared("fedasync_fedmrur", "mixing"),
-    "orthofl_released": Compared("orthofl_released", "mixing"),
-    "asynccurve, sgd": Compared("asynccurve:warm=off", "server_lr"),
-    "asynccurve, adam": Compared("asynccurve", "server_lr", "adam"),
-    "asynccurve, sam": Compared("asynccurve", "server_lr", "sam:base=adam"),
+    "fedasync": Compared("FedAsync", "fedasync", "mixing"),
+    "fedbuff": Compared("FedBuff", "fedbuff", "server_lr"),
+    "dc_asgd_a": Compared("DC-ASGD-a", "dc_asgd_a", "server_lr"),
+    "orthograd": Compared("OrthoGrad", "orthograd", "server_lr"),
+    "orthopos": Compared("OrthoPos", "orthopos", "server_lr"),
+    "orthodyn": Compared("OrthoDyn", "orthodyn", "server_lr"),
+    "fedasync, FedMRUR term": Compared("FedAsync + FedMRUR term", "fedasync_fedmrur", "mixing"),
+    "orthofl_released": Compared("OrthoFL, released", "orthofl_released", "mixing"),
+    "asynccurve, sgd": Compared("AsyncCurve, SGD", "asynccurve:warm=off", "server_lr"),
+    "asynccurve, adam": Compared("AsyncCurve, Adam", "asynccurve", "server_lr", "adam"),
+    "asynccurve, sam": Compared("AsyncCurve, SAM", "asynccurve", "server_lr", "sam:base=adam"),
 }
 WHOLE = "asynccurve, adam"  # the row whose parts are removed, with the rates chosen for it
 ABLATIONS: dict[str, str] = {

@@ -34,6 +34,7 @@ from study import (
 
 from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import save_figure
+from fedjax_async.types import Run
 
 Rows = list[dict[str, Any]]
 
@@ -42,10 +43,15 @@ def methods(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:
     """The rows of all methods and of their runs; draws the picture."""
     chosen, tried = tuned(task, METHODS, given)
     runs = runs_of(task, chosen, given, tried)
-    figure = accuracy_curve(runs, "update", final=FINAL)
-    figure.axes[0].set_title(TASKS[task].title)
-    save_figure(figure, given.out / f"table_methods_{task}.png")
+    draw(task, runs, given)
     return rows_of(task, runs, chosen, TASKS[task].target), rows_of_seeds(task, runs, TASKS[task].target)
+
+
+def draw(task: str, runs: dict[str, list[Run]], given: argparse.Namespace) -> None:
+    """Accuracy of all methods against updates."""
+    figure = accuracy_curve({METHODS[name].title: seeds for name, seeds in runs.items()}, "update", final=FINAL)
+    figure.axes[0].set_title(TASKS[task].title, fontsize=10)
+    save_figure(figure, given.out / f"table_methods_{task}.png")
 
 
 def ablation(task: str, given: argparse.Namespace) -> tuple[Rows, Rows]:

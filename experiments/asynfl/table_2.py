@@ -34,7 +34,7 @@ def measured(scale: str) -> tuple[Setting, dict[str, float]]:
         until=Until(steps=STEPS[scale]),
     )
     d = delay_statistics(schedule, fresh=1)
-    participants = len(schedule.job) / d.steps
+    participants = len(schedule.job) / d.server_steps
     highest = max(d.tau_avgm0, d.tau_avgm1)
     setting = Setting(1, s["steps"], s["clients"], participants, 1.0, 1.0, 1.0, d.tau_max, highest, d.tau_max)
     shown = {"m": participants, "tau_max": int(d.tau_max), "tau_avgm": highest}

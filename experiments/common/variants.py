@@ -21,7 +21,7 @@ from fedjax_async import Settings
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
-from fedjax_async.results.figure import save_figure
+from fedjax_async.results.figure import look, save_figure
 from fedjax_async.results.sweeps import sweep
 from fedjax_async.types import Run
 
@@ -54,17 +54,23 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return given
 
 
+def parse_seeds(parser: argparse.ArgumentParser, seeds: Mapping[str, int]) -> argparse.Namespace:
+    """Parse with ``--seeds`` too; ``seeds``: how many by default, by scale."""
+    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
+    given = parse(parser)
+    given.seeds = seeds[given.scale] if given.seeds is None else given.seeds
+    if given.seeds < 1:
+        parser.error(f"argument --seeds: must be a whole number >= 1, not {given.seeds}")
+    return given
+
+
 def parse_tasks(
     parser: argparse.ArgumentParser, known: Iterable[str], usual: Sequence[str], seeds: Mapping[str, int]
 ) -> argparse.Namespace:
     """Parse with ``--tasks`` and ``--seeds`` too; the task of the smallest scale is always ``smoke``."""
     parser.add_argument("--tasks", nargs="+", choices=[t for t in known if t != "smoke"], default=list(usual))
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
     parser.add_argument("--variants", nargs="+", default=None, metavar="NAME", help="only these rows [all]")
-    given = parse(parser)
-    given.seeds = seeds[given.scale] if given.seeds is None else given.seeds
-    if given.seeds < 1:
-        parser.error(f"argument --seeds: must be a whole number >= 1, not {given.seeds}")
+    given = parse_seeds(parser, seeds)
     given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
     return given
 
@@ -121,6 +127,14 @@ def draw(
         figure = accuracy_curve(shown, final="last") if curves is None else curves(shown)
         figure.axes[0].set_title(", ".join(filter(None, (title, picture))), fontsize=10)
         save_figure(figure, given.out / f"{'_'.join([stem, *picture.replace('/', ' ').split()])}.png")
+
+
+def line(axes: Any, index: int, at: Sequence[float], values: Sequence[tables.Spread], label: str) -> None:
+    """The ``index``-th line of a picture: means at ``at``, with bars of a standard deviation."""
+    colour, dashes = look(index)
+    marks: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.4, "capsize": 2, "elinewidth": 1}
+    bars = [value.std for value in values]
+    axes.errorbar(at, [value.mean for value in values], bars, color=colour, linestyle=dashes, label=label, **marks)
 
 
 def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:

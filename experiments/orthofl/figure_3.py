@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from study import options, parse, report
 
-from fedjax_async.results.figure import new, save_figure
+from fedjax_async.results.figure import FAINT, PALETTE, label, new, save_figure
 from fedjax_async.server import closed, orthofl
 from fedjax_async.types import Array, Arrival, Request
 
@@ -71,17 +71,18 @@ def trajectories() -> dict[str, list[Array]]:
 
 def draw(found: dict[str, list[Array]], path: Path) -> None:
     """The trajectories over the contours of both losses."""
-    figure, axes = new(5.6, 4.6)
+    figure, axes = new(5.6, 5.0)
     grid = np.stack(np.meshgrid(np.linspace(-1, 4, 80), np.linspace(-1, 4.5, 80)), axis=-1)
-    for who, colour in (("A", "#c9a227"), ("others", "#777777")):
+    for who, colour in (("A", PALETTE[4]), ("others", FAINT)):
         values = 0.5 * np.sum(np.asarray(CURVATURE[who]) * (grid - np.asarray(MINIMA[who])) ** 2, axis=-1)
         axes.contour(grid[..., 0], grid[..., 1], values, levels=8, colors=colour, linewidths=0.7, alpha=0.6)
-    for name, points in found.items():
+        axes.plot([], color=colour, linewidth=0.7, label=f"loss of {who}")
+    for (name, points), colour in zip(found.items(), PALETTE):
         line = np.stack(points)
-        axes.plot(*line.T, "--" if "message" in name else "-", marker="o", markersize=3, label=name)
-    axes.set_xlabel("first weight")
-    axes.set_ylabel("second weight")
-    axes.legend(frameon=False, fontsize=8)
+        dash = "--" if "message" in name else "-"
+        axes.plot(*line.T, dash, color=colour, marker="o", markersize=3, label=name)
+    label(axes, "first weight", "second weight")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     save_figure(figure, path)
 
 

@@ -1,6 +1,6 @@
 """Learn on two worlds whom to send next and how much an arrival counts, for ``worlds.py`` to test on others.
 
-    python experiments/policies/learn.py --scale laptop      # about half an hour on 2 cores; goes on where it stopped
+    python experiments/policies/learn.py --scale laptop      # a quarter of an hour on 2 cores; goes on where it stopped
 
 The cross-entropy method (Rubinstein 1999) looks for numbers that make the validation accuracy high all along a run: its
 mean over the evaluations and the training worlds. Each generation draws candidates from a Gaussian, runs them with a
@@ -100,7 +100,7 @@ def main(given: argparse.Namespace) -> None:
     """Search, and write what was found."""
     smoke = given.scale == "smoke"
     setting = COMMON | (SMALL if smoke else {})
-    generations, size = (1, 2) if smoke else (8, 12)
+    generations, size = (1, 2) if smoke else (5, 12)
     file = given.out / "search.json"
     state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     given.out.mkdir(parents=True, exist_ok=True)

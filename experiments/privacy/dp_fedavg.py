@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
-from variants import Rows, Variant, options, parse, report, run_variants
+from variants import Rows, Variant, line, options, parse_seeds, report, run_variants
 
 from fedjax_async.results import guarantees, tables
-from fedjax_async.results.figure import empty, look, save_figure
+from fedjax_async.results.figure import empty, save_figure
 from fedjax_async.results.metrics import final_accuracy
 from fedjax_async.types import Run
 
@@ -77,27 +77,34 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
 
 
 def draw(rows: Rows, given: argparse.Namespace) -> None:
-    """Accuracy by the noise multiplier, a line a clip."""
-    figure = empty(5.5, 3.4)
-    axes = figure.subplots()
-    for i, (name, clip) in enumerate(dict.fromkeys((row["method"], row["clip"]) for row in rows)):
-        own = [row for row in rows if (row["method"], row["clip"]) == (name, clip)]
-        colour, dashes = look(i)
-        label = f"{name}, {clip}" if clip.startswith("quantile") else f"{name}, clip {clip}"
-        values = [row["accuracy (%)"].mean for row in own]
-        axes.plot([row["noise"] for row in own], values, color=colour, linestyle=dashes, marker="o", label=label)
-    axes.set_xlabel("noise multiplier z", fontsize=9)
-    axes.set_ylabel("test accuracy (%)", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    """Accuracy by the noise multiplier, a line a clip, a panel a method; both panels show equally many points."""
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    clips = list(dict.fromkeys(row["clip"] for row in rows))
+    figure = empty(3.4 * len(methods), 3.8)
+    panels = figure.subplots(1, len(methods), squeeze=False)[0]
+    for panel, method in zip(panels, methods):
+        for index, clip in enumerate(clips):
+            own = [row for row in rows if (row["method"], row["clip"]) == (method, clip)]
+            name = clip if clip.startswith("quantile") else f"clip {clip}"
+            if own:
+                line(panel, index, [row["noise"] for row in own], [row["accuracy (%)"] for row in own], name)
+        panel.set_title(method, fontsize=10)
+        panel.set_xticks(sorted({row["noise"] for row in rows}))
+        panel.tick_params(labelsize=9)
+        panel.set_xlabel("noise multiplier z", fontsize=9)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("test accuracy (%)", fontsize=9)
+    half = max(high - low for low, high in (panel.get_ylim() for panel in panels)) / 2
+    for panel in panels:
+        middle = sum(panel.get_ylim()) / 2
+        panel.set_ylim(middle - half, middle + half)
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     save_figure(figure, given.out / "dp_fedavg.png")
 
 
 if __name__ == "__main__":
-    parser = options(__doc__, "privacy", "dp_fedavg")
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
-    given = parse(parser)
-    given.seeds = given.seeds or SEEDS[given.scale]
+    given = parse_seeds(options(__doc__, "privacy", "dp_fedavg"), SEEDS)
     chosen, cases = variants(given.scale)
     rows = rows_of(cases, run_variants("all", SETTINGS[given.scale], chosen, given))
     report(rows, given, decimals={"noise": 1, "epsilon, participations": 1, "epsilon, sampling": 1})

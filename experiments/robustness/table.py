@@ -10,16 +10,17 @@ panel an attack. ``paper`` is larger (LeNet-5, 50 clients, ten seeds); it is no 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "common"))
 
-from variants import Rows, Variant, options, parse, report, run_variants
+from variants import Rows, Variant, line, options, parse_seeds, report, run_variants
 
 from fedjax_async.results import tables
-from fedjax_async.results.figure import empty, look, save_figure
+from fedjax_async.results.figure import empty, save_figure
 from fedjax_async.results.metrics import final_accuracy
 from fedjax_async.types import Run
 
@@ -79,29 +80,32 @@ def rows_of(cases: list[tuple[str, str, float]], runs: dict[str, list[Run]]) -> 
 
 
 def draw(rows: Rows, given: argparse.Namespace) -> None:
-    """A panel an attack: accuracy of each rule by the share of attackers."""
+    """A panel an attack: accuracy of each rule by the share of attackers; the legend has the last panel."""
     attacks = [name for name in dict.fromkeys(row["attack"] for row in rows) if name != "none"]
-    figure = empty(3.0 * len(attacks), 3.2)
-    panels = figure.subplots(1, len(attacks), sharey=True, squeeze=False)[0]
+    across = min(3, len(attacks) + 1)
+    down = math.ceil((len(attacks) + 1) / across)
+    figure = empty(2.5 * across, 2.3 * down)
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
     for panel, attack in zip(panels, attacks):
-        for i, rule in enumerate(dict.fromkeys(row["rule"] for row in rows)):
+        for index, rule in enumerate(dict.fromkeys(row["rule"] for row in rows)):
             own = [row for row in rows if row["rule"] == rule and row["attack"] in ("none", attack)]
-            colour, dashes = look(i)
-            places, means = zip(*((row["share"], row["accuracy (%)"].mean) for row in own))
-            panel.plot(places, means, color=colour, linestyle=dashes, marker="o", markersize=3, label=rule)
+            line(panel, index, [100 * row["share"] for row in own], [row["accuracy (%)"] for row in own], rule)
         panel.set_title(attack, fontsize=10)
-        panel.set_xlabel("share of attackers", fontsize=9)
+        panel.set_xticks(sorted({100 * row["share"] for row in rows}))
+        panel.tick_params(labelsize=9, labelbottom=True)
+        panel.set_xlabel("attackers (%)", fontsize=9)
+        panel.set_ylim(0, 100)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("test accuracy (%)", fontsize=9)
-    panels[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for panel in panels[len(attacks) :]:
+        panel.set_axis_off()
+    for panel in panels[::across]:
+        panel.set_ylabel("test accuracy (%)", fontsize=9)
+    panels[len(attacks)].legend(*panels[0].get_legend_handles_labels(), fontsize=9, frameon=False, loc="center")
     save_figure(figure, given.out / "table.png")
 
 
 if __name__ == "__main__":
-    parser = options(__doc__, "robustness", "table")
-    parser.add_argument("--seeds", type=int, default=None, metavar="N", help="number of seeds [by scale]")
-    given = parse(parser)
-    given.seeds = given.seeds or SEEDS[given.scale]
+    given = parse_seeds(options(__doc__, "robustness", "table"), SEEDS)
     chosen, cases = variants(given.scale)
     rows = rows_of(cases, run_variants("all", SETTINGS[given.scale], chosen, given))
     report(rows, given, decimals={"accuracy (%)": 1, "lost (points)": 1})

@@ -73,7 +73,7 @@ def table_of_orbits(scale: str) -> Rows:
         steps = int(80 / rate)  # the cycle is approached as (1 - rate)^t
 
         def period(x: Any, rate: float = rate, steps: int = steps) -> Any:
-            return orbit(field, x, lr=rate, steps=steps).period
+            return orbit(field, x, lr=rate, server_steps=steps).period
 
         top, *rest = np.asarray(jax.jit(lambda x, period=period: jax.lax.map(period, x))(starts))
         found = np.array(rest)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedjax_async import home
-from fedjax_async.cli.parsing import real, whole
+from fedjax_async.cli.parsing import folder, real, whole
 
 Action = Callable[[argparse.Namespace], None]
 EXPORT = """\
@@ -19,11 +19,10 @@ FedScale's traces are pickles, which this program never reads. Where you trust t
 
 def add_data(
     data: argparse.ArgumentParser,
-    folder: Callable[[str], str],
     later: Callable[[str, str], Action],
     add_plugins: Callable[[argparse.ArgumentParser], None],
 ) -> None:
-    """Add the actions; ``folder``: the type of a folder's name, ``later``: an action of a module to import then."""
+    """Add the actions; ``later``: an action of a module to import then."""
 
     def verify(arguments: argparse.Namespace) -> None:
         home.require_fetched(arguments.names, arguments.data_dir)

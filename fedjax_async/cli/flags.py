@@ -8,13 +8,12 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedjax_async import __version__, check, compiled, home
+from fedjax_async import __version__, compiled, home
 from fedjax_async.cli.data_flags import add_data
-from fedjax_async.cli.explain_flags import add_explain
-from fedjax_async.cli.export_flags import add_export
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
-from fedjax_async.cli.parsing import Parser, real, whole
+from fedjax_async.cli.parsing import Parser, file, folder, real, whole
+from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.settings import EVALUATIONS, Settings
 
@@ -41,22 +40,12 @@ Compiled programs are kept in $FEDJAX_ASYNC_DATA/compiled or ~/.cache/fedjax_asy
 JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR uses JAX's own cache instead.
 """
 
-PRIVACY_EPILOG = """what it says (extra privacy):
-  epsilon of the client with the largest, by the participations and weights that the run recorded: its uploads compose
-  as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. Of DP-SGD, epsilon of an example. It
-  says "none", and why, where no bound is known: without noise, with rejected uploads, or if the run stopped early.
-
-example:
-  fedjax-async run --method fedbuff@buffer:size=10 --clients 50 --privacy dp:clip=0.5,noise=1 --out runs/private
-  fedjax-async privacy runs/private --delta 1e-5
-"""
-
-# The quickstart: real data and the delays of real devices; all methods and seeds within three minutes on two cores.
+# The quickstart: real data and the delays of real devices; all methods and seeds within a minute on two cores.
 QUICKSTART = Settings(
     dataset="fashion_mnist_6k",
     partition="dirichlet:alpha=0.1",
     clients=10,
-    model="lenet5",
+    model="mlp",
     delay="rpi",
     lr=0.05,
     epochs=1,
@@ -66,20 +55,6 @@ QUICKSTART = Settings(
 QUICKSTART_METHODS = ("fedavg", "fedprox", "fedadam", "fedasync", "fedbuff", "ca2fl", "orthofl", "orthofl_released")
 QUICKSTART_SEEDS = 3
 RUN_BASE: dict[str, Any] = {"updates": 200}
-
-
-def _folder(text: str) -> str:
-    """The type of ``--out``."""
-    if not text or check.has_control(text):
-        raise argparse.ArgumentTypeError("must be the name of a folder, without control characters")
-    return text
-
-
-def _file(text: str) -> str:
-    """The type of ``--gantt`` and of the page of ``report``."""
-    if not text or check.has_control(text):
-        raise argparse.ArgumentTypeError("must be the name of a file, without control characters")
-    return text
 
 
 def _later(module: str, name: str) -> Action:
@@ -211,9 +186,7 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     """Add ``--out``, ``--overwrite`` and ``--quiet``."""
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--out", type=_folder, metavar="DIR", default=default, help=f"folder for the results [{default}]"
-    )
+    group.add_argument("--out", type=folder, metavar="DIR", default=default, help=f"folder for the results [{default}]")
     group.add_argument("--overwrite", action="store_true", help="replace results of other settings in that folder")
     group.add_argument("--again", action="store_true", help="train a finished run of the same settings once more")
     group.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -254,7 +227,7 @@ def _add_sweep(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``sweep``."""
     sub.epilog, sub.formatter_class = SWEEP_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument("file", metavar="FILE.toml", help="the file that describes the sweep")
-    sub.add_argument("--out", type=_folder, metavar="DIR", help="folder for the results [runs/FILE]")
+    sub.add_argument("--out", type=folder, metavar="DIR", help="folder for the results [runs/FILE]")
     sub.add_argument("--dry-run", action="store_true", help="check and plan everything, print the plan, train nothing")
     sub.add_argument(
         "--memory-limit", metavar="SIZE", help="most device memory in use at a time, e.g. 4GB [the device's]"
@@ -285,7 +258,7 @@ def _add_runs(command: Command) -> None:
     """Add the commands that train or plan: quickstart, run, resume, compare, sweep and plan."""
     quick = command(
         "quickstart",
-        "compare eight methods over three seeds on real data within three minutes",
+        "compare eight methods over three seeds on real data within a minute",
         _simulating("quickstart", QUICKSTART.dataset),
     )
     quick.set_defaults(methods=list(QUICKSTART_METHODS))
@@ -300,7 +273,7 @@ def _add_runs(command: Command) -> None:
     resume = command(
         "resume", "continue a run that was begun with --checkpoint and cut off", _compiling("runs", "resume")
     )
-    resume.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the run")
+    resume.add_argument("folder", type=folder, metavar="DIR", help="the --out of the run")
     resume.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_drawing(resume)
 
@@ -314,12 +287,12 @@ def _add_runs(command: Command) -> None:
 
     _add_sweep(command("sweep", "many runs from one file: a grid over any settings, side by side", _sweep))
     job = command("job", "train one job of a sweep that was submitted as an array", _later("sweep", "job"))
-    job.add_argument("folder", type=_folder, metavar="DIR", help="the --out of the sweep, or a copy of it")
+    job.add_argument("folder", type=folder, metavar="DIR", help="the --out of the sweep, or a copy of it")
     job.add_argument("index", type=whole, metavar="N", help="the number of the job, from 0")
 
     plan = command("plan", "plan a run without training: staleness, waves, Gantt chart", _simulating("plan"))
     plan.add_argument(
-        "--gantt", type=_file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
+        "--gantt", type=file, metavar="FILE", help="draw a Gantt chart, who trains when, into FILE.png, .pdf or .svg"
     )
     _add_drawing(plan, formats=False)
     _add_settings(plan, base=RUN_BASE)
@@ -328,10 +301,10 @@ def _add_runs(command: Command) -> None:
 def _add_report(sub: argparse.ArgumentParser) -> None:
     """Add the flags of ``report``."""
     sub.add_argument(
-        "folders", type=_folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
+        "folders", type=folder, nargs="+", metavar="DIR", help="the --out of a run, a comparison or a sweep"
     )
     sub.add_argument(
-        "--out", type=_file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
+        "--out", type=file, metavar="FILE.html", help="the page [DIR/report.html, or report.html for several folders]"
     )
     sub.add_argument(
         "--target",
@@ -339,14 +312,6 @@ def _add_report(sub: argparse.ArgumentParser) -> None:
         help="new tables, with the time to this test accuracy; for comparisons also a METHOD or a share such as 95%%",
     )
     _add_finals(sub, "that of the tables in DIR; if given, the tables are made anew")
-
-
-def _add_privacy(sub: argparse.ArgumentParser) -> None:
-    """Add the flags of ``privacy``."""
-    sub.epilog, sub.formatter_class = PRIVACY_EPILOG, argparse.RawDescriptionHelpFormatter
-    sub.add_argument("folders", type=_folder, nargs="+", metavar="RUN", help="the --out of a run with --privacy")
-    text = "delta, above 0 and below 1 [n^-1.1, n clients or examples]"
-    sub.add_argument("--delta", type=real, metavar="X", help=text)
 
 
 def _add_list(sub: argparse.ArgumentParser) -> None:
@@ -375,21 +340,21 @@ def parser() -> argparse.ArgumentParser:
 
     _add_runs(command)
     _add_report(
-        command("report", "write one HTML page about folders of results, to explore", _later("report", "report"))
+        command("report", "write one HTML page about folders of results, to explore", _later("saved", "report"))
     )
     landscape = command("landscape", "the loss between two or three saved runs", _compiling("landscape", "landscape"))
-    add_landscape(landscape, _folder)
+    add_landscape(landscape)
     _add_drawing(landscape)
     explain = command(
-        "explain", "which arrivals of a saved run moved the loss up or down", _compiling("explain", "explained")
+        "explain", "which arrivals of a saved run moved the loss up or down", _compiling("saved", "explained")
     )
-    add_explain(explain, _folder)
+    add_explain(explain)
     _add_drawing(explain)
-    _add_privacy(command("privacy", "epsilon of saved runs with differential privacy", _later("privacy", "privacy")))
+    add_privacy(command("privacy", "epsilon of saved runs with differential privacy", _later("saved", "privacy")))
     written = "write the model of a saved run as .safetensors or .npz, under our names or PyTorch's"
-    add_export(command("export", written, _later("export", "exported")), _folder, _file)
+    add_export(command("export", written, _later("saved", "exported")))
     everything = "every method, timing, delay, partition, data set and model by name"
     _add_list(command("list", everything, _later("listing", "list_names")))
     data = command("data", "list, fetch, verify or import data sets; import device traces", _later("data", "list_data"))
-    add_data(data, _folder, _later, _add_plugins)
+    add_data(data, _later, _add_plugins)
     return top

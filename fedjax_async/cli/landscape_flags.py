@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
-from fedjax_async.cli.parsing import real, whole
+from fedjax_async.cli.parsing import folder, real, whole
 
 LANDSCAPE_EPILOG = """what it does:
   1. For each two runs, the loss along the straight line between their models (linear mode connectivity), and along a
@@ -29,8 +28,8 @@ mixed from the ends, which may raise the loss between them.
 """
 
 
-def add_landscape(sub: argparse.ArgumentParser, folder: Callable[[str], str]) -> None:
-    """Add the flags of ``landscape``, without those of pictures; ``folder``: the type of a folder's name."""
+def add_landscape(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``landscape``, without those of pictures."""
     sub.epilog, sub.formatter_class = LANDSCAPE_EPILOG, argparse.RawDescriptionHelpFormatter
     sub.add_argument(
         "folders",

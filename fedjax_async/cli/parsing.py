@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from fedjax_async import check
 from fedjax_async.registry import is_plain_number
 
 
@@ -24,6 +25,20 @@ def _ascii(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 whole, real = _ascii(int), _ascii(float)
+
+
+def folder(text: str) -> str:
+    """The type of ``--out``, and of other folders."""
+    if not text or check.has_control(text):
+        raise argparse.ArgumentTypeError("must be the name of a folder, without control characters")
+    return text
+
+
+def file(text: str) -> str:
+    """The type of ``--gantt``, of the page of ``report`` and of other files that are written."""
+    if not text or check.has_control(text):
+        raise argparse.ArgumentTypeError("must be the name of a file, without control characters")
+    return text
 
 
 class Parser(argparse.ArgumentParser):

@@ -21,7 +21,7 @@ from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comp
 from fedjax_async.results.callbacks import Callbacks, chosen, resumed, watch_of
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import Drawing, require_matplotlib, require_picture
-from fedjax_async.results.measured import client_scores, of_metric, of_model
+from fedjax_async.results.measured import COSTS, client_scores, of_metric, of_model
 from fedjax_async.results.metrics import (
     FINAL,
     FINALS,
@@ -115,7 +115,8 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         f"{experiment.settings.method}: {scores_text(run)} ({FINALS[FINAL]}) after {counters['updates']} updates, "
         f"{steps}, {end:.0f} virtual seconds" + _unused(counters.get("unused", 0))
     )
-    print("".join(f"{line}\n" for line in [*([] if run.has_server else [nodes_text(run)]), *clients_text(run)]), end="")
+    lines = [*([] if run.has_server else [nodes_text(run)]), *clients_text(run), *attackers_text(run), *costs_text(run)]
+    print("".join(f"{line}\n" for line in lines), end="")
     if window(FINAL, rows) > 1:
         print(f"last of {rows} evaluations: {scores_text(run, 'last')}")
     useful = counters.get("useful_steps", 1) / max(counters.get("executed_steps", 1), 1)
@@ -153,7 +154,7 @@ def nodes_text(run: Run) -> str:
 
 
 def clients_text(run: Run) -> list[str]:
-    """A line for each kind of models that clients have of their own: the final scores on their own tests."""
+    """A line for each kind of models, global and clients' own: the final scores on the clients' own tests."""
     metric = "accuracy" if has_accuracy([run]) else "loss"
     lines = []
     for score in of_metric(client_scores([run]), metric):
@@ -161,9 +162,40 @@ def clients_text(run: Run) -> list[str]:
         mean, deviation, worst = (
             factor * final_value(run, f"client_{score}{end}", FINAL) for end in ("", "_std", "_worst")
         )
-        if model != of_model(metric)[0]:
+        if run.has_server or model != of_model(metric)[0]:
             lines.append(f"{model}, clients' mean {metric}: {mean:.4g} ± {deviation:.3g}, worst tenth {worst:.4g}")
-    return lines
+    return lines or _unscored(run)
+
+
+def _unscored(run: Run) -> list[str]:
+    """How to see the models that clients have of their own, where nothing scores them: a line."""
+    personal = [f"--{name}" for name in ("personal", "ditto") if run.settings.get(name) is not None]
+    if not personal or not run.has_server or run.per_client:
+        return []
+    flags = "--per-client" + (" --test-fraction 0.2" if run.settings.get("test_fraction") is None else "")
+    return [f"the clients' models of {' and '.join(personal)} are not scored: {flags} does it"]
+
+
+def attackers_text(run: Run) -> list[str]:
+    """How many clients and uploads attacked: a line, where the run has an attack."""
+    count = run.counters
+    if "attackers" not in count:
+        return []
+    return [
+        f"attackers: {count['attackers']} of {run.schedule.num_clients} clients; "
+        f"{count['malicious']} of {len(run.updates['client'])} uploads malicious"
+    ]
+
+
+def costs_text(run: Run) -> list[str]:
+    """Energy and carbon of all clients: a line, where they are counted."""
+    if "energy" not in run.evaluations:
+        return []
+    spent = []
+    for title, (column, factor) in COSTS.items():
+        name, _, unit = title.rstrip(")").partition(" (")
+        spent.append(f"{name} {factor * run.evaluations[column][-1]:.4g} {unit}")
+    return [f"spent by all clients: {', '.join(spent)}"]
 
 
 def _unused(count: int) -> str:
@@ -229,8 +261,11 @@ def _compare(arguments: argparse.Namespace, settings: Settings) -> None:
     print(f"\n{where} delays; {arguments.seeds} seed(s), {time.perf_counter() - began:.0f} s")
     print(_training_text({method: each[0] for method, each in runs.items()}))
     print(comparison)
-    pairs = "pairs.csv, pairs.md, " if (Path(arguments.out) / "pairs.csv").exists() else ""
-    print(f"saved in {arguments.out}: comparison.csv, comparison.md, {pairs}a picture, runs/")
+    for line in {line for each in runs.values() for line in _unscored(each[0])}:
+        print(f"{line}\n")
+    tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md")]
+    written = [name for name in tables if (Path(arguments.out) / name).exists()]
+    print(f"saved in {arguments.out}: {', '.join(written)}, pictures, runs/")
 
 
 def _training_text(runs: Mapping[str, Run]) -> str:

@@ -11,9 +11,9 @@ from fedjax_async.types import Schedule
 
 
 class DelayStatistics(NamedTuple):
-    """Delays in server steps over ``steps`` closed steps and all clients; see ``delay_statistics``."""
+    """Delays in server steps over all closed steps and all clients; see ``delay_statistics``."""
 
-    steps: int
+    server_steps: int
     tau_max: int
     tau_avg0: float
     tau_avgm0: float
@@ -49,7 +49,7 @@ def delay_statistics(schedule: Schedule, fresh: int = 0) -> DelayStatistics:
     mean = fresh + now - _running_sum(since, new - old, steps) / clients
     highest = fresh + now - _lowest_held(until, new, steps)
     return DelayStatistics(
-        steps=steps,
+        server_steps=steps,
         tau_max=int(highest.max()),
         tau_avg0=float(mean.mean()),
         tau_avgm0=float(highest.mean()),

@@ -122,6 +122,7 @@ EXAMPLES = {
     "normalise": "a text such as 'training'",
     "personal": "a text such as 'output'",
     "initial": "a text, the name of a file or folder",
+    "initial_rename": "a text such as 'conv1=features.0,fc1=classifier'",
     "client": "a text, the name of a registered client",
     "compress": "a text such as 'topk:ratio=0.1'",
     "feedback": "a text such as 'ef'",

@@ -19,6 +19,7 @@ from fedjax_async import check, registry, tree
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
 from fedjax_async.config import concerns, own
 from fedjax_async.config.methods import (
+    THROUGH,
     Method,
     PeerMethod,
     ignored_by,
@@ -80,7 +81,9 @@ def _check_ignored(s: Settings, chosen: Method | PeerMethod, takes: Collection[s
     """``ValueError`` for what is asked of local training that takes only the options ``takes``."""
     usual = {"optimizer": chosen.optimizer, "lr": chosen.lr, "decay": DEFAULTS["decay"]}
     for name in ignored_by(takes, plain_sgd=chosen.plain_sgd):
-        check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), f"left out: {_BRINGS}")
+        through = " or ".join(sorted(THROUGH[name]))
+        allowed = f"left out: {_BRINGS} (it has no option {through})"
+        check.require(getattr(s, name) in (None, usual[name]), name, getattr(s, name), allowed)
     proximal = "proximal" in takes or not chosen.proximal
     check.require(proximal, "proximal", chosen.proximal, f"0 (it is an option of the method): {_BRINGS}")
     if s.client is not None and (options := local_options(s.method)):

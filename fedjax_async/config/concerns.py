@@ -57,6 +57,7 @@ privacy              compared  x       -      x          x      x           x   
 
 model                world     x       x      x          x      x           x        x           x      x
 initial              compared  x       x      x          x      x           x        x           x      x
+initial_rename       compared  x       x      x          x      x           x        x           x      x
 client               compared  x       x      x          x      x           x        x           x      x
 optimizer            tuned     x       x      x          x      x           x        -           x      x
 lr                   tuned     x       x      x          x      x           x        -           x      x

@@ -126,6 +126,9 @@ class Experiment(NamedTuple):
         options["gradients"] = gradients_of(self.components, self.schedule)
         if self.settings.energy is not None:
             options["devices"] = energy.bind(self.settings.energy, self.schedule.num_clients, self.settings.seed)
+        marked = self.components.data.malicious
+        if self.settings.attack is not None and marked is not None:
+            options["attackers"] = int(marked.sum())
         return make_run(self.described, self.schedule, self.points, outcome, self.traffic, **options)
 
     def shared(self) -> tuple[Any, ...]:

@@ -7,12 +7,14 @@ the model and collects the trained ones, in a simulation or on devices; the rule
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS
@@ -22,6 +24,7 @@ from fedjax_async.local import local_training
 from fedjax_async.server import closed
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
+LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read
 INSTALL = "left out without Flower: pip install 'fedjax-async[flower]'"
 
 
@@ -41,17 +44,21 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
       rounds: of the whole run; schedules of the rule depend on it.
       options: of ``flwr.serverapp.strategy.FedAvg``: ``fraction_train``, ``min_available_nodes`` and others.
 
-    Integer arrays, such as BatchNorm's counts, are those of the newest reply. Raises: ``ValueError`` naming what cannot
-    be used, and without Flower.
+    The metrics of a reply hold ``num-examples`` (``weighted_by_key``), and for rules that read it (FedNova)
+    ``local-steps``, K of the job. Integer arrays, such as BatchNorm's counts, are those of the newest reply. Round 1
+    starts the rule anew.
+
+    Raises: ``ValueError`` naming what cannot be used, and without Flower; in a run, for a reply to no message, or whose
+    arrays or metrics do not fit.
     """
     check.whole("clients", clients)
     check.whole("rounds", rounds)
     chosen = method_of(method)
     size = _closes_after(method, chosen)
-    share = float(options.get("fraction_train", 1.0))
-    updates = max(1, int(clients * share)) * rounds
-    facts = Facts(clients, size == 1, updates, rounds if size is None else updates // size)
     check.require(importlib.util.find_spec("flwr") is not None, "strategy", method, INSTALL)
+    from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
+
+    facts = facts_of(clients, rounds, size, nodes_of_a_round(clients, FedAvg, options))
     rule = Rounds(rule_of(chosen.server, chosen.hyper, facts), clients, size, method)
     return _strategy(rule, float(chosen.proximal), options)
 
@@ -62,9 +69,33 @@ def _closes_after(method: str, chosen: Method) -> int | None:
     check.require(plain, "method", method, "one whose clients train by themselves and upload the whole model")
     name, given = registry.parse_spec("timing", chosen.timing)
     registry.bind("timing", TIMINGS, chosen.timing)()  # checks names and ranges
-    closing = {"every": 1, "buffer": given.get("size", 10), "cohort": None}
+    usual = registry.options_of(TIMINGS["buffer"])["size"].default
+    closing = {"every": 1, "buffer": given.get("size", usual), "cohort": None}
     check.one_of("timing of the method", name, closing)
     return closing[name]
+
+
+def nodes_of_a_round(clients: int, base: Callable[..., Any], options: Mapping[str, Any]) -> int:
+    """The most nodes that Flower samples for a round; ``base`` has the defaults of the options."""
+    known = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
+    for name in options:
+        check.one_of("option of strategy", name, known)
+    given = {**known, **options}
+    share, least = given["fraction_train"], given["min_train_nodes"]
+    check.require(check.is_real(share) and 0 < share <= 1, "fraction_train", share, "above 0 and at most 1")
+    check.whole("min_train_nodes", least, high=clients)
+    return max(int(clients * share), least)
+
+
+def facts_of(clients: int, rounds: int, size: int | None, nodes: int) -> Facts:
+    """What the rule is told of a run whose rounds have so many ``nodes``; ``ValueError`` if no step ever closes."""
+    updates = nodes * rounds
+    allowed = f"at most the {updates} replies of the run (it would never fill)"
+    check.require(size is None or size <= updates, "size", size, allowed)
+    return Facts(clients, size == 1, updates, rounds if size is None else updates // size)
+
+
+Arrays = Mapping[str, np.ndarray]
 
 
 class Rounds:
@@ -73,23 +104,58 @@ class Rounds:
     def __init__(self, rule: ServerAlgorithm, clients: int, size: int | None, method: str) -> None:
         self.rule, self.clients, self.size, self.method = rule, clients, size, method
         self.state: Any = None
+        self.receive, self.dispatch = jax.jit(rule.receive), jax.jit(rule.dispatch)
+        self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
+
+    def begin(self, arrays: Arrays) -> None:
+        """Start anew from these arrays; ``ValueError`` for a rule whose clients need more than a model."""
+        self.layout = layout_of(arrays)
+        self.dtypes = {name: array.dtype for name, array in arrays.items()}
         self.memory: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}  # node id -> number of the client
         self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, steps closed before
         self.steps = self.waiting = 0
-        self.receive, self.dispatch = jax.jit(rule.receive), jax.jit(rule.dispatch)
-        self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
+        self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
+        self.state, self.blank = self.rule.init(self._params(arrays))
+        self._check_rule()
 
-    def begin(self, params: Params) -> None:
-        """Start from these params; ``ValueError`` for a rule whose messages hold more than a model."""
-        self.state, self.blank = self.rule.init(params)
+    def _check_rule(self) -> None:
         message, _ = jax.eval_shape(self.rule.dispatch, self.state, self.blank, Request())
         extra = len(jax.tree.leaves(message.extra))
-        check.require(
-            extra == 0, "method", self.method, f"one that sends the model alone, not {extra} arrays beside it"
-        )
+        allowed = f"one that sends the model alone, not {extra} arrays beside it"
+        check.require(extra == 0, "method", self.method, allowed)
 
-    def message(self, node: int, now: int) -> Params:
+        def sent(steps: Any, weight: Any, state: Any, memory: Any) -> Any:
+            return self.rule.dispatch(state, memory, Request(local_steps=steps, weight=weight))
+
+        numbers = jnp.int32(1), jnp.float32(1)
+        work = any(_read(sent, *numbers, self.state, self.blank)[:2])
+        check.require(not work, "method", self.method, "one whose messages do not depend on the work of their jobs")
+
+        def received(steps: Any, start: Params, state: Any, memory: Any) -> Any:
+            zero = jnp.int32(0)
+            upload = jax.tree.map(jnp.zeros_like, start)
+            arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), steps)
+            return self.rule.receive(state, memory, arrival)
+
+        self.reads_steps = _read(received, numbers[0], message.params, self.state, self.blank)[0]
+
+    def _params(self, arrays: Arrays) -> Params:
+        """The arrays of floats; those of whole numbers are kept as they are."""
+        whole = {name: a for name, a in arrays.items() if _kind(a) != "floats"}
+        self.fixed |= whole
+        return {name: jnp.asarray(a) for name, a in arrays.items() if name not in whole}
+
+    def _arrays(self, params: Params) -> dict[str, np.ndarray]:
+        floats = {name: np.asarray(array).astype(self.dtypes[name]) for name, array in params.items()}
+        return {name: floats[name] if name in floats else self.fixed[name] for name in self.dtypes}
+
+    @property
+    def model(self) -> dict[str, np.ndarray]:
+        """The server's model."""
+        return self._arrays(self.rule.params(self.state))
+
+    def message(self, node: int, now: int) -> dict[str, np.ndarray]:
         """The model for a node."""
         number = self.numbers.setdefault(node, len(self.numbers))
         allowed = f"at most {self.clients}, as strategy(clients=...) says"
@@ -97,13 +163,21 @@ class Rounds:
         request = Request(np.int32(number), np.float32(now), np.int32(self.steps), np.int32(1), np.float32(1))
         message, self.memory[node] = self.dispatch(self.state, self.memory.get(node, self.blank), request)
         self.sent[node] = (message.params, self.steps)
-        return message.params
+        return self._arrays(message.params)
 
-    def reply(self, node: int, trained: Params, weight: float, now: int, last: bool) -> None:
+    def reply(self, node: int, arrays: Arrays, weight: Any, now: int, last: bool, local_steps: Any = None) -> None:
         """Receive a node's trained model, ``last`` of its round."""
+        where, waited_for = f"reply of node {node}", sorted(self.sent)
+        check.require(node in self.sent, "node of a reply", node, f"one that was sent a model, once: {waited_for}")
+        layout = layout_of(arrays)
+        check.require(layout == self.layout, f"{where}: arrays", layout, check.shown(self.layout))
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and not weight < 0
+        check.require(number, f"{where}: weight", weight, "a number >= 0, in the metrics")
+        if self.reads_steps:
+            check.whole(f"{where}: metric {LOCAL_STEPS}", local_steps, high=2**31 - 1)
         start, version = self.sent.pop(node)
-        upload = jax.tree.map(jnp.subtract, trained, start)
-        accepted = bool(tree.is_finite(upload)) and np.isfinite(weight)
+        upload = jax.tree.map(jnp.subtract, self._params(arrays), start)
+        accepted = bool(tree.is_finite(upload)) and 0 < weight < np.inf
         upload = upload if accepted else jax.tree.map(jnp.zeros_like, upload)
         self.waiting += 1
         closes = last if self.size is None else self.waiting == self.size
@@ -115,7 +189,7 @@ class Rounds:
             client=jnp.int32(self.numbers[node]),
             time=jnp.float32(now),
             closes=jnp.bool_(closes),
-            local_steps=jnp.int32(1),
+            local_steps=jnp.int32(local_steps if self.reads_steps else 1),
         )
         self.state, self.memory[node], _ = self.receive(self.state, self.memory[node], arrival)
         if closes:
@@ -123,40 +197,41 @@ class Rounds:
             self.steps, self.waiting = self.steps + 1, 0
 
 
+def layout_of(arrays: Arrays) -> dict[str, str]:
+    """Name -> kind and shape of each array."""
+    return {name: f"{_kind(array)} {list(array.shape)}" for name, array in arrays.items()}
+
+
+def _kind(array: np.ndarray) -> str:
+    return "floats" if jnp.issubdtype(array.dtype, jnp.floating) else "whole numbers"
+
+
+def _read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
+    """Which leaves of the arguments the results depend on."""
+    traced = jax.make_jaxpr(function)(*arguments).jaxpr
+    return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
+
+
 def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
     """The class is made here: Flower is imported by those who use it."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict  # noqa: PLC0415
     from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
 
+    def record_of(arrays: Arrays) -> Any:
+        return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
     class ServerRule(FedAvg):  # type: ignore[misc, unused-ignore]
         """``FedAvg``'s sampling and evaluation, with another server step."""
 
-        def __init__(self) -> None:
-            super().__init__(**options)
-            self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
-            self.dtypes: dict[str, Any] = {}
-
-        def _floats(self, record: Any) -> dict[str, Any]:
-            arrays = {name: array.numpy() for name, array in record.items()}
-            whole = {name: a for name, a in arrays.items() if not jnp.issubdtype(a.dtype, jnp.floating)}
-            self.fixed |= whole
-            return {name: jnp.asarray(a) for name, a in arrays.items() if name not in whole}
-
-        def _record(self, params: Params) -> Any:
-            floats = {name: np.asarray(array).astype(self.dtypes[name]) for name, array in params.items()}
-            arrays = {name: floats.get(name, self.fixed.get(name)) for name in self.dtypes}
-            return ArrayRecord({name: Array(array) for name, array in arrays.items()})
-
         def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
-            if rule.state is None:
-                self.dtypes = {name: array.numpy().dtype for name, array in arrays.items()}
-                rule.begin(self._floats(arrays))
+            if server_round == 1 or rule.state is None:
+                rule.begin({name: array.numpy() for name, array in arrays.items()})
             if proximal:
                 config["proximal-mu"] = proximal
             messages = []
             for plain in super().configure_train(server_round, arrays, config, grid):
                 node = plain.metadata.dst_node_id
-                model = self._record(rule.message(node, server_round))
+                model = record_of(rule.message(node, server_round))
                 content = RecordDict({self.arrayrecord_key: model, self.configrecord_key: ConfigRecord(dict(config))})
                 messages.append(Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node))
             return messages
@@ -164,13 +239,21 @@ def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
             good = [one for one in replies if not one.has_error()]
             for number, one in enumerate(good, start=1):
-                trained = self._floats(next(iter(one.content.array_records.values())))
-                weight = float(next(iter(one.content.metric_records.values()))[self.weighted_by_key])
-                rule.reply(one.metadata.src_node_id, trained, weight, server_round, last=number == len(good))
+                node = one.metadata.src_node_id
+                record, metrics = (_only(node, kind, one.content) for kind in ("array_records", "metric_records"))
+                trained = {name: array.numpy() for name, array in record.items()}
+                weight, steps = metrics.get(self.weighted_by_key), metrics.get(LOCAL_STEPS)
+                rule.reply(node, trained, weight, server_round, number == len(good), steps)
             if not good:
                 return None, None
             contents = [one.content for one in good]
-            metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-            return self._record(rule.rule.params(rule.state)), metrics
+            return record_of(rule.model), self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
-    return ServerRule()
+    return ServerRule(**options)
+
+
+def _only(node: int, kind: str, content: Any) -> Any:
+    """The single record of a kind in a reply."""
+    records = list(getattr(content, kind).values())
+    check.require(len(records) == 1, f"reply of node {node}: {kind}", len(records), "one")
+    return records[0]

@@ -128,7 +128,7 @@ def rule_of(spec: str) -> str:
 
 
 # Settings of local training -> options of a factory through which it takes them.
-_THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
+THROUGH = {"optimizer": {"optimizer"}, "lr": {"optimizer", "lr"}, "decay": {"scale"}}
 
 
 def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
@@ -137,7 +137,7 @@ def ignored_by(takes: Collection[str], *, plain_sgd: bool = False) -> list[str]:
     ``plain_sgd``: ``training_of`` refuses other optimisers with a reason of their own, so that none is ignored.
     """
     refused = {"optimizer"} if plain_sgd else set()
-    return [name for name, through in _THROUGH.items() if not through & {*takes} and name not in refused]
+    return [name for name, through in THROUGH.items() if not through & {*takes} and name not in refused]
 
 
 def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:

@@ -159,7 +159,7 @@ def thing_of(field: str, value: Any) -> Any:
     if value.thing is ABSENT:
         raise ValueError(
             f"{field} = {str(value)!r}: is a part of your own; give it again ({field}=...), or load the plugin that "
-            "registers it"
+            "registers it (--plugin FILE.py)"
         )
     return value.thing
 

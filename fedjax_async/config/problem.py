@@ -22,8 +22,8 @@ from fedjax_async.data.federated import with_validation
 from fedjax_async.data.normalise import normalised
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, augmented, decoded, from_module, in_dtype, is_module, rematerialised
-from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names
-from fedjax_async.models.weights import arrays_of, filled, read_arrays
+from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
+from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 
@@ -71,14 +71,8 @@ def _data(dataset: str, tests: int | None, partition: str | None, *options: Any)
         _, seed, _, validation_fraction = options
         return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
     given = own.thing_of("partition", partition)
-    try:
+    with check.called({"num_clients": "clients", "partitioner": "partition"}):
         return check_data(federate(whole, partition if given is None else checked_partition(given), *options))
-    except ValueError as error:
-        names = {"num_clients = ": "clients = ", "partitioner = ": "partition = "}  # settings call them otherwise
-        for name, setting in names.items():
-            if str(error).startswith(name):
-                raise ValueError(setting + str(error).removeprefix(name)) from None
-        raise
 
 
 @registry.cached_by_name(maxsize=64)
@@ -234,20 +228,41 @@ PARAMS = "params.npz"  # of the folder of a run: the parameters at its end
 def start_of(s: Settings, model: Model, data: FederatedData) -> tuple[Params, Key]:
     """The parameters that a run starts from, and its key: the model's own, or those that the setting ``initial`` names.
 
-    A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``). ``ValueError`` naming the
-    file and the array that does not fit.
+    A file may have the names of the run's parameters, or PyTorch's (``models.state_dicts``), of layers that
+    ``initial_rename`` names otherwise. ``ValueError`` naming the file and the array that does not fit.
     """
     params, key = initial(model, s.compute)(jax.random.key(s.seed))
     if s.initial is None:
         return params, key
+    renamed = layer_names("initial_rename", s.initial_rename)
     given = own.thing_of("initial", s.initial)
     if given is not None:
+        allowed = "left out with an object as initial, which has the model's own names"
+        check.require(renamed is None, "initial_rename", s.initial_rename, allowed)
         return filled(params, arrays_of(given), "initial"), key
-    path = Path(s.initial)
+    allowed = f"a file of weights ({', '.join(READERS)}) or the folder of a run, but there is none"
+    check.require(Path(s.initial).exists(), "initial", s.initial, allowed)
+    try:
+        return _read_start(s, params, data, renamed), key
+    except ValueError as error:
+        raise ValueError(f"initial = {s.initial!r}: {error}") from error
+
+
+def _read_start(s: Settings, params: Params, data: FederatedData, renamed: dict[str, str] | None) -> Params:
+    """The parameters in the file that ``initial`` names, in the structure of ``params``."""
+    path = Path(str(s.initial))
     arrays = read_arrays(path / PARAMS if path.is_dir() else path)
-    if not has_torch_names(arrays, params):
-        return filled(params, arrays, str(path)), key
-    return from_torch(arrays, params, flattened=flattened_of(s, data), source=str(path)), key
+    if renamed is not None or has_torch_names(arrays, params):
+        options: dict[str, Any] = {"flattened": flattened_of(s, data), "modules": renamed, "source": "the file"}
+        with check.called({"modules": "initial_rename"}):
+            return from_torch(arrays, params, **options)
+    names = sorted(arrays_of(params))
+    allowed = (
+        f"those of the model ({', '.join(names)}), or PyTorch's; layers with another name there are given by "
+        "initial_rename=LAYER=NAME,..."
+    )
+    check.require(not arrays or bool({*arrays} & {*names}), "names in the file", ", ".join(sorted(arrays)), allowed)
+    return filled(params, arrays, "the file")
 
 
 def flattened_of(s: Settings, data: FederatedData) -> dict[str, int]:

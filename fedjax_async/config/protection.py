@@ -20,7 +20,7 @@ from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Hyper, Server, bound, rule_of, split_options
 from fedjax_async.local.dp_sgd import PerExample
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, private
-from fedjax_async.server.privacy import combined
+from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import Facts, FederatedData, Path, Schedule, ServerAlgorithm
 
 ATTACK_RNG = 2  # beside the seed, of the generator that draws the attackers
@@ -36,7 +36,8 @@ def privacy_of(spec: str | None) -> Privacy:
         made = registry.bind("privacy", PRIVACY, part)()
         check.kind(f"privacy {part}", made, Privacy, "a factory of a server.Privacy")
         parts.append(made)
-    return combined(parts)
+    with registry.naming("privacy", spec, PARTS_FOR.values()):
+        return combined(parts)
 
 
 def attack_of(spec: str) -> Attack:
@@ -60,7 +61,8 @@ def per_example_of(s: Settings, takes: Collection[str]) -> PerExample | None:
 def with_attackers(data: FederatedData, spec: str, seed: int) -> FederatedData:
     """The data with the clients that attack, drawn by the seed, and with the labels that they train on."""
     attack = attack_of(spec)
-    marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
+    with registry.naming("attack", spec, registry.options_of(attackers)):
+        marked = attack.who.drawn(len(data.size), np.random.default_rng((seed, ATTACK_RNG)))
     data = data._replace(malicious=marked)
     if attack.relabel is None or not marked.any():
         return data
@@ -134,12 +136,13 @@ class Multipliers(NamedTuple):
 def multipliers(noise: float, quantile: float | None, count_noise: float | None, uploads: int) -> Multipliers:
     """``z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)`` and ``sigma_b``: Andrew et al. (2021), Theorem 1.
 
-    Shifted by 1/2, what a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
+    It is ``z (1 - (z / (2 sigma_b))^2)^(-1/2)`` here, which neither overflows nor divides by zero. Shifted by 1/2, what
+    a client adds to the number is 1/2 at most, so that its noise multiplier is ``2 sigma_b``.
     """
     if quantile is None or noise == 0:
         return Multipliers(float(noise), 0.0)
     count = max(float(noise), uploads / 20) if count_noise is None else float(count_noise)
-    return Multipliers((noise**-2 - (2 * count) ** -2) ** -0.5, count)
+    return Multipliers(noise * (1 - (noise / (2 * count)) ** 2) ** -0.5, count)
 
 
 def _hashable(tree: Any) -> tuple[Any, Any]:
@@ -196,7 +199,8 @@ def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedu
         return
     why = f"privacy = {s.privacy}: the server sees sums only"
     sums = rule_of(server, hyper, Facts(schedule.num_clients)).sums
-    check.require(sums, "method", str(s.method), f"one that uses only the weighted sum of a step's uploads ({why})")
+    allowed = f"one that uses only the weighted sum of a step's uploads, as its rule's sums=True says ({why})"
+    check.require(sums, "method", str(s.method), allowed)
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
     check.require(not probes, "probes", list(probes or ()), f"left out ({why})")
     fewest = int(uploads_of_steps(schedule).min(initial=asked.least))

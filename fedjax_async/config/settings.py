@@ -107,6 +107,12 @@ class Settings:
         "start from the weights in this file (.npz, .safetensors, .pt) or of this folder's run [random]",
         "training",
     )
+    initial_rename: str | None = _field(
+        None,
+        "layers with another name in that file, which then has PyTorch's names: LAYER=NAME, several joined by commas, "
+        "as --rename of export",
+        "training",
+    )
     client: str | None = _field(
         None, "local training of your own, by its registered name (default: the method's)", "training"
     )
@@ -231,6 +237,8 @@ class Settings:
         if self.engine == "reference":
             concerns.refuse("reference", given_in(self))
         check.require(self.late == "apply" or self.timeout is not None, "late", self.late, "left out without a timeout")
+        renames = self.initial_rename is None or self.initial is not None
+        check.require(renames, "initial_rename", self.initial_rename, "left out without initial")
         alone = self.eval_examples is None or (self.test_fraction is None and not self.per_client)
         check.require(alone, "eval_examples", self.eval_examples, "left out where clients have tests of their own")
         for rivals in (("epochs", "steps"), EVALUATIONS):
@@ -243,7 +251,8 @@ class Settings:
 
 # Settings that files leave out where they have their default.
 OPTIONAL = (
-    "policy", "topology", "exchange", "global_tests", "initial", "client", "stop_at", "patience", "metrics",
+    "policy", "topology", "exchange", "global_tests", "initial", "initial_rename", "client", "stop_at", "patience",
+    "metrics",
     "train_loss", "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps",
     "waves_per_call", "attack", "privacy",
 )  # fmt: skip

@@ -70,6 +70,7 @@ def make_run(
     gradients: np.ndarray | None = None,
     waits: bool = True,
     devices: Devices | None = None,
+    attackers: int | None = None,
 ) -> Run:
     """Join the schedule's columns with the engine's.
 
@@ -85,6 +86,7 @@ def make_run(
     the uploads of that step are then not ``used``: ``unused`` counts them, and they are no updates. All tables of a run
     that was stopped end at its last evaluation.
     ``devices``: adds ``energy`` (J) and ``carbon`` (g CO2e), of each arrival's job, and of all clients so far.
+    ``attackers``: how many clients attack; counted with their uploads, ``malicious``.
     """
     sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, outcome, traffic)
@@ -140,6 +142,7 @@ def make_run(
         "trained_in_vain": _followed(schedule, outcome.in_vain),
         **{name: faults[name] for name in FAULTS},
         **_phase_changes(records),
+        **({} if attackers is None else {"attackers": attackers, "malicious": int(records["malicious"].sum())}),
         **outcome.counters,
     }
     tables = Columns(evaluations), Columns(updates)

@@ -23,9 +23,10 @@ class Piece(NamedTuple):
 
 
 def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., Any]) -> Any:
-    """``train_and_receive(tables, carry, buffers, work, count) -> (carry, buffers, rejected)``: some pieces in turn.
+    """``train_and_receive(tables, carry, buffers, work, count) -> (carry, buffers, rejected)``: pieces in turn.
 
-    ``trains``: width -> the function that trains, and ``receive``: as of single calls. ``work``: see :func:`work_of`.
+    ``trains``: width -> :func:`make_train` of that width, from wide to narrow. ``receive``: :func:`make_receive`.
+    ``work``: the table of :func:`work_of`, for ``count`` pieces.
     """
 
     def train_and_receive(
@@ -57,16 +58,18 @@ def work_of(
     ranks: np.ndarray | None,
     length: int,
 ) -> np.ndarray:
-    """What a call is told of its pieces; int32[length, widths + 1, 4].
+    """The table that a call works through; int32[length, widths + 1, 4].
 
-    Of each piece a row for each width, from wide to narrow as a batch narrows: the span of ``make_train``, or zeros
-    where nothing is trained at it. Then the span of ``receive``, in positions, or in ``ranks`` if these are given.
+    A piece has ``widths + 1`` rows. The first ones train, one a width from wide to narrow, with the columns first job,
+    jobs, first local step, end of the steps (the span of ``make_train``); a row of zeros trains nothing. The last row
+    receives, with the columns low, high (the span of ``receive``): positions, or with ``ranks`` indices of these.
+    Unused pieces are zeros.
     """
     work = np.zeros((length, len(widths) + 1, 4), np.int32)
     level = {width: k for k, width in enumerate(sorted(widths, reverse=True))}
-    for row, (group, low, high) in zip(work, pieces):
+    for rows, (group, low, high) in zip(work, pieces):
         for batch in [] if group is None else groups[group]:
             for width, first, last in batch.segments:
-                row[level[width]] = batch.first, batch.jobs, first, last
-        row[-1, :2] = (low, high) if ranks is None else np.searchsorted(ranks, [low, high])
+                rows[level[width]] = batch.first, batch.jobs, first, last
+        rows[-1, :2] = (low, high) if ranks is None else np.searchsorted(ranks, [low, high])
     return work

@@ -16,7 +16,16 @@ from fedjax_async.local.batches import seed_of
 from fedjax_async.local.metrics import metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
-from fedjax_async.local.training import batch_gradient, proximal_term, replaced, shared_part, trained
+from fedjax_async.local.training import (
+    Scale,
+    batch_gradient,
+    decay_factor,
+    proximal_term,
+    replaced,
+    require_parts,
+    shared_part,
+    trained,
+)
 from fedjax_async.local.warm import READINGS, require_adam, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced
 
@@ -56,7 +65,7 @@ def curve_training(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Traced = 0.0,
-    scale: Callable[[Array], Array] | None = None,
+    scale: Scale = None,
     metric: str = "hyperbolic",
     sigma: Traced | None = None,
     beta: Traced | None = None,
@@ -76,7 +85,8 @@ def curve_training(
     virtual time is that of K local steps. The end trains on the same minibatches as in ``local_training``.
 
     Args:
-      optimizer, batch_size, proximal, scale: as in ``local_training``; ``scale`` multiplies both learning rates.
+      optimizer, batch_size, proximal, scale: as in ``local_training``; ``scale`` multiplies both learning rates;
+        a ``WithinJob`` counts the steps of the end and of the control point by themselves.
       metric: of the proximal term, a name in ``METRICS``; ``sigma`` and ``beta`` are the options of ``hyperbolic``.
       control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
       gamma: share of dphi along the chord that is removed, in [0, 1].
@@ -89,7 +99,7 @@ def curve_training(
     Source: AsyncManifold (2025), Algorithm 2. Deviations: the factor 2 in B; the uploaded offset is that of eq. 30,
     with the last chord; Adam adds eps to the root of the second moment.
     """
-    check.whole("batch_size", batch_size)
+    require_parts(model, optimizer, batch_size, scale)
     check.positive("control_lr", control_lr)
     check.in_range("gamma", gamma, 0.0, 1.0)
     check.one_of("warm", warm, READINGS)
@@ -118,7 +128,7 @@ def curve_training(
         if order == "alternate":
             return jax.lax.fori_loop(0, 2, lambda i, work: one(_alternate(2 * k + i, steps, per_epoch), work), work)
         span = _share(k, steps, epochs * per_epoch)
-        return jax.lax.fori_loop(*span, lambda j, work: one(_after(j, steps, per_epoch), work), work)
+        return jax.lax.fori_loop(*span, lambda j, work: one(_after(j, steps, epochs * per_epoch), work), work)
 
     def finish(work: Work, message: Message, client_state: State) -> tuple[Curve, State]:
         delta = jax.tree.map(jnp.subtract, work.params, message.params)
@@ -137,7 +147,7 @@ def curve_training(
 def _control_epochs(order: str, given: int | None) -> int:
     """Epochs of the control point with the order ``after``."""
     check.one_of("order", order, ORDERS)
-    check.require(order == "after" or given is None, "control_epochs", given, "left out: order=after")
+    check.require(order == "after" or given is None, "control_epochs", given, "left out unless order=after")
     epochs = 5 if given is None else given
     check.whole("control_epochs", epochs)
     return epochs
@@ -155,7 +165,7 @@ class _Parts(NamedTuple):
     pulled: Callable[[Any, Any, Any], Any]  # adds the gradient of the proximal term
     batch_size: int
     gamma: Traced
-    scale: Callable[[Array], Array] | None
+    scale: Scale
 
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
@@ -164,7 +174,7 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
     old = joined(weights)
     s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
     sway = 2.0 * s * (1.0 - s)
-    factor = None if parts.scale is None else parts.scale(jnp.asarray(message.version))
+    factor = decay_factor(parts.scale, message, phase.number, phase.total)
 
     def of_now(_: Chord) -> Chord:
         change = old - start
@@ -224,6 +234,7 @@ class Phase(NamedTuple):
     number: Array  # int32[], earlier gradients of the same
     fresh: Array  # bool[], whether the control point's moments start anew
     anew: Array  # bool[], whether it is the control point's first since the end has moved
+    total: Array  # int32[], all gradients of the same in this job
 
 
 def _batches(examples: Any, batch_size: int) -> Any:
@@ -244,13 +255,14 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
     end = jnp.where(complete, epoch % 2 == 0, first)
     number = jnp.where(complete, epoch // 2 * per_epoch + within, whole + jnp.where(first, over, over - rest))
     fresh = number % per_epoch == 0
-    return Phase(end, number, fresh, ~end & fresh)
+    return Phase(end, number, fresh, ~end & fresh, steps)
 
 
-def _after(j: Array, steps: Array, per_epoch: Array) -> Phase:
-    """Gradient ``j``: K of the end first, all others of the control point."""
+def _after(j: Array, steps: Array, extra: Array) -> Phase:
+    """Gradient ``j`` of ``K + extra``: K of the end first, all others of the control point."""
     end = j < steps
-    return Phase(end, jnp.where(end, j, j - steps), jnp.zeros_like(end), j == steps)
+    number, total = tree.where(end, (j, steps), (j - steps, extra))
+    return Phase(end, number, jnp.zeros_like(end), j == steps, total)
 
 
 def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:

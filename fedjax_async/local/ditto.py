@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_async import tree
+from fedjax_async.local.private import wrapping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
 
 DITTO = 0xD1770  # folded into a job's key: the personal model has minibatches of its own
@@ -50,23 +51,16 @@ def with_personal_model(client: ClientAlgorithm, trainer: ClientAlgorithm) -> Cl
         model = tree.where(tree.is_finite(personal.params), personal.params, client_state[1])
         return upload, (kept, model)
 
-    def info(client_state: State) -> dict[str, Array]:
-        return {} if client.info is None else client.info(client_state[0])
-
-    def unsent(before: State, after: State) -> State:
-        return (after[0] if client.unsent is None else client.unsent(before[0], after[0])), after[1]
-
     def gradients(steps: np.ndarray, examples: np.ndarray) -> np.ndarray:
         each = [one.gradients(steps, examples) if one.gradients else steps for one in (client, trainer)]
         return np.asarray(each[0] + each[1])
 
-    return client._replace(
+    return wrapping(
+        client,
         init=init,
         begin=begin,
         step=step,
         finish=finish,
-        info=None if client.info is None else info,
-        unsent=unsent,
         own=lambda message, client_state: client_state[1],
         gradients=gradients,
     )

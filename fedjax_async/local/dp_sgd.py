@@ -33,8 +33,8 @@ def require_usable(model: Model, optimizer: optax.GradientTransformation) -> Non
     check.require(steps == 1, "optimizer", f"one with {steps} gradients a step", allowed)
 
 
-def private_gradient(
-    model: Model, private: PerExample, x: Array, y: Array, factor: Array, size: Array, job_key: Key, k: Array
+def noised_gradient(
+    model: Model, per_example: PerExample, x: Array, y: Array, factor: Array, size: Array, job_key: Key, k: Array
 ) -> Callable[[Params], Params]:
     """``gradient(weights)``: ``(sum_i clip_C(g_i) + z C N(0, I)) / min(B, n)`` of the B rows of a minibatch.
 
@@ -55,7 +55,7 @@ def private_gradient(
         each = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0, 0, 0))(weights, x, y, factor, keys)
         real = jnp.result_type(*jax.tree.leaves(each))
         aggregate = contrib.differentially_private_aggregate(
-            jnp.asarray(private.clip, real), jnp.asarray(private.noise, real), key=noise_key(job_key, k)
+            jnp.asarray(per_example.clip, real), jnp.asarray(per_example.noise, real), key=noise_key(job_key, k)
         )
         with jax.numpy_dtype_promotion("standard"):
             mean, _ = aggregate.update(each, aggregate.init(weights))

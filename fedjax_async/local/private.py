@@ -1,8 +1,9 @@
-"""Private params: leaves that stay on their client."""
+"""Private params: leaves that stay on their client; and what wrappers around a client have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,22 +42,28 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str 
         shared = tree.join(sent, zeros)
         return (shared if part is None else upload._replace(**{part: shared})), (inner, leaves)
 
-    def info(client_state: State) -> dict[str, Array]:
-        return {} if client.info is None else client.info(client_state[0])
-
-    def unsent(before: State, after: State) -> State:
-        return (after[0] if client.unsent is None else client.unsent(before[0], after[0])), after[1]
-
     def own_model(message: Message, client_state: State) -> Params:
         message = with_private(message, client_state[1])
         return message.params if client.own is None else client.own(message, client_state[0])
 
-    return client._replace(
-        init=init,
-        begin=begin,
-        step=step,
-        finish=finish,
-        info=None if client.info is None else info,
-        unsent=unsent,
-        own=own_model,
-    )
+    return wrapping(client, init=init, begin=begin, step=step, finish=finish, own=own_model)
+
+
+def wrapping(client: ClientAlgorithm, **parts: Callable[..., Any]) -> ClientAlgorithm:
+    """``client`` with the ``parts`` of a wrapper whose state is ``(state of client, what the wrapper keeps)``.
+
+    What the client records, what it undoes after an upload that is never applied, and unless ``parts`` say otherwise
+    the model that it would use, stay its own.
+    """
+
+    def info(client_state: State) -> dict[str, Array]:
+        return client.info(client_state[0])  # type: ignore[misc]
+
+    def unsent(before: State, after: State) -> State:
+        return client.unsent(before[0], after[0]), after[1]  # type: ignore[misc]
+
+    def own(message: Message, client_state: State) -> Params:
+        return client.own(message, client_state[0])  # type: ignore[misc]
+
+    of_client = {"info": client.info and info, "unsent": client.unsent and unsent, "own": client.own and own}
+    return client._replace(**{**of_client, **parts})  # type: ignore[arg-type]

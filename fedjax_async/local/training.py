@@ -11,7 +11,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
-from fedjax_async.local.dp_sgd import PerExample, private_gradient, require_usable
+from fedjax_async.local.dp_sgd import PerExample, noised_gradient, require_usable
 from fedjax_async.local.metrics import Metric, metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
@@ -22,6 +22,9 @@ class WithinJob(NamedTuple):
     """A factor on the local updates that changes within a job: ``factor(k, K)``, local step k (0, 1, ...) of K."""
 
     factor: Callable[[Array, Array], Array]
+
+
+Scale = Callable[[Array], Array] | WithinJob | None  # a function of the message's version, or of the local step
 
 
 class Work(NamedTuple):
@@ -39,7 +42,7 @@ def local_training(
     optimizer: optax.GradientTransformation,
     batch_size: int = 32,
     proximal: Any = 0.0,
-    scale: Callable[[Array], Array] | WithinJob | None = None,
+    scale: Scale = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
     metric: Metric | str | None = None,
     keep_optimizer: bool = False,
@@ -62,22 +65,23 @@ def local_training(
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
         before dispatch), for example an optax schedule that decays over the run; or a ``WithinJob``.
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
-        term, for example for control variates. A wrapper passes its client's state in ``message.extra``,
-        hands this client's own state on (private leaves are in it), and applies ``trained`` to what it corrects by.
+        term, for example for control variates. A wrapper passes its client's state in ``message.extra`` and hands
+        this client's own state on (private leaves are in it). Gradient and weights have no running statistics: a
+        wrapper adds ``trained(model, control)``, not ``control``.
       metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``, or a name in ``METRICS``.
       keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
         rejected leaves it as it was.
       shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
         the examples after the last whole batch are left out.
-      per_example: DP-SGD, see ``dp_sgd.private_gradient``: clip the gradient of each example, add noise to their sum.
+      per_example: DP-SGD, see ``dp_sgd.noised_gradient``: clip the gradient of each example, add noise to their sum.
 
     Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
     :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
     """
-    _require(model, optimizer, batch_size, keep_optimizer=keep_optimizer, shuffle=shuffle)
+    require_parts(model, optimizer, batch_size, scale)
+    for name, value in {"keep_optimizer": keep_optimizer, "shuffle": shuffle}.items():
+        check.one_of(name, value, (False, True))
     check.require(correct is None or callable(correct), "correct", correct, "correct(gradient, weights, message)")
-    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
-    check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
     if per_example is not None:
         require_usable(model, optimizer)
     pulled = proximal_term(proximal, metric)
@@ -89,8 +93,8 @@ def local_training(
         return Work(message.params, state, key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        which = (work.seed, work.key, k)
-        loss_gradient = batch_gradient(model, work.params, data, which, batch_size, shuffle, per_example)
+        local_step = (work.seed, work.key, k)
+        loss_gradient = batch_gradient(model, work.params, data, local_step, batch_size, shuffle, per_example)
         old = trained(model, work.params)
 
         def total(gradient: Params, weights: Params) -> Params:
@@ -98,11 +102,7 @@ def local_training(
             return gradient if correct is None else correct(gradient, weights, message)
 
         gradient, moved = loss_gradient(old)
-        factor: Array | None = None
-        if isinstance(scale, WithinJob):
-            factor = scale.factor(k, jnp.asarray(message.local_steps))
-        elif scale is not None:
-            factor = scale(jnp.asarray(message.version))
+        factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
         weights, state = tree.optimize(
             optimizer,
             total(gradient, old),
@@ -124,24 +124,32 @@ def local_training(
     return plain if model.private is None else keeping(plain, model.private)
 
 
-def _require(model: Model, optimizer: Any, batch_size: Any, **switches: Any) -> None:
+def require_parts(model: Model, optimizer: Any, batch_size: Any, scale: Any) -> None:
+    """``ValueError`` naming the first of these options of local training that is none."""
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
-    for name, value in switches.items():
-        check.one_of(name, value, (False, True))
+    known = scale is None or callable(scale) or isinstance(scale, WithinJob)
+    check.require(known, "scale", scale, "a function of the message's version, or WithinJob(f)")
 
 
 # --- the parts of a step ----------------------------------------------------------------------
 
-Batch = tuple[Array, Key, Array]  # the seed that orders the minibatches, the key of the job, the number of the step
+LocalStep = tuple[Array, Key, Array]  # the seed that orders the job's minibatches, the job's key, the step's number
+
+
+def decay_factor(scale: Scale, message: Message, k: Array, steps: Array) -> Array | None:
+    """The factor on update ``k`` of ``steps`` in a job; ``None`` for 1."""
+    if isinstance(scale, WithinJob):
+        return scale.factor(k, steps)
+    return None if scale is None else scale(jnp.asarray(message.version))
 
 
 def batch_gradient(
     model: Model,
     params: Params,
     data: ClientData,
-    which: Batch,
+    local_step: LocalStep,
     batch_size: int,
     shuffle: bool = True,
     per_example: PerExample | None = None,
@@ -151,7 +159,7 @@ def batch_gradient(
     ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
     ``per_example``: clip and noise of DP-SGD, which changes what the mean is.
     """
-    seed, job_key, k = which
+    seed, job_key, k = local_step
     position, mask = batch(seed, k, data.size, batch_size) if shuffle else stored_batch(k, data.size, batch_size)
     index = data.order[data.offset + position]
     if per_example is not None:
@@ -159,8 +167,8 @@ def batch_gradient(
         if data.weight is not None:
             factor = factor * jnp.broadcast_to(data.weight, data.y.shape[:1])[index].astype(factor.dtype)
         examples = data.x[index], data.y[index], factor, data.size
-        private = private_gradient(model, per_example, *examples, job_key, k)
-        return lambda weights: (private(weights), ())
+        gradient = noised_gradient(model, per_example, *examples, job_key, k)
+        return lambda weights: (gradient(weights), ())
 
     def objective(weights: Params) -> tuple[Array, Params]:
         outputs, moved = _forward(model, weights, params, data.x[index], jax.random.fold_in(job_key, k), mask)
@@ -178,16 +186,17 @@ def batch_gradient(
 def proximal_term(proximal: Any, metric: Metric | str | None) -> Callable[[Params, Params, Params], Params]:
     """``pulled(gradient, weights, start) -> gradient``, the gradient plus that of ``(mu/2) metric(weights, start)``."""
     check.non_negative("proximal", proximal)
-    of = metric_of(metric) if isinstance(metric, str) else metric
-    check.require(of is None or callable(of), "metric", metric, "a function metric(w, w_0), or a name in METRICS")
+    distance = metric_of(metric) if isinstance(metric, str) else metric
+    known = distance is None or callable(distance)
+    check.require(known, "metric", metric, "a function metric(w, w_0), or a name in METRICS")
     if isinstance(proximal, (int, float)) and proximal == 0:
         return lambda gradient, weights, start: gradient
 
     def pulled(gradient: Params, weights: Params, start: Params) -> Params:
-        if of is None:
+        if distance is None:
             pull = jax.tree.map(lambda w, w0: jnp.asarray(proximal, w.dtype) * (w - w0), weights, start)
         else:
-            slope = jax.grad(of)(weights, start)
+            slope = jax.grad(distance)(weights, start)
             pull = jax.tree.map(lambda g: jnp.asarray(proximal, g.dtype) * (0.5 * g), slope)
         return jax.tree.map(jnp.add, gradient, pull)
 

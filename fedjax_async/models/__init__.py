@@ -34,7 +34,7 @@ from fedjax_async.models.norm import NORMS, STATISTICS, BatchNorm, GroupNorm
 from fedjax_async.models.resnet import resnet18, resnet18_1d
 from fedjax_async.models.safetensors import read_safetensors
 from fedjax_async.models.small import cnn, lenet5, lenet5_cifar, lenet5_orthofl, linear, logistic, mlp
-from fedjax_async.models.state_dicts import flattened, from_torch, to_torch
+from fedjax_async.models.state_dicts import flattened, from_torch, layer_names, to_torch
 from fedjax_async.models.weights import arrays_of, filled, read_arrays, write_arrays
 from fedjax_async.models.wrap import augmented, decoded, from_flax, in_dtype, rematerialised
 from fedjax_async.types import Model
@@ -90,6 +90,7 @@ __all__ = [
     "hits",
     "in_dtype",
     "is_module",
+    "layer_names",
     "linear",
     "make",
     "max_pool",

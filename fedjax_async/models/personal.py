@@ -21,7 +21,7 @@ def personal_paths(names: str, params: Params) -> frozenset[Path]:
     normalisation layers: those with a ``scale``, and all running statistics (FedBN: Li et al. 2021). Layers that keep
     a head were proposed by Arivazhagan et al. (2019, FedPer), that keep the first layers by Liang et al. (2020).
 
-    Raises: ``ValueError`` for a pattern that means nothing, with the layers that there are.
+    Raises: ``ValueError`` for a pattern that means nothing, with the layers that there are, and for all leaves.
 
     >>> sorted(personal_paths("out*", {"fc1": {"kernel": 0}, "output": {"kernel": 0, "bias": 0}}))
     [('output', 'bias'), ('output', 'kernel')]
@@ -30,16 +30,19 @@ def personal_paths(names: str, params: Params) -> frozenset[Path]:
     nested = {path[0] for path in paths} == {"params", STATISTICS}
     layers = {path: path[1:] if nested else path for path in paths}
     scaled = {layer[:-1] for layer in layers.values() if layer[-1] == "scale"}
+    known = sorted({"/".join(layer[:-1]) or layer[-1] for layer in layers.values()})
     found: set[Path] = set()
     for name in names.split(","):
         if name == NORMS:
             meant = {path for path, layer in layers.items() if path[0] == STATISTICS or layer[:-1] in scaled}
         else:
             meant = {path for path, layer in layers.items() if _matches(name, layer)}
-        known = sorted({"/".join(layer[:-1]) or layer[-1] for layer in layers.values()})
-        allowed = f"layers of the model, by name (* for any letters), or {NORMS}; it has {', '.join(known)}"
+        norms = f", or {NORMS}" if scaled else ""
+        allowed = f"layers of the model, by name (* for any letters){norms}; it has {', '.join(known)}"
         check.require(bool(meant), "personal", name, allowed)
         found |= meant
+    allowed = f"some of the layers, not all that the model has ({', '.join(known)}): the server would have none"
+    check.require(len(found) < len(paths), "personal", names, allowed)
     return frozenset(found)
 
 

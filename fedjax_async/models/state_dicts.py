@@ -11,9 +11,13 @@
 BatchNorm's ``num_batches_tracked``, which PyTorch counts and does not use, is written as 0 and not read. All other
 leaves keep their name, with dots, and their layout.
 
+A kernel of more than two axes is taken for that of a convolution. Attention, transposed convolutions and all other
+layers with such kernels have other layouts in PyTorch and are refused: by :func:`flattened`, which sees the types of
+the layers, and by :func:`to_torch` and :func:`from_torch` if the bias has more than one axis, too.
+
 **Flattening.** Images are ``[B, H, W, C]`` here and ``[B, C, H, W]`` there, so the inputs of a dense layer behind a
 flattened feature map come in another order. :func:`flattened` finds these layers; the rows of their kernels are
-permuted.
+permuted. Embeddings and dense layers put the channels last there too, ``[B, T, C]``.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import numpy as np
 from flax import linen as nn
 
 from fedjax_async import check
+from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.types import Model, Params, Path
@@ -33,14 +38,16 @@ from fedjax_async.types import Model, Params, Path
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "embedding": "weight"}
 STATISTIC = {"mean": "running_mean", "var": "running_var"}
+CONVOLUTIONS = (nn.Conv, Conv, ConvPool)  # PyTorch puts the channels of their outputs first
+CHANNELS_LAST = (nn.Embed, nn.Dense, nn.DenseGeneral, nn.RNN)  # and here last, [B, T, C]; others keep what they get
 
 
-class Place(NamedTuple):
-    """Where a leaf is found in a state dict, and how to get it there and back."""
+class Leaf(NamedTuple):
+    """A leaf of the params in a state dict: its name, and its layout from ours to PyTorch's and from PyTorch's."""
 
     name: str  # conv1.weight
-    there: Callable[[np.ndarray], np.ndarray]
-    back: Callable[[np.ndarray], np.ndarray]
+    to_torch: Callable[[np.ndarray], np.ndarray]
+    from_torch: Callable[[np.ndarray], np.ndarray]
 
 
 def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
@@ -48,27 +55,36 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
 
     ``model``: of ``from_flax``, on decoded inputs of ``input_shape``. Nothing is computed: the layers are followed with
     shapes alone. A dense layer counts if it sees rows [B, S C] and the last output with positions before it was
-    [B, ..., C]; a mean over the positions leaves S = 1, which needs no permutation.
+    [B, ..., C] of a convolution (or the image itself), normalised or not; a mean over the positions leaves S = 1, which
+    needs no permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
+
+    Raises: ``ValueError`` naming a layer with a kernel of more than two axes that is no convolution, such as one of
+    attention or a transposed convolution.
 
     >>> from fedjax_async import models
     >>> flattened(models.make("lenet5"), (28, 28, 1))
     {'fc1': 16}
     """
-    channels = input_shape[-1] if len(input_shape) > 1 else 0
+    channels_first = len(input_shape) > 1  # in PyTorch, of the last output with positions
+    channels = input_shape[-1] if channels_first else 0  # of that output, if they are first
     found: dict[str, int] = {}
 
     def follow(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        nonlocal channels
+        nonlocal channels, channels_first
+        module = context.module
         x: Any = args[0] if args else None
-        if isinstance(context.module, nn.Dense) and context.method_name == "__call__" and getattr(x, "ndim", 0) == 2:
+        if isinstance(module, nn.Dense) and context.method_name == "__call__" and getattr(x, "ndim", 0) == 2:
             width = x.shape[-1]
-            layer = "/".join(context.module.path)
+            layer = "/".join(module.path)
             if layer and channels > 1 and width > channels and width % channels == 0:
                 found[layer] = channels
             channels = 0  # the next dense layer sees features
         out = call(*args, **kwargs)
+        _require_counterpart(module)
         if getattr(out, "ndim", 0) > 2:
-            channels = out.shape[-1]
+            channels_first |= isinstance(module, CONVOLUTIONS)
+            channels_first &= not isinstance(module, CHANNELS_LAST)
+            channels = out.shape[-1] if channels_first else 0
         return out
 
     def forward(key: Any, x: Any) -> Any:
@@ -78,6 +94,17 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
 
     jax.eval_shape(forward, jax.random.key(0), jax.ShapeDtypeStruct((1, *input_shape), np.float32))
     return found
+
+
+def layer_names(field: str, text: str | None) -> dict[str, str] | None:
+    """``"conv1=features.0,fc1=classifier"`` -> names of layers there by ours; ``ValueError`` naming the ``field``."""
+    if text is None:
+        return None
+    pairs = [part.partition("=")[::2] for part in text.split(",")]
+    check.require(all(map(all, pairs)), field, text, "LAYER=NAME, several joined by commas")
+    layers = [layer for layer, _ in pairs]
+    check.require(len(set(layers)) == len(layers), field, text, "LAYER=NAME, each layer once")
+    return dict(pairs)
 
 
 def to_torch(
@@ -94,14 +121,17 @@ def to_torch(
         a layer moves with it.
 
     Raises: ``ValueError`` for layers that the params do not have, for a C that does not divide the inputs of its layer,
-    and for two leaves of one name.
+    for a layer that is not dense in ``flattened``, for two leaves of one name, and for a kernel of more than two axes
+    with a bias of more than one, as attention has. Params do not tell other such kernels from those of convolutions:
+    :func:`flattened` refuses a model with transposed convolutions.
     """
     arrays = arrays_of(params)
+    _require_convolutions(arrays)
     state: dict[str, np.ndarray] = {}
-    for path, place in _places(arrays, flattened, modules).items():
-        state[place.name] = np.ascontiguousarray(place.there(arrays[path]))
-        if place.name.endswith(".running_var"):
-            state[place.name.removesuffix("running_var") + TRACKED] = np.zeros((), np.int64)
+    for path, leaf in _leaves(arrays, flattened, modules).items():
+        state[leaf.name] = np.ascontiguousarray(leaf.to_torch(arrays[path]))
+        if leaf.name.endswith(".running_var"):
+            state[leaf.name.removesuffix("running_var") + TRACKED] = np.zeros((), np.int64)
     return state
 
 
@@ -120,20 +150,21 @@ def from_torch(
     """
     arrays = {name: _numpy(value) for name, value in state.items() if not _is_count(name)}
     like_arrays = arrays_of(like)
-    places = _places(like_arrays, flattened, modules)
-    wanted = {place.name: place.there(like_arrays[path]).shape for path, place in places.items()}
+    _require_convolutions(like_arrays)
+    leaves = _leaves(like_arrays, flattened, modules)
+    wanted = {leaf.name: leaf.to_torch(like_arrays[path]).shape for path, leaf in leaves.items()}
     found = {name: array.shape for name, array in arrays.items()}
     for name in sorted({*wanted, *found}):
         allowed = f"{wanted.get(name, 'none')}, as the model has it under PyTorch's names"
         check.require(found.get(name) == wanted.get(name), f"shape of {name} in {source}", found.get(name), allowed)
-    return filled(like, {path: place.back(arrays[place.name]) for path, place in places.items()}, source)
+    return filled(like, {path: leaf.from_torch(arrays[leaf.name]) for path, leaf in leaves.items()}, source)
 
 
 def has_torch_names(state: Mapping[str, Any], like: Params) -> bool:
     """Whether the arrays have PyTorch's names for the leaves of ``like``, and not ours."""
     ours = arrays_of(like)
-    there = {place.name for place in _places(ours, None, None).values()}
-    return {name for name in state if not _is_count(name)} == there and there != set(ours)
+    theirs = {leaf.name for leaf in _leaves(ours, None, None).values()}
+    return {name for name in state if not _is_count(name)} == theirs and theirs != set(ours)
 
 
 def _is_count(name: str) -> bool:
@@ -148,44 +179,74 @@ def _numpy(value: Any) -> np.ndarray:
     return np.asarray(value)
 
 
-def _places(
+def _require_counterpart(module: nn.Module) -> None:
+    """``ValueError`` for a layer whose kernel of more than two axes is not that of a convolution."""
+    if isinstance(module, CONVOLUTIONS) or not module.has_variable("params", "kernel"):
+        return
+    shape = np.shape(module.get_variable("params", "kernel"))
+    allowed = f"a convolution, as its kernel is {list(shape)}: PyTorch lays out other such kernels otherwise"
+    check.require(len(shape) <= 2, f"layer {'/'.join(module.path)}", type(module).__name__, allowed)
+
+
+def _require_convolutions(arrays: Mapping[str, Any]) -> None:
+    """``ValueError`` for a kernel of more than two axes beside a bias of more than one: it is not of a convolution."""
+    for name, kernel in arrays.items():
+        layer, _, last = name.rpartition("/")
+        bias = list(np.shape(arrays.get(f"{layer}/bias", ()))) if last == "kernel" else []
+        allowed = f"[outputs] beside a kernel of {np.ndim(kernel)} axes: PyTorch has no such layer"
+        check.require(len(bias) <= 1, f"shape of {layer}/bias", bias, allowed)
+
+
+def _leaves(
     arrays: Mapping[str, Any], flattened: Mapping[str, int] | None, modules: Mapping[str, str] | None
-) -> dict[str, Place]:
-    """Our name of each leaf -> its place in the state dict."""
-    channels, renamed = dict(flattened or {}), dict(modules or {})
+) -> dict[str, Leaf]:
+    """Our name of each leaf -> its name and layouts in the state dict."""
+    channels, renamed = {} if flattened is None else flattened, {} if modules is None else modules
     paths = {name: tuple(name.split("/")) for name in arrays}
     nested = {path[:1] for path in paths.values()} <= {("params",), (STATISTICS,)}
-    layers = {path[1:-1] if nested else path[:-1] for path in paths.values()}
-    above = {"/".join(layer[:n]) for layer in layers for n in range(1, len(layer) + 1)}
-    for field, given in (("flattened", channels), ("modules", renamed)):
-        for name in given:
-            check.require(name in above, field, name, f"one of the layers: {', '.join(sorted(above))}")
-    places = {}
+    layer_of = {name: "/".join(path[1:-1] if nested else path[:-1]) for name, path in paths.items()}
+    kernels = [name for name, path in paths.items() if path[-1] == "kernel"]
+    dense = {layer_of[name] for name in kernels if layer_of[name] and np.ndim(arrays[name]) == 2}
+    _require_given(channels, renamed, {*layer_of.values()} - {""}, dense)
+    leaves = {}
     for name, path in paths.items():
-        layer = "/".join(path[1:-1] if nested else path[:-1])
-        places[name] = _place(path, layer, np.shape(arrays[name]), channels.get(layer, 1), renamed)
-    taken = [place.name for place in places.values()]
+        leaves[name] = _leaf(path, layer_of[name], np.shape(arrays[name]), channels.get(layer_of[name], 1), renamed)
+    taken = [leaf.name for leaf in leaves.values()]
     twice = next((name for name in taken if taken.count(name) > 1), None)
     check.require(twice is None, "modules", twice, "other names: two arrays would have this one")
-    return places
+    return leaves
 
 
-def _place(path: Path, layer: str, shape: tuple[int, ...], channels: int, renamed: Mapping[str, str]) -> Place:
-    leaf, rank = path[-1], len(shape)
+def _require_given(channels: Any, renamed: Any, layers: set[str], dense: set[str]) -> None:
+    """``ValueError`` unless ``flattened`` has dense layers with their channels, ``modules`` layers with names."""
+    check.kind("flattened", channels, Mapping, "the channels of dense layers, such as {'fc1': 16}")
+    check.kind("modules", renamed, Mapping, "names of layers, such as {'fc1': 'classifier'}")
+    for name, count in channels.items():
+        check.require(name in dense, "flattened", name, f"one of the dense layers: {', '.join(sorted(dense))}")
+        check.whole(f"flattened[{name!r}]", count)
+    parts = [layer.split("/") for layer in layers]
+    known = sorted({"/".join(part[:n]) for part in parts for n in range(1, len(part) + 1)})
+    for name, given in renamed.items():
+        check.require(name in known, "modules", name, f"one of the layers: {', '.join(known)}")
+        check.kind(f"modules[{name!r}]", given, str, "a name, such as 'features.0'")
+
+
+def _leaf(path: Path, layer: str, shape: tuple[int, ...], channels: int, renamed: Mapping[str, str]) -> Leaf:
+    last, rank = path[-1], len(shape)
     above = [given for given in renamed if layer == given or layer.startswith(given + "/")]
     longest = max(above, key=len, default="")
     module = (renamed.get(longest, "") + layer[len(longest) :]).replace("/", ".")
     statistic = path[0] == STATISTICS
-    name = STATISTIC.get(leaf, leaf) if statistic else LEAVES.get(leaf, leaf)
+    name = STATISTIC.get(last, last) if statistic else LEAVES.get(last, last)
     name = f"{module}.{name}" if module else name
-    if leaf != "kernel" or rank < 2:
-        return Place(name, lambda x: x, lambda x: x)
+    if last != "kernel" or rank < 2:
+        return Leaf(name, lambda x: x, lambda x: x)
     if rank > 2:  # [*window, in, out] <-> [out, in, *window]
-        there, back = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
-        return Place(name, lambda x: x.transpose(there), lambda x: x.transpose(back))
+        to_axes, from_axes = (rank - 1, rank - 2, *range(rank - 2)), (*range(2, rank), 1, 0)
+        return Leaf(name, lambda x: x.transpose(to_axes), lambda x: x.transpose(from_axes))
     rows, out = shape
     allowed = f"a divisor of the {rows} inputs of the layer"
-    check.require(channels >= 1 and rows % channels == 0, f"flattened[{layer!r}]", channels, allowed)
+    check.require(rows % channels == 0, f"flattened[{layer!r}]", channels, allowed)
     positions = rows // channels
 
     def moved(x: np.ndarray) -> np.ndarray:  # rows (position, channel) -> columns (channel, position)
@@ -194,4 +255,4 @@ def _place(path: Path, layer: str, shape: tuple[int, ...], channels: int, rename
     def restored(x: np.ndarray) -> np.ndarray:
         return x.reshape(out, channels, positions).transpose(2, 1, 0).reshape(rows, out)
 
-    return Place(name, moved, restored)
+    return Leaf(name, moved, restored)

@@ -78,9 +78,14 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
 
 
 def write_clients_of_run(run: Run, folder: Path) -> None:
-    """Write ``clients.csv`` of one run: a row per client with its scores at the last evaluation, NaN without tests."""
+    """Write the tables of one run's clients, if it has their scores.
+
+    ``clients.csv``: a row per client with its scores at the last evaluation, NaN without tests; ``clients.md``: a row
+    per model as in :func:`client_rows`.
+    """
     if not client_scores([run]) or not run.per_client:
         return
+    write_client_tables({str(run.settings.get("method", "run")): [run]}, folder)
     last = {name: np.asarray(values[-1]) for name, values in run.per_client.items()}
     count = len(next(iter(last.values())))
     disk.write(folder / f"{NAME}.csv", files.csv_bytes({"client": np.arange(count)} | last))

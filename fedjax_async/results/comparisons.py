@@ -67,14 +67,15 @@ def comparison(
 
     If no run has class labels, the final loss replaces accuracy and times.
 
-    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg``
-    if it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`,
-    ``final`` as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
+    ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline`` is ``fedavg`` if
+    it is among them, else the first. ``target`` as in :func:`fedjax_async.results.metrics.target_accuracy`, ``final``
+    as in :func:`fedjax_async.results.metrics.final_value`, ``interval`` as in
     :func:`fedjax_async.results.significance.interval`. Cells are spreads over the seeds. Bytes are those of the whole
     run, in both directions. The scores on the validation part, the training loss and the metrics that all runs have
     follow the times. ``unused`` and ``rejected`` uploads have a column where there are any, and so have the runs in
-    which every upload was rejected. Where gradients of the loss and local steps are not as many, both have a column (of
-    the arrivals). ``further``: add the other two final values and the target, as in ``comparison.csv``.
+    which every upload was rejected, clients that attack and their ``malicious`` uploads. Where gradients of the loss
+    and local steps are not as many, both have a column (of the arrivals). ``further``: add the other two final values
+    and the target, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     check.one_of("interval", interval, significance.INTERVALS)
@@ -98,7 +99,8 @@ def comparison(
         return cells | ({"target (%)": spread(100 * relative.target)} if labelled else {})
 
     every = [run.counters for run in every_run]
-    counted = [name for name in ("unused", "rejected") if any(counters.get(name) for counters in every)]
+    names = ("unused", "rejected", "attackers", "malicious")
+    counted = [name for name in names if any(counters.get(name) for counters in every)]
     if any(counters.get("gradients") != counters.get("local_steps") for counters in every):
         counted = ["local_steps", "gradients", *counted]
     lost = any(map(all_rejected, every))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDEST_NAME = 0.4  # share of the figure that names beside the lines may take; longer ones stand below
+MOST_BANDS = 6  # methods; the bands of more would cover each other
 
 
 class Drawn(NamedTuple):
@@ -60,20 +61,21 @@ def accuracy_curve(
     ``runs`` maps each name to its runs, one per seed. The bold line is the mean over seeds of the running mean over as
     many evaluations as ``final`` averages (see :func:`fedjax_async.results.metrics.mean_curve`), the faint line the
     mean without it, the band one standard deviation on either side. The marker and the bar at the end are the final
-    value and its deviation, as in the tables. A line with steps means that the seeds were evaluated at different
-    moments. From the ninth on, lines have markers. Names stand at the lines' ends, or below if they are long.
+    value and its deviation, as in the tables. Bands and bars of accuracies end at 0 and 100 %. A line with steps means
+    that the seeds were evaluated at different moments. Names stand at the lines' ends, or below if they are long.
+
+    More than six methods have neither bands nor faint lines; their bars stand side by side at the right edge, in the
+    order of the final values. Lines have dashes from the eighth on and markers from the ninth on, and each name then
+    has a piece of its line.
     """
-    figure, axes, drawn = _curves(runs, x, "accuracy", "test accuracy (%)", final, drawing)
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -1.0), min(high, 101.0))
-    return _named(figure, axes, drawn, drawing)
+    return _curves(runs, x, "accuracy", "test accuracy (%)", final, drawing)
 
 
 def loss_curve(
     runs: Mapping[str, Sequence[Run]], x: str = "time", *, final: str = FINAL, drawing: Drawing = SCREEN
 ) -> Figure:
     """Test loss against ``x``, drawn as in :func:`accuracy_curve`; for targets without classes too."""
-    return _named(*_curves(runs, x, "loss", "test loss", final, drawing), drawing)
+    return _curves(runs, x, "loss", "test loss", final, drawing)
 
 
 def measured_curve(
@@ -81,7 +83,7 @@ def measured_curve(
 ) -> Figure:
     """Any column of the evaluations against ``x``, drawn as in :func:`accuracy_curve`."""
     title = column_title(column) + (" (%)" if metrics.percent(column) > 1 else "")
-    return _named(*_curves(runs, x, column, title, final, drawing), drawing)
+    return _curves(runs, x, column, title, final, drawing)
 
 
 def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
@@ -94,67 +96,89 @@ def _drawn(seeds: Sequence[Run], x: str, column: str, final: str) -> Drawn:
     )
 
 
-def _curves(
-    runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, final: str, drawing: Drawing
-) -> tuple[Figure, Axes, dict[str, Drawn]]:
-    """Means and bands of one column, drawn in the order of ``runs``; without names."""
+def _curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, title: str, final: str, drawing: Drawing) -> Figure:
+    """Means, bands and final values of one column, drawn in the order of ``runs``."""
     metrics.require_runs(runs)
     drawn = {name: _drawn(seeds, x, column, final) for name, seeds in runs.items()}
     longest = max(float(each.curve.at[-1]) for each in drawn.values())
     size, label = canvas.axis(x, longest)
-    figure, axes = canvas.new(5.2 + 0.085 * max(map(len, runs)), 3.6, drawing)  # inches; names stand beside the axes
-    for index, (curve, _, end) in enumerate(drawn.values()):
-        colour, dash = canvas.look(index)
-        at, low, high = curve.at / size, curve.mean - curve.std, curve.mean + curve.std
-        style = "steps-post" if curve.steps else "default"
-        marks: dict[str, Any] = {
-            "marker": canvas.marker(index),
-            "markevery": (0.02 * (index % 5), 0.1),
-            "markersize": 4,
-        }
-        axes.plot(at, curve.mean, color=colour, linestyle=dash, linewidth=1.6, drawstyle=style, **marks)
-        axes.fill_between(at, low, high, step="post" if curve.steps else None, color=colour, alpha=0.15, linewidth=0)
-        bar = [end.mean - end.std], [end.mean + end.std]
-        axes.vlines(at[-1:], *bar, color=colour, alpha=0.5, linewidth=2, clip_on=False)
+    few = len(drawn) <= MOST_BANDS
+    names = 0.085 * max(map(len, runs)) + (0.0 if few else 0.8)  # inches that names and bars take beside the axes
+    figure, axes = canvas.new(5.2 + names, 3.6, drawing)
+    lowest, highest = metrics.limits(column)
+    for index, (curve, _, _) in enumerate(drawn.values()):
+        at, style, colour = curve.at / size, "steps-post" if curve.steps else "default", canvas.look(index)[0]
+        marks: dict[str, Any] = {"markevery": (0.02 * (index % 5), 0.1), "linewidth": 1.6 if few else 1.3}
+        axes.plot(at, curve.mean, drawstyle=style, **_look(index), **marks)
+        if few:
+            low, high = np.clip([curve.mean - curve.std, curve.mean + curve.std], lowest, highest)
+            shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(at, low, high, color=colour, **shade)
     for index, (_, raw, _) in enumerate(drawn.values()):
-        if raw is not None:
-            colour, _ = canvas.look(index)
-            style = "steps-post" if raw.steps else "default"
+        if raw is not None and few:
+            colour, style = canvas.look(index)[0], "steps-post" if raw.steps else "default"
             axes.plot(raw.at / size, raw.mean, color=colour, linewidth=0.7, alpha=0.35, drawstyle=style, zorder=1.5)
     axes.set_xlim(0, longest / size or 1.0)
     axes.grid(axis="y", color=canvas.GRID, linewidth=0.8)
     canvas.label(axes, label, title)
-    return figure, axes, drawn
+    bars_at = _final_values(axes, drawn, (lowest, highest))
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, lowest - 1.0), min(high, highest + 1.0))
+    _names(figure, axes, drawn, bars_at, drawing)
+    if not few:  # bars and names lie in the axes' units beside them: the layout needs a second pass to make room
+        figure.draw_without_rendering()
+    return canvas.finish(figure, drawing)
 
 
-def _named(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], drawing: Drawing) -> Figure:
-    """Mark the final value of each line, and write the names at the right edge or, if they are long, below."""
+def _look(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the ``index``-th line."""
+    colour, dash = canvas.look(index)
+    return {"color": colour, "linestyle": dash, "marker": canvas.marker(index), "markersize": 4}
+
+
+def _final_values(axes: Axes, drawn: Mapping[str, Drawn], limits: tuple[float, float]) -> np.ndarray:
+    """Marker and bar of each final value, where its line ends or, of many, side by side; their x, float64[names]."""
     lines = axes.get_lines()[: len(drawn)]
-    x = np.array([np.asarray(line.get_xdata())[-1] for line in lines])
+    ends = np.array([np.asarray(line.get_xdata())[-1] for line in lines])
+    y = np.array([each.end.mean for each in drawn.values()])
+    edge, x = axes.get_xlim()[1], ends
+    if len(drawn) > MOST_BANDS:
+        rank = np.argsort(np.argsort(-y, kind="stable"), kind="stable")
+        x = edge * (1.015 + min(0.012, 0.2 / len(drawn)) * rank)
+    for line, end, at, each in zip(lines, ends, x, drawn.values(), strict=True):
+        colour, value = line.get_color(), each.end.mean
+        low, high = np.clip([value - each.end.std, value + each.end.std], *limits)
+        axes.vlines([at], [low], [high], color=colour, alpha=0.5, linewidth=2, clip_on=False)
+        axes.plot([at], [value], marker="o", markersize=3, color=colour, clip_on=False)
+        until = max(at, edge)  # dotted where a line ends early
+        axes.plot([end, until], [value, value], color=colour, linewidth=0.8, linestyle=(0, (1, 3)), clip_on=False)
+    return x
+
+
+def _names(figure: Figure, axes: Axes, drawn: Mapping[str, Drawn], bars_at: np.ndarray, drawing: Drawing) -> None:
+    """Write the names at the right edge or, if they are long, below; with a piece of each line if colours repeat."""
+    lines = axes.get_lines()[: len(drawn)]
     y = np.array([each.end.mean for each in drawn.values()])
     low, high = axes.get_ylim()
     edge = axes.get_xlim()[1]
     points = 9 if drawing.width is None else canvas.PAPER_TEXT
     inches = 0.0075 * points * max(map(len, drawn))  # of the longest name
-    beside = inches < WIDEST_NAME * figure.get_figwidth()
-    apart = 0.022 * points / figure.get_figheight() * (high - low)
-    heights = spread_out(np.nan_to_num(y, nan=low), apart, low, high)
-    for name, line, end, value, height in zip(drawn, lines, x, y, heights, strict=True):
-        colour = line.get_color()
-        axes.plot([end], [value], marker="o", markersize=3, color=colour, clip_on=False)
-        axes.plot([end, edge], [value, value], color=colour, linewidth=0.8, linestyle=(0, (1, 3)))  # it ends early
-        if beside:
-            axes.plot([edge, 1.03 * edge], [value, height], color=colour, linewidth=0.6, clip_on=False)
-            place: dict[str, Any] = {
-                "xytext": (2, 0),
-                "textcoords": "offset points",
-                "va": "center",
-                "annotation_clip": False,
-            }
-            axes.annotate(name, (1.03 * edge, height), color=colour, fontsize=points, **place)
-    if not beside:
+    if inches >= WIDEST_NAME * figure.get_figwidth():
         columns = max(1, int(figure.get_figwidth() / (inches + 0.5)))
         figure.set_figheight(figure.get_figheight() + 0.02 * points * math.ceil(len(drawn) / columns))
         below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "frameon": False}
         figure.legend(lines, list(drawn), fontsize=points, labelcolor="linecolor", **below)
-    return canvas.finish(figure, drawing)
+        return
+    apart = 0.022 * points / figure.get_figheight() * (high - low)
+    heights = spread_out(np.nan_to_num(y, nan=low), apart, low, high)
+    start = max(edge, float(bars_at.max())) + 0.03 * edge
+    piece = 0.07 * edge if len(drawn) > len(canvas.PALETTE) else 0.0
+    for index, (name, at, value, height) in enumerate(zip(drawn, np.maximum(bars_at, edge), y, heights, strict=True)):
+        look = _look(index)
+        axes.plot([at, start], [value, height], color=look["color"], linewidth=0.6, clip_on=False)
+        if piece:
+            middle: dict[str, Any] = {"markevery": [1], "clip_on": False, "linewidth": 1.6}
+            axes.plot(start + piece * np.array([0.0, 0.5, 1.0]), np.full(3, height), **look, **middle)
+        place: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
+        place |= {"annotation_clip": False, "fontsize": points}
+        axes.annotate(name, (start + piece, height), color=look["color"], **place)

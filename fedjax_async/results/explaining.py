@@ -29,7 +29,6 @@ from fedjax_async.results import files
 from fedjax_async.results.figure import SCREEN, Drawing, save_formats
 from fedjax_async.results.metrics import require_run
 from fedjax_async.results.progress import bar
-from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, flatten, load, require_folder
 from fedjax_async.results.swings import swings
@@ -89,7 +88,8 @@ def explain(
       out: folder for tables and picture. If it has the arrivals of the same run and examples, they are read.
       overwrite: replace the explanation of another run, or of other examples, in ``out``.
       progress: show a bar (default: on a terminal). ``say`` gets one line about what is done.
-      objects: the run's own objects by setting, ``method=Method(rule)``: a run keeps their names only.
+      objects: the run's own objects by setting, ``method=Method(rule)``: a run keeps their names only. A plugin is
+        loaded before (``--plugin FILE.py``), as a finished run does not name its file.
 
     Raises: ``ValueError`` for runs without a server, without the part, of streamed data, and as ``load``.
 
@@ -118,8 +118,6 @@ def explain(
         say(f"{out}: has the arrivals of this run, which were read")
         return kept
     say(f"{where}: does not keep the models between its arrivals; training it once more with a probe")
-    if folder is not None:
-        load_plugins(folder)
     settings = _plain(from_dict(run.settings, objects), len(run.updates["client"]))
     home.require_datasets([str(settings.dataset)])
     with precision(settings):

@@ -32,6 +32,9 @@ def export(
 ) -> Path:
     """Write the last model of a run (or the best one) to an ``.npz`` or ``.safetensors`` file; returns its path.
 
+    A run with a server keeps no client's own model: leaves that stay with their clients (the setting ``personal``) are
+    written as all clients began with them. Without a server a node's model has its own.
+
     Args:
       run: a run, or the folder of a saved one.
       names: ``own``, as ``conv1/kernel``, or ``torch``: the names and layouts of a PyTorch module with the same layers

@@ -100,7 +100,8 @@ def curves(runs: Mapping[str, Sequence[Run]], x: str, column: str, most_points: 
             side = group | {"x": at, "line": look | {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
             side |= {"meta": {"part": "band"}}
             fill = {"fill": "tonexty", "fillcolor": _faint(colour)}
-            data += [side | {"y": mean - std}, side | {"y": mean + std} | fill]
+            low, high = np.clip([mean - std, mean + std], *metrics.limits(column))
+            data += [side | {"y": low}, side | {"y": high} | fill]
         template = "%{y:.4g}" + (" ± %{customdata:.3g}" if several else "") + " at %{x:,.6~g}"
         mark = {"mode": "lines+markers", "marker": {"size": 4 if len(at) <= 100 else 1}}
         mean_line = group | mark | {"x": at, "y": mean, "customdata": std, "line": look | {"width": 2, "dash": dash}}

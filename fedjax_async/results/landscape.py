@@ -56,6 +56,7 @@ def plane_picture(
       title: of the scale of colours.
     """
     from matplotlib.colors import BoundaryNorm  # noqa: PLC0415
+    from matplotlib.patheffects import withStroke  # noqa: PLC0415
     from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
 
     figure, axes = canvas.new(5.6, 4.4, drawing)
@@ -75,8 +76,9 @@ def plane_picture(
     for name, (right, up, _) in models.items():
         axes.plot([right], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
         place: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
+        place["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # white on the yellow of high losses, too
         axes.annotate(name, (right, up), color="white", fontsize=10, **place)
-    canvas.label(axes, "distance in the plane", "")
+    canvas.label(axes, "distance in the plane", "distance in the plane")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.set_label(title, fontsize=10, color=canvas.INK)

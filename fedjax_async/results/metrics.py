@@ -110,6 +110,11 @@ def percent(column: str) -> float:
     return 100.0 if "accuracy" in column else 1.0
 
 
+def limits(column: str) -> tuple[float, float]:
+    """The values that a column, times :func:`percent`, can have: where bands and bars of deviations end."""
+    return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
+
+
 def all_finals(final: str = FINAL) -> list[str]:
     """The three final values, ``final`` first; ``tail:K`` replaces ``tail``."""
     require_final(final)

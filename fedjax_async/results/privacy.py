@@ -21,7 +21,6 @@ from fedjax_async.config.resolving import length_of_batch
 from fedjax_async.config.settings import Settings, from_dict
 from fedjax_async.engine.components import rule_of
 from fedjax_async.local.dp_sgd import uses_of_an_example
-from fedjax_async.results.runs import load_plugins
 from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import load
 from fedjax_async.server.privacy import Uploads
@@ -38,6 +37,7 @@ class Guarantee(NamedTuple):
     client: int | None  # the client with the largest epsilon; None if it is the same for all
     participations: int | None  # of it: uploads, or gradients of one example
     how: str  # the bound that was used, or why there is none
+    delta_of: str  # where delta comes from: "given", or "the default, 50 clients^-1.1"
 
 
 def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: Any) -> list[Guarantee]:
@@ -49,22 +49,23 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     that uses single uploads only processes noised ones: each is a Gaussian mechanism by itself.
 
     Neighbouring runs differ in one client whose uploads (one example whose gradients) are zero. Numbers of examples,
-    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite.
+    delays and the schedule are public. Evaluations are not counted, nor that an upload might have been not finite. The
+    columns ``upload_norm`` and ``clipped`` of a run's table are measured before the noise, so no bound covers them:
+    leave them out of what is published.
 
     Args:
       run: as ``simulate`` returns it, or the folder of a saved one.
-      delta: by default ``n^-1.1``, n the number of clients (of examples).
-      objects: the run's own objects by setting, as in ``explain``.
+      delta: by default ``n^-1.1``, n the number of clients (of examples); ``delta_of`` says so.
+      objects: the run's own objects by setting, as in ``explain``; a plugin is loaded before.
 
     Raises: ``ValueError`` for a run without ``privacy``, or if dp-accounting is missing.
 
     Source: McMahan et al. (2018); Andrew et al. (2021); composition: Dong, Roth, Su (2022), corollary 3.3.
     """
-    check.optional(check.real_positive, "delta", delta)
-    check.require(delta is None or delta < 1, "delta", delta, "above 0 and below 1")
+    fits = delta is None or (check.is_real(delta) and 0 < delta < 1)
+    check.require(fits, "delta", delta, "above 0 and below 1")
     if not isinstance(run, Run):
         check.path("run", run)
-        load_plugins(Path(run))
         run = load(run)
     settings = from_dict(run.settings, objects)
     asked = privacy_of(settings.privacy)
@@ -93,10 +94,15 @@ def require_library() -> Any:
 _ZEROED = "one client's uploads are zero"
 
 
+def _delta(given: float | None, count: int, of: str) -> tuple[float, str]:
+    """Delta, and where it comes from."""
+    return (float(count) ** -1.1, f"the default, {count} {of}^-1.1") if given is None else (given, "given")
+
+
 def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) -> list[Guarantee]:
     """The bounds of client-level noise: by participation, and by sampling where rounds are drawn uniformly."""
     schedule, updates, clients = run.schedule, run.updates, run.schedule.num_clients
-    delta = clients**-1.1 if delta is None else delta
+    delta, delta_of = _delta(delta, clients, "clients")
     components = resolved.components
     sums = rule_of(components.server, components.hyper, Facts(clients)).sums
     fewest = uploads_of_a_sum(components.server, components.hyper, schedule)
@@ -104,25 +110,26 @@ def _of_clients(run: Run, resolved: Any, asked: Uploads, delta: float | None) ->
     counts = np.asarray(updates["accepted"], np.bool_) & np.asarray(updates["used"], np.bool_)
     why = _unknown(run, resolved.settings, float(asked.noise), np.asarray(updates["used"], np.bool_) & ~counts)
     if why:
-        return [Guarantee("client", None, delta, _ZEROED, None, None, why)]
+        return [Guarantee("client", None, delta, _ZEROED, None, None, why, delta_of)]
     client, step = (np.asarray(updates[name])[counts] for name in ("client", "step"))
     weight = np.asarray(updates["weight"], np.float64)[counts]
     if sums:
         spent = of_sums(client, step, weight, own.uploads, own.below, fewest)
-        how = f"sums of a step's uploads, noise by the {fewest} of the smallest step"
+        how = f"the sum of each server step is noised, with the noise that {fewest} uploads (the smallest step's) add"
     else:
         spent = {who: int(n) * _spent(own.uploads, own.below) for who, n in zip(*np.unique(client, return_counts=True))}
         how = f"each upload by itself: {resolved.settings.method} uses single uploads"
     worst = max(spent, key=lambda who: spent[who])
     times = int(np.sum(client == worst))
     epsilon = gaussian(1 / math.sqrt(spent[worst]), delta)
-    found = [Guarantee("client", epsilon, delta, _ZEROED, int(worst), times, how)]
+    found = [Guarantee("client", epsilon, delta, _ZEROED, int(worst), times, how, delta_of)]
     size = _uniform_rounds(resolved.settings, schedule)
     if sums and size is not None and np.ptp(weight) == 0:
         steps = len(np.unique(step))
         bound = sampled(float(asked.noise), size, clients, steps, delta)
         how = f"{steps} rounds of {size} of {clients} clients, drawn uniformly and kept secret; Renyi accountant"
-        found.append(Guarantee("client", bound, delta, "one client's data are replaced", None, None, how))
+        neighbours = "one client's data are replaced"
+        found.append(Guarantee("client", bound, delta, neighbours, None, None, how, delta_of))
     return found
 
 
@@ -134,9 +141,13 @@ def _unknown(run: Run, s: Settings, noise: float, rejected: np.ndarray) -> str:
         return f"no bound is known: {int(rejected.sum())} uploads were rejected, which depends on them, without noise"
     if s.norm_limit is not None:
         return "no bound is known: the server rejects uploads by their norm (norm_limit)"
-    if s.stop_at is not None or s.patience is not None:
-        return "no bound is known: the run stopped by what it measured (stop_at, patience)"
-    return ""
+    return _stops(s)
+
+
+def _stops(s: Settings) -> str:
+    """Why no bound is known for a run whose length depends on its evaluations; empty for others."""
+    stops = s.stop_at is not None or s.patience is not None
+    return "no bound is known: the run stopped by what it measured (stop_at, patience)" if stops else ""
 
 
 def _spent(uploads: float, below: float) -> float:
@@ -179,17 +190,18 @@ def _of_examples(run: Run, resolved: Any, noise: float, delta: float | None) -> 
     """The bound of DP-SGD: every job counts, also one whose upload never came."""
     data, schedule, s = resolved.components.data, run.schedule, resolved.settings
     size = np.asarray(data.size, np.int64)
-    delta = float(size.sum()) ** -1.1 if delta is None else delta
+    delta, delta_of = _delta(delta, int(size.sum()), "examples")
     neighbours = "one example's gradients are zero"
-    if noise == 0:
-        return Guarantee("example", None, delta, neighbours, None, None, "no bound: noise = 0")
+    why = "no bound: noise = 0" if noise == 0 else _stops(s)
+    if why:
+        return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
     batch = length_of_batch(s, data)
     uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch)
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))
     worst = int(np.argmax(total))
     how = "an example counts once an epoch of its client: minibatches are shuffled, not sampled"
     epsilon = gaussian(noise / math.sqrt(total[worst]), delta)
-    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how)
+    return Guarantee("example", epsilon, delta, neighbours, worst, int(total[worst]), how, delta_of)
 
 
 def gaussian(multiplier: float, delta: float) -> float:

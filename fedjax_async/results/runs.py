@@ -47,9 +47,9 @@ def write_run(
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes) and, if any upload
     arrived, ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric, and with scores of
-    single clients ``clients.png``, the curve of their worst tenth, and the table ``clients.csv``. ``drawing`` chooses
-    other formats, a width and a title. The data are written first, so they are safe even if matplotlib is missing;
-    ``ValueError`` then names the extra to install.
+    single clients ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``.
+    ``drawing`` chooses other formats, a width and a title. The data are written first, so they are safe even if
+    matplotlib is missing; ``ValueError`` then names the extra to install.
     """
     folder = store.save(run, folder, overwrite=overwrite)
     clients.write_clients_of_run(run, folder)

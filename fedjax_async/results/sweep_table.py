@@ -183,7 +183,7 @@ def setting_rows(
         "staleness": ("staleness_mean", 1.0),
     }
     wanted |= {title: cost for title, cost in COSTS.items() if all(cost[0] in each.numbers for each in found)}
-    counted = ("unused", "rejected", "lost", "late", "duplicates")
+    counted = ("unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
     wanted |= {name: (name, 1.0) for name in counted if any(each.numbers.get(name) for each in found)}
     metric = metric_of(found)
     shown = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
@@ -200,7 +200,7 @@ def setting_rows(
         row |= comparisons.measured_cells(values_in(group), others, final)
         for title, (name, factor) in wanted.items():
             spread = tables.spread_or_count if name in TARGETS.values() else tables.spread
-            row[title] = spread([factor * each.numbers[name] for each in group])
+            row[title] = spread([factor * each.numbers.get(name, 0) for each in group])
         if any(each.numbers["all_rejected"] for each in found):
             row[comparisons.ALL_REJECTED] = sum(each.numbers["all_rejected"] for each in group)
         if any(each.run.stopped is not None for each in found):

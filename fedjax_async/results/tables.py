@@ -165,7 +165,7 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
     """The decimal places of the columns of a comparison or of a sweep's settings."""
     columns = _columns(rows)
     loss = not any(name.startswith("accuracy") for name in columns)  # what the intervals are of
-    whole = ("time ", "updates", "unused", "rejected", "lost", "late", "duplicates")
+    whole = ("time ", "updates", "unused", "rejected", "attackers", "malicious", "lost", "late", "duplicates")
 
     def precise(name: str) -> bool:
         """Whether it is a final value that is no percentage."""

@@ -20,7 +20,7 @@ from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.methods import METHODS, SERVERS, Preset
 from fedjax_async.server.parts import PARTS, Part, with_parts
 from fedjax_async.server.privacy import PRIVACY, Privacy, private
-from fedjax_async.server.rule import closed, discount, guard_rails, known, rule
+from fedjax_async.server.rule import closed, discount, guard_rails, known, rule, with_facts
 from fedjax_async.server.step_size import cyclic, moving_on, scale_by_dominance, step_size
 from fedjax_async.server.steps import STEPS, stepping
 from fedjax_async.server.swa import averaged
@@ -78,6 +78,7 @@ __all__ = [
     "step_size",
     "stepping",
     "towards_client",
+    "with_facts",
     "with_parts",
 ]
 __all__ += list(SERVERS)

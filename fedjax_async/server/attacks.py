@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async import check, tree
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, known
-from fedjax_async.server.running_statistics import weights_in
+from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 MEMORY = 10  # honest uploads over which the attackers average
@@ -30,13 +30,16 @@ class Attackers(NamedTuple):
     clients: tuple[int, ...] | None
 
     def drawn(self, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """bool[N]; ``ValueError`` for clients that there are not."""
+        """bool[N]; ``ValueError`` for clients that there are not, and for a share above 0 that means no client."""
         marked = np.zeros(num_clients, np.bool_)
         if self.clients is None:
-            marked[rng.permutation(num_clients)[: round(self.share * num_clients)]] = True
+            count = round(self.share * num_clients)
+            allowed = f"0, or above {0.5 / num_clients:.3g}: it would be no attacker among {num_clients} clients"
+            check.require(count > 0 or self.share == 0, "share", self.share, allowed)
+            marked[rng.permutation(num_clients)[:count]] = True
             return marked
         for client in self.clients:
-            check.whole("clients of the attack", client, low=0, high=num_clients - 1)
+            check.whole("clients", client, low=0, high=num_clients - 1)
         marked[list(self.clients)] = True
         return marked
 
@@ -45,7 +48,7 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
     """The clients that attack.
 
     Args:
-      share: of all clients, drawn by the seed; from 0 to 1.
+      share: of all clients, drawn by the seed; from 0 to 1, rounded to a number of clients.
       clients: their numbers joined by ``+``, such as ``0+3+7``, instead of a share.
     """
     check.share("share", share)
@@ -53,7 +56,7 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
         return Attackers(share, None)
     parts = str(clients).split("+")
     fits = not isinstance(clients, bool) and all(part.isascii() and part.isdigit() for part in parts)
-    check.require(fits, "clients of the attack", clients, "numbers of clients joined by +, such as 0+3+7")
+    check.require(fits, "clients", clients, "numbers of clients joined by +, such as 0+3+7")
     return Attackers(share, tuple(map(int, parts)))
 
 
@@ -171,8 +174,9 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     """``rule`` in a run whose malicious clients attack.
 
     ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: that of the run, which a forged upload
-    must keep too. The run records ``malicious``, and ``sent_norm``, the norm of what was sent; ``upload_norm`` is that
-    of the honest upload.
+    must keep too. One that is above it or not finite is rejected: it comes to ``rule`` as zeros of weight 0, and counts
+    as rejected. The run records ``malicious``, and ``sent_norm``, the norm of what was sent, 0 if that is not finite;
+    ``upload_norm`` is that of the honest upload.
     """
     real = jnp.result_type(float)
 
@@ -188,13 +192,15 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
         if attack.forge is not None:
             sent = tree.where(attacks & accepted, attack.forge(honest, state.seen), honest)
         norm = tree.norm(weights_in(sent))
-        kept = accepted if norm_limit is None else accepted & (norm <= jnp.asarray(norm_limit, norm.dtype))
+        finite = jnp.isfinite(norm) & tree.is_finite(statistics_in(sent))
+        kept = accepted & finite
         if norm_limit is not None:
-            sent = tree.where(kept, sent, jax.tree.map(jnp.zeros_like, sent))
+            kept &= norm <= jnp.asarray(norm_limit, norm.dtype)
+        sent = tree.where(kept, sent, jax.tree.map(jnp.zeros_like, sent))
         weight = jnp.where(kept, arrival.weight, jnp.zeros_like(arrival.weight))
         inner, memory, info = rule.receive(state.inner, memory, arrival._replace(upload=sent, weight=weight))
         seen = tree.where(accepted & ~attacks, _watched(state.seen, honest), state.seen) if attack.watches else ()
-        columns = {"malicious": attacks, "sent_norm": norm}
+        columns = {"malicious": attacks, "sent_norm": jnp.where(finite, norm, 0.0)}
         return AttackedState(inner, seen), memory, info._replace(columns={**info.columns, **columns})
 
     def close(state: AttackedState, memory: State) -> tuple[AttackedState, State]:

@@ -32,6 +32,7 @@ from fedjax_async.types import (
 )
 
 Number = Any  # float, or a tracer
+LEAST_NOISE = 1e-6  # below it, float32 loses the noise beside an upload
 
 
 class Uploads(NamedTuple):
@@ -73,13 +74,13 @@ def dp(
 
     Args:
       clip: C > 0, the Euclidean norm; with ``quantile`` the first one.
-      noise: z >= 0; 0 only clips.
+      noise: z, 0 or at least 1e-6; 0 only clips.
       quantile: gamma between 0 and 1; ``none`` keeps C.
       rate: eta_C > 0.
       count_noise: sigma_b > z / 2 [the larger of z and K / 20].
     """
     check.positive("clip", clip)
-    check.non_negative("noise", noise)
+    _require_noise(noise)
     if quantile is not None:
         check.positive("quantile", quantile)
         check.below_one("quantile", quantile)
@@ -95,11 +96,17 @@ def dp_sgd(*, clip: Traced = 1.0, noise: Traced = 1.0) -> Privacy:
     """Clients clip the gradient of every example, and add noise to each sum of a minibatch (DP-SGD, Abadi et al. 2016).
 
     Protects single examples, against the server too. ``clip`` C > 0 bounds the gradient of an example, ``noise``
-    z >= 0: the sum has noise of the standard deviation ``z C``.
+    z, 0 or at least 1e-6: the sum has noise of the standard deviation ``z C``.
     """
     check.positive("clip", clip)
-    check.non_negative("noise", noise)
+    _require_noise(noise)
     return Privacy(examples=PerExample(clip, noise))
+
+
+def _require_noise(noise: Number) -> None:
+    check.non_negative("noise", noise)
+    if isinstance(noise, numbers.Real):
+        check.require(noise == 0 or float(noise) >= LEAST_NOISE, "noise", noise, f"0, or at least {LEAST_NOISE:g}")
 
 
 def secure(*, size: int = 10) -> Privacy:
@@ -114,13 +121,16 @@ def secure(*, size: int = 10) -> Privacy:
 PRIVACY: dict[str, Callable[..., Privacy]] = {"dp": dp, "dp_sgd": dp_sgd, "secure": secure}
 
 
+PARTS_FOR = {"uploads": "parts for uploads", "examples": "parts for gradients", "least": "parts for secure sums"}
+
+
 def combined(parts: Iterable[Privacy]) -> Privacy:
     """All parts together; ``ValueError`` for two of a kind."""
     found: dict[str, Any] = {}
     for part in parts:
         for name, value in part._asdict().items():
             if value is not None:
-                check.require(name not in found, "privacy", f"two parts for {name}", "one of a kind")
+                check.require(name not in found, PARTS_FOR[name], 2, "at most one of a kind")
                 found[name] = value
     return Privacy(**found)
 

@@ -1,4 +1,7 @@
-"""Rules that tolerate bad uploads: coordinate-wise median, trimmed mean, Krum."""
+"""Rules that tolerate bad uploads: coordinate-wise median, trimmed mean, Krum.
+
+All three ignore part of what honest clients upload, and may lose accuracy without any attacker where clients differ.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import optax
 
 from fedjax_async import check, tree
 from fedjax_async.local import local_training
+from fedjax_async.local.private import wrapping
 from fedjax_async.local.training import trained
 from fedjax_async.registry import takes
 from fedjax_async.server.rule import closed, guard_rails, known, rule, with_facts
@@ -148,8 +149,4 @@ def scaffold_client(
         change = jax.tree.map(jnp.subtract, mean_gradient, message.extra)
         return Change(delta, change), (inner, jax.tree.map(jnp.add, work.control, change))
 
-    def own(message: Message, client_state: State) -> Params:
-        return message.params if base.own is None else base.own(message, client_state[0])
-
-    own_or_none = None if base.own is None else own
-    return ClientAlgorithm(init, begin, step, finish, own=own_or_none, gradients=base.gradients)
+    return wrapping(base, init=init, begin=begin, step=step, finish=finish)

@@ -26,7 +26,7 @@ class BufferedConstants(NamedTuple):
     """The arguments of FedBuff's bound. Losses [l], parameters [w], gradients [l/w]."""
 
     gap: Any  # f(w_0) - f* [l]
-    steps: Any  # T, server steps
+    server_steps: Any  # T, server steps
     local_steps: Any  # Q
     lr: Any  # eta_l [w^2/l]
     server_lr: Any  # eta_g
@@ -50,7 +50,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
     Raises: ``ValueError`` naming the first constant that is out of range, or eta_l and the largest that is admissible.
     """
     c = constants
-    for name in ("steps", "local_steps", "lr", "server_lr", "smoothness"):
+    for name in ("server_steps", "local_steps", "lr", "server_lr", "smoothness"):
         check.positive(name, getattr(c, name))
     for name in ("gap", "variance", "heterogeneity", "squared_gradient", "staleness"):
         check.non_negative(name, getattr(c, name))
@@ -59,7 +59,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
     move = c.server_lr * c.lr * c.local_steps
     late = 3 * (c.smoothness * c.local_steps * c.lr) ** 2 * ((c.server_lr * c.staleness) ** 2 + 1)
     noise = c.smoothness * c.server_lr * c.lr / 2 + late
-    return Bound(2 * c.gap / (move * c.steps), noise * c.variance, late * (c.heterogeneity + c.squared_gradient))
+    return Bound(2 * c.gap / (move * c.server_steps), noise * c.variance, late * (c.heterogeneity + c.squared_gradient))
 
 
 def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
@@ -92,7 +92,7 @@ def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any, *, s
     return 1 - mixing + mixing * (1 - lr * convexity) ** local_steps
 
 
-def fedasync_gap_bound(gap: Any, steps: Any, factor: Any, *, staleness: Any = 0, noise: Any = 0.0) -> Any:
+def fedasync_gap_bound(gap: Any, server_steps: Any, factor: Any, *, staleness: Any = 0, noise: Any = 0.0) -> Any:
     """FedAsync on strongly convex losses: ``E F(x_T) - F* <= beta^ceil(T / (S + 1)) gap + noise``.
 
     For clients that share the loss F, with ``eta <= 1 / L``. With ``e = F - F*``, by convexity
@@ -101,7 +101,7 @@ def fedasync_gap_bound(gap: Any, steps: Any, factor: Any, *, staleness: Any = 0,
 
     Args:
       gap: F(x_0) - F*.
-      steps: T, server steps.
+      server_steps: T.
       factor: beta of :func:`fedasync_factor`.
       staleness: S, the largest.
       noise: ``eta L sigma^2 / (2 mu)``, sigma^2 the variance of a minibatch gradient.
@@ -109,6 +109,6 @@ def fedasync_gap_bound(gap: Any, steps: Any, factor: Any, *, staleness: Any = 0,
     check.non_negative("gap", gap)
     check.non_negative("factor", factor)
     check.in_range("factor", factor, 0, 1)
-    for name, value in (("steps", steps), ("staleness", staleness), ("noise", noise)):
+    for name, value in (("server_steps", server_steps), ("staleness", staleness), ("noise", noise)):
         check.non_negative(name, value)
-    return factor ** np.ceil(np.asarray(steps) / (np.asarray(staleness) + 1)) * gap + noise
+    return factor ** np.ceil(np.asarray(server_steps) / (np.asarray(staleness) + 1)) * gap + noise

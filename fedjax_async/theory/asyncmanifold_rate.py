@@ -32,16 +32,17 @@ from fedjax_async.theory.rates import require_admissible
 class ManifoldConstants(NamedTuple):
     """The arguments of the bound: numbers, or arrays that broadcast, for curves. Losses [l], parameters [w].
 
-    The losses may be any finite numbers with ``least <= first`` and ``lowest <= highest``. Positive are ``steps``,
-    ``local_steps``, ``lr``, ``server_lr``, ``smoothness``, ``quality`` and ``proximal_smoothness``; all others are not
-    negative. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D and S along a run.
+    The losses may be any finite numbers with ``least <= first`` and ``lowest <= highest``. Positive are
+    ``server_steps``, ``local_steps``, ``lr``, ``server_lr``, ``smoothness``, ``quality`` and ``proximal_smoothness``;
+    all others are not negative. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D
+    and S along a run.
     """
 
     first: Any  # L(Theta^0), the loss of the initial model [l]
     least: Any  # L(Theta^*), the lowest loss that any model has; 0 is a lower bound of cross-entropies [l]
     lowest: Any  # the lowest loss of the models after a server step of the run [l]
     highest: Any  # the highest loss of these models [l]
-    steps: Any  # T, server steps of the run
+    server_steps: Any  # T, server steps of the run
     local_steps: Any  # K, local steps of a job
     lr: Any  # eta_l, the clients' learning rate [w^2/l]
     server_lr: Any  # eta_g, the share of the way to a client's end that the server steps
@@ -73,7 +74,7 @@ class ManifoldBound(NamedTuple):
 
 
 LOSSES = ("first", "least", "lowest", "highest")
-POSITIVE = ("steps", "local_steps", "lr", "server_lr", "smoothness", "quality", "proximal_smoothness")
+POSITIVE = ("server_steps", "local_steps", "lr", "server_lr", "smoothness", "quality", "proximal_smoothness")
 
 
 def _checked(c: ManifoldConstants) -> ManifoldConstants:
@@ -129,7 +130,7 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyon
     drift = of_clients * late + of_prox * (c.mu * c.proximal_smoothness) ** 2 * of_penalty
     bent = c.penalised_gradient**4 * c.curvature**2 * (1 + (c.lr * c.penalised_gradient) ** 2)
     return ManifoldBound(
-        optimisation * (c.first - c.least) / (c.steps * move),
+        optimisation * (c.first - c.least) / (c.server_steps * move),
         optimisation * quality_term(c) / move,
         step * c.smoothness * move * noisy,
         (c.local_steps * c.lr) ** 2 * drift,
@@ -154,15 +155,15 @@ def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> Man
     """
     c = _checked(constants._replace(lr=1.0))
     check.positive("mu", c.mu)
-    root = c.steps**0.5
+    root = c.server_steps**0.5
     if not printed:
         lr = 1 / (c.mu * c.proximal_smoothness * c.local_steps * root)
         return manifold_bound(c._replace(lr=lr))
     noisy = 4 * c.gradient**2 + c.variance
-    bent = c.curvature**2 * (c.penalised_gradient**4 / c.steps + c.penalised_gradient**6 / c.steps**2)
+    bent = c.curvature**2 * (c.penalised_gradient**4 / c.server_steps + c.penalised_gradient**6 / c.server_steps**2)
     late = (1 + (c.staleness * c.divergence) ** 2) * noisy + c.gradient**2
-    gap = (c.first - c.quality * c.least) / (c.steps * root)
-    return ManifoldBound(gap, quality_term(c) * root, noisy / root, late / c.steps, bent)
+    gap = (c.first - c.quality * c.least) / (c.server_steps * root)
+    return ManifoldBound(gap, quality_term(c) * root, noisy / root, late / c.server_steps, bent)
 
 
 def fedasync_bound(constants: ManifoldConstants) -> ManifoldBound:

@@ -53,8 +53,8 @@ def mean_displacement(maps: Sequence[Field], k: int = 1) -> Field:
     return field
 
 
-def server_iterates(field: Field, start: Params, optimizer: optax.GradientTransformation, steps: int) -> Params:
-    """``x_{t+1} = SERVEROPT(V_s(x_t))`` (eq. 13): ``steps`` updates of any optax optimiser; leaves [steps + 1, ...].
+def server_iterates(field: Field, start: Params, optimizer: optax.GradientTransformation, server_steps: int) -> Params:
+    """``x_{t+1} = SERVEROPT(V_s(x_t))`` (eq. 13) with any optax optimiser; leaves [server_steps + 1, ...].
 
     ``optax.sgd(eta)`` is FedAvg (eq. 3), ``optax.sgd(eta, momentum)`` FedAvgM and ``optax.adagrad(eta)`` FedAdagrad.
 
@@ -62,62 +62,61 @@ def server_iterates(field: Field, start: Params, optimizer: optax.GradientTransf
       field: V_s, which takes the place of the gradient.
       start: x_0, the first row of the result.
     """
-    check.whole("steps", steps, 0)
+    check.whole("server_steps", server_steps, 0)
     same = checked(field)
 
     def step(carry: tuple[Params, Any], _: None) -> tuple[tuple[Params, Any], Params]:
         x, state = tree.optimize(optimizer, same(carry[0]), carry[1], carry[0])
         return (x, state), x
 
-    _, later = jax.lax.scan(step, (start, optimizer.init(start)), None, steps)
+    _, later = jax.lax.scan(step, (start, optimizer.init(start)), None, server_steps)
     return jax.tree.map(lambda first, rest: jnp.concatenate([first[None], rest]), start, later)
 
 
 class Orbit(NamedTuple):
     """The iterates of FedAvg and the cycle in which they end."""
 
-    points: Params  # leaves [steps + 1, ...]
+    points: Params  # leaves [server_steps + 1, ...]
     period: Array  # int[]; 1: it converges to a fixed point, 0: no cycle is found
     start: Array  # int[], the first point that the cycle meets again; 0 where no cycle is found
 
 
-def orbit(field: Field, start: Params, *, lr: float = 1.0, steps: int = 100, tol: float | None = None) -> Orbit:
+def orbit(field: Field, start: Params, *, lr: float = 1.0, server_steps: int = 100, tol: float | None = None) -> Orbit:
     """FedAvg's iterates ``x <- x - lr V_s(x)`` and their period.
 
     The period is the smallest p for which each of the last p points is within ``tol`` (Euclidean distance) of the point
-    p steps earlier. It is at most ``(steps + 1) / 2``, as a cycle must be seen twice. Needs memory for ``steps^2``
-    distances.
+    p steps earlier. It is at most ``(T + 1) / 2``, as a cycle must be seen twice. Needs memory for ``T^2`` distances.
 
     Args:
       field: V_s.
       start: x_0.
       lr: eta, server learning rate > 0.
-      steps: server steps >= 1.
+      server_steps: T >= 1.
       tol: >= 0; below the distance of neighbouring points, above the rounding of the field. By default ``eps^(2/3)``
         of the dtype times the largest norm of the points: 2.4e-5 in float32, 3.7e-11 in float64, for points of norm 1.
 
     Example:
       >>> quarter_turn = lambda x: jnp.stack([x[0] + x[1], x[1] - x[0]])  # x - V_s(x) turns x by a right angle
-      >>> int(orbit(quarter_turn, jnp.array([1.0, 0.0]), steps=12).period)
+      >>> int(orbit(quarter_turn, jnp.array([1.0, 0.0]), server_steps=12).period)
       4
     """
     check.positive("lr", lr)
-    check.whole("steps", steps)
+    check.whole("server_steps", server_steps)
     check.optional(check.non_negative, "tol", tol)
     flattened(start)
-    points = server_iterates(field, start, optax.sgd(lr), steps)
+    points = server_iterates(field, start, optax.sgd(lr), server_steps)
     flat = jax.vmap(lambda x: ravel_pytree(x)[0])(points)
     near = _tolerance(flat) if tol is None else tol
-    time = jnp.arange(steps + 1)
+    time = jnp.arange(server_steps + 1)
 
     def far_from_earlier(lag: Array) -> Array:
-        """Whether x_t is not x_{t - lag}; bool[steps + 1], false before t = lag."""
+        """Whether x_t is not x_{t - lag}; bool[server_steps + 1], false before t = lag."""
         distance = jnp.linalg.norm(flat - jnp.roll(flat, lag, axis=0), axis=1)
         return ~(distance <= near) & (time >= lag)
 
-    lags = jnp.arange(1, (steps + 1) // 2 + 1)
-    far = jax.lax.map(far_from_earlier, lags)  # [lags, steps + 1]
-    cycles = ~jnp.any(far & (time[None] > steps - lags[:, None]), axis=1)
+    lags = jnp.arange(1, (server_steps + 1) // 2 + 1)
+    far = jax.lax.map(far_from_earlier, lags)  # [lags, server_steps + 1]
+    cycles = ~jnp.any(far & (time[None] > server_steps - lags[:, None]), axis=1)
     shortest = jnp.argmax(cycles)
     last_far = jnp.max(jnp.where(far[shortest], time, lags[shortest] - 1))
     found = cycles[shortest]

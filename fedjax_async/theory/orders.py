@@ -22,13 +22,15 @@ class LearningRates(NamedTuple):
 def slow_lrs(constants: Constants) -> LearningRates:
     """``eta = 1 / (K sqrt(T))``, ``eta_g = sqrt(K n)``: the choice of Corollaries 1 and 4."""
     c = checked(constants)
-    return LearningRates(1 / (c.local_steps * c.delays.steps**0.5), (c.local_steps * c.clients) ** 0.5)
+    return LearningRates(1 / (c.local_steps * c.delays.server_steps**0.5), (c.local_steps * c.clients) ** 0.5)
 
 
 def fast_lrs(constants: Constants) -> LearningRates:
     """``eta = 1 / (K tau_max T^(1/3))``, ``eta_g = K``: the choice of Corollaries 2 and 3."""
     c = checked(constants)
-    return LearningRates(1 / (c.local_steps * c.delays.tau_max * c.delays.steps ** (1 / 3)), float(c.local_steps))
+    return LearningRates(
+        1 / (c.local_steps * c.delays.tau_max * c.delays.server_steps ** (1 / 3)), float(c.local_steps)
+    )
 
 
 def corollary_1(constants: Constants) -> Bound:
@@ -37,7 +39,7 @@ def corollary_1(constants: Constants) -> Bound:
     tau_avg and tau_avgm are the larger of their two kinds.
     """
     c = checked(constants)
-    d, rounds, steps = c.delays, c.delays.steps, c.local_steps
+    d, rounds, steps = c.delays, c.delays.server_steps, c.local_steps
     leading = 1 / (rounds * steps * c.clients) ** 0.5
     mean, highest = larger(d.tau_avg0, d.tau_avg1), larger(d.tau_avgm0, d.tau_avgm1)
     variance = leading + 1 / (rounds * steps) + mean / rounds
@@ -59,7 +61,7 @@ def corollary_2(constants: Constants) -> Bound:
 def corollary_3(constants: Constants) -> Bound:
     """AsynFLC, eq. 15: Corollary 2 and ``tau_max^2 sigma_g^2 (T^(-2/3) + 1)``, which does not vanish for large T."""
     c = checked(constants)
-    top, fast = c.delays.tau_max, c.delays.steps ** (-2 / 3)
+    top, fast = c.delays.tau_max, c.delays.server_steps ** (-2 / 3)
     common = top * fast / c.local_steps
     return Bound(common * c.gap, common * c.variance, top**2 * (fast + 1) * c.heterogeneity)
 
@@ -70,7 +72,7 @@ def corollary_4(constants: Constants) -> Bound:
     As printed: without compression it has no term with delays, although eq. 17 keeps those of Corollary 1.
     """
     c = checked(constants)
-    rounds, steps, n, top = c.delays.steps, c.local_steps, c.clients, c.delays.tau_max
+    rounds, steps, n, top = c.delays.server_steps, c.local_steps, c.clients, c.delays.tau_max
     leading, lost = 1 / (rounds * steps * n) ** 0.5, compression_factor(c.gamma)
     variance = leading + 1 / (rounds * steps) + lost * n * top / rounds
     spread = (1 + lost * steps * n * top**2) / rounds
@@ -80,6 +82,6 @@ def corollary_4(constants: Constants) -> Bound:
 def residual_order(constants: Constants) -> Bound:
     """Lemma 1, eq. 16: mean squared residual of error feedback over clients and steps [w^2]; 0 at gamma = 1."""
     c = checked(constants)
-    lost, rounds, top = compression_factor(c.gamma), c.delays.steps, c.delays.tau_max
+    lost, rounds, top = compression_factor(c.gamma), c.delays.server_steps, c.delays.tau_max
     variance = lost * top / (c.local_steps * rounds)
     return Bound(0.0 * c.gap, variance * c.variance, lost * top**2 / rounds * c.heterogeneity)

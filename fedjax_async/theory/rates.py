@@ -39,7 +39,7 @@ from fedjax_async.clock import DelayStatistics
 class Constants(NamedTuple):
     """The arguments of the bounds. Losses have the unit [l], parameters [w], gradients [l/w].
 
-    T is ``delays.steps``. ``heterogeneity`` is a mean of squares over all n clients, equally weighted.
+    T is ``delays.server_steps``. ``heterogeneity`` is a mean of squares over all n clients, equally weighted.
     """
 
     gap: Any  # Delta = f(x_0) - f(x*) [l]
@@ -67,11 +67,11 @@ class Bound(NamedTuple):
         return self.optimisation + self.variance + self.heterogeneity
 
 
-def constant_delays(steps: int, delay: float = 1.0) -> DelayStatistics:
-    """Every client ``delay`` >= 1 steps late in each of ``steps`` server steps; 1 is synchronous."""
-    check.positive("steps", steps)
+def constant_delays(server_steps: int, delay: float = 1.0) -> DelayStatistics:
+    """Every client ``delay`` >= 1 steps late in each of ``server_steps`` server steps; 1 is synchronous."""
+    check.positive("server_steps", server_steps)
     check.in_range("delay", delay, 1, float("inf"))
-    return DelayStatistics(steps, delay, delay, delay, delay, delay)  # type: ignore[arg-type]
+    return DelayStatistics(server_steps, delay, delay, delay, delay, delay)  # type: ignore[arg-type]
 
 
 def checked(c: Constants) -> Constants:
@@ -83,7 +83,7 @@ def checked(c: Constants) -> Constants:
     check.in_range("gamma", c.gamma, 0, 1)
     check.whole("clients", c.clients)
     check.whole("local_steps", c.local_steps)
-    check.positive("delays.steps", c.delays.steps)
+    check.positive("delays.server_steps", c.delays.server_steps)
     check.in_range("delays.tau_max (fresh=1)", c.delays.tau_max, 1, float("inf"))
     return c
 
@@ -198,7 +198,7 @@ def largest_lr_asynflc_ef(constants: Constants) -> Any:
 
 
 def _optimisation(c: Constants, factor: float) -> Any:
-    return factor * c.gap / (c.lr * c.server_lr * c.local_steps * c.delays.steps)
+    return factor * c.gap / (c.lr * c.server_lr * c.local_steps * c.delays.server_steps)
 
 
 def _factors(c: Constants) -> tuple[Any, ...]:

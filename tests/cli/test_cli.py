@@ -114,7 +114,7 @@ def test_compare_shows_the_final_value_that_is_asked_for(capsys, tmp_path):
     assert "accuracy, best (%)" in out and "95% interval (bootstrap)" in out and "Wilcoxon" in out
     header = (tmp_path / "comparison.csv").read_text().splitlines()[0]
     assert all(f"accuracy, {way} (%)" in header for way in ("best", "mean of last tenth", "last"))
-    assert "comparison.md, pairs.csv, pairs.md, a picture" in out
+    assert "comparison.md, pairs.csv, pairs.md, pictures" in out
 
 
 def test_pictures_of_a_finished_run_are_drawn_in_other_formats(capsys, tmp_path):

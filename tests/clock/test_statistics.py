@@ -38,7 +38,7 @@ def test_delay_statistics_equal_their_definition(timing, delays, seed):
     s = plan(timing, delays, num_clients=8, local_steps=1, until=Until(updates=122), seed=seed)
     tau, held = delay_table(s)
     got = delay_statistics(s)
-    assert got.steps == len(tau) == s.closes.sum()
+    assert got.server_steps == len(tau) == s.closes.sum()
     assert got.tau_max == tau.max()
     np.testing.assert_allclose(got.tau_avg0, tau.mean())
     np.testing.assert_allclose(got.tau_avgm0, tau.max(axis=1).mean())

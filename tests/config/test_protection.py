@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedjax_async import data, simulate, sweep
+from fedjax_async.cli.runs import attackers_text
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.problem import data_of
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.results.comparisons import comparison
 from tests.engine.test_checkpoint import Killed, killer
 
 RNG = np.random.default_rng(0)
@@ -40,6 +42,11 @@ def test_the_oracle_and_other_batches_draw_the_same_noise(protected):
     for other in ({"engine": "reference"}, {"batching": "vmap", "max_width": 2}):
         same(simulate(**SMALL, **other, **ALL), protected)
     assert 0 < protected.updates["malicious"].sum() < 16
+    assert attackers_text(protected) == [
+        f"attackers: 2 of 5 clients; {protected.updates['malicious'].sum()} of 16 uploads malicious"
+    ]
+    row, _ = comparison({"fedbuff": [protected], "plain": [protected._replace(counters={})]})
+    assert row["attackers"].mean == 2 and row["malicious"].mean == protected.updates["malicious"].sum()
     assert set(protected.updates["client"][protected.updates["malicious"]]) == {1, 3}
     assert len(set(protected.updates["clip"])) == 8
 
@@ -83,13 +90,20 @@ def test_attackers_train_on_flipped_labels_and_others_do_not():
 
 WRONG = [
     ({"privacy": "dpp"}, "privacy = 'dpp': unknown; did you mean 'dp'"),
-    ({"privacy": "dp:clip=-1"}, "clip = -1: must be a finite number > 0"),
+    ({"privacy": "dp:clip=-1"}, "privacy = 'dp:clip=-1': clip = -1: must be a finite number > 0"),
     ({"privacy": "dp:sigma=1"}, "privacy = 'dp:sigma=1': dp has no option 'sigma'"),
-    ({"privacy": "dp+dp:noise=2"}, "privacy = 'two parts for uploads': must be one of a kind"),
+    ({"privacy": "dp+dp:noise=2"}, r"privacy = 'dp\+dp:noise=2': parts for uploads = 2: must be at most one of a kind"),
     ({"privacy": 3}, "privacy = 3: must be a text such as"),
     ({"attack": "sign"}, "attack = 'sign': unknown"),
-    ({"attack": "sign_flip:share=2"}, "share = 2: must be between 0 and 1"),
-    ({"attack": "sign_flip:clients=7"}, "clients of the attack = 7: must be a whole number from 0 to 4"),
+    ({"attack": "sign_flip:share=2"}, "attack = 'sign_flip:share=2': share = 2: must be between 0 and 1"),
+    (
+        {"attack": "sign_flip:share=0.05"},
+        "attack = 'sign_flip:share=0.05': share = 0.05: must be 0, or above 0.1: it would be no attacker among 5 cl",
+    ),
+    (
+        {"attack": "sign_flip:clients=7"},
+        "attack = '.*=7': clients = 7: must be a whole number from 0 to 4",
+    ),
     (
         {"attack": "label_flip", "dataset": "quadratic", "model": "linear", "partition": "natural"},
         "attack = 'label_flip'",

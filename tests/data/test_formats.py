@@ -287,7 +287,7 @@ def test_partitions_of_flower(tmp_path):
         file = tmp_path / ("p.csv" if isinstance(content, str) else "p.json")
         file.write_text(content if isinstance(content, str) else json.dumps(content))
         found = load(f"flower:path={tmp_path / 'all.parquet'},partitions={file}")
-        assert [0, 1] in owners(found) and len(owners(found)) == 2
+        assert owners(found) == ([[1, 2], [0, 1]] if isinstance(content, list) else [[2], [0, 1]])
     for wrong, message in [
         ({"0": [4]}, "row = 4: must be below 4"),
         ({"0": [1], "1": [1]}, "row = 1: must be in one partition only"),
@@ -298,6 +298,41 @@ def test_partitions_of_flower(tmp_path):
         refused(f"flower:path={tmp_path / 'all.parquet'},partitions={tmp_path / 'p.json'}", message)
     (tmp_path / "parts" / "part-2.parquet").write_bytes(b"")
     refused(f"flower:path={tmp_path / 'parts'}", "partition 2 = 'partition_2': must be one file or folder a partition")
+
+
+def test_flowers_test_set_holds_no_training_rows(tmp_path):
+    whole, other, alone = tmp_path / "whole", tmp_path / "other", tmp_path / "alone"
+    for root, (train, test) in ((whole, ([0, 1], [2])), (other, ([0, 0], [1, 1, 1]))):
+        for split, labels in (("train", train), ("test", test)):
+            saved(root / split, images_table(labels, ["x"] * len(labels))[0])
+        (root / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    saved(alone, images_table([2, 1], ["x", "x"])[0])
+    saved(tmp_path / "empty", images_table([], pa.array([], pa.string()))[0])
+    (tmp_path / "p.json").write_text("[1, 0]")
+    parts = f"flower:path={whole},partitions={tmp_path / 'p.json'}"
+    for test, want in (("", [2]), (f",test={whole}", [2]), (f",test={other}", [1, 1, 1]), (f",test={alone}", [2, 1])):
+        assert load(parts + test).test_y.tolist() == want
+    refused(f"{parts},test={tmp_path / 'empty'}", "empty': must be a data set with examples")
+    (other / "dataset_dict.json").write_text('{"splits": ["train", "more"]}')
+    refused(f"{parts},test={other}", "splits = ['train', 'more']: must be one called test, or a single one")
+    for root in (whole, alone):  # data-00000-of-00001.arrow ends in a number, too
+        refused(f"flower:path={root}", "must be a folder of partitions, or given with partitions=FILE")
+
+
+def test_partitions_of_texts_and_damaged_lists_of_partitions(tmp_path):
+    pq.write_table(pa.table({"said": ["Howl, howl!", "Ay.", "No, no life!"]}), tmp_path / "said.parquet")
+    spec = f"flower:path={tmp_path / 'said.parquet'},x=said,y=none,length=4,partitions="
+    (tmp_path / "p.json").write_text("[1, 0, 1]")
+    fool, lear = owners(load(spec + str(tmp_path / "p.json")))
+    assert "".join(map(text_of, fool)) == "Ay.\n" and len(lear) == 7
+    for content, message in [
+        (b'example,partition\n0,"0"1\n', "p.csv': must be a CSV file (Error: "),
+        (b"example,partition\n0,\xff\n", "p.csv': must be a CSV file (UnicodeDecodeError: "),
+        (b"example,client\n0,1\n", "columns = ['example', 'client']: must be example and partition"),
+        (b"example,partition\n0\n", "entry 0 = None: must be a whole number >= 0"),
+    ]:
+        (tmp_path / "p.csv").write_bytes(content)
+        refused(spec + str(tmp_path / "p.csv"), message)
 
 
 # --- PyTorch ----------------------------------------------------------------------------------------

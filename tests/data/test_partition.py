@@ -117,7 +117,7 @@ def test_more_clients_than_examples(spec):
     ],
 )
 def test_bad_options_name_the_field(spec, field):
-    with pytest.raises(ValueError, match=f"^{field} = "):
+    with pytest.raises(ValueError, match=rf"^(partitioner = '{spec}': )?{field} = "):
         deal(spec, balanced(1000), 10)
 
 

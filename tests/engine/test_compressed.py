@@ -250,7 +250,7 @@ def test_every_compressor_has_a_longest_message(name):
         ({"feedback": "ef"}, "feedback = 'ef': must be left out without compress"),
         ({"compress_per": "layer", "method": "asynfl"}, "compress_per = 'layer': must be left out without compress"),
         ({"compress": "top_k"}, "compress = 'top_k': unknown; did you mean 'topk'"),
-        ({"compress": "topk:ratio=2"}, "ratio = 2: must be a number above 0"),
+        ({"compress": "topk:ratio=2"}, "compress = 'topk:ratio=2': ratio = 2: must be a number above 0"),
         ({"compress": "topk:share=0.1"}, "compress = 'topk:share=0.1': topk has no option 'share'"),
         ({"compress": "topk", "feedback": "ef22"}, "feedback = 'ef22': must be one of off, ef, ef21"),
         ({"compress": "topk", "compress_per": "layers"}, "compress_per = 'layers': must be one of layer"),

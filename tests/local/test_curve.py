@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.compress import topk
 from fedjax_async.geometry import bezier, control_point
-from fedjax_async.local import FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
+from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
 from fedjax_async.server.floco import floco_client
@@ -51,15 +51,15 @@ class Adam:
     def __init__(self, lr, m=0.0, v=0.0, corrected=False):
         self.lr, self.m, self.v, self.count, self.corrected = lr, m, v, 0, corrected
 
-    def step(self, w, g):
+    def step(self, w, g, factor=1.0):
         self.count += 1
         self.m, self.v = 0.9 * self.m + 0.1 * g, 0.999 * self.v + 0.001 * g * g
         one = (1.0, 1.0) if self.corrected else (1 - 0.9**self.count, 1 - 0.999**self.count)
-        return w - self.lr * (self.m / one[0]) / (np.sqrt(self.v / one[1]) + 1e-8)
+        return w - factor * self.lr * (self.m / one[0]) / (np.sqrt(self.v / one[1]) + 1e-8)
 
 
-def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0):
-    """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``."""
+def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0):
+    """Algorithm 2, epoch by epoch; ``moments``: ``(m, v, already corrected)``, ``floor``: of a decay within the job."""
     x, y, _ = pool()
     rows, batches = rows_of(who), -(-SIZES[who] // BATCH)
     control_key = jax.random.fold_in(KEY, _CONTROL)
@@ -87,7 +87,7 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
     def train_end(ks):
         nonlocal theta
         for k in ks:
-            theta = end.step(theta, gradient(theta, ends[k]) + MU * (theta - start))
+            theta = end.step(theta, gradient(theta, ends[k]) + MU * (theta - start), 1 - (1 - floor) * k / steps)
 
     def train_control(ks):
         nonlocal dphi
@@ -97,7 +97,7 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
             phi = (start + theta) / 2 + bent(dphi, chord)
             at = (1 - s) ** 2 * start + 2 * s * (1 - s) * phi + s**2 * theta
             slope = 2 * s * (1 - s) * bent(gradient(at, controls[k]), chord)
-            dphi = adam.step(dphi, slope)
+            dphi = adam.step(dphi, slope, 1 - (1 - floor) * k / control_steps)
 
     if order == "after":
         train_end(range(steps))
@@ -111,10 +111,10 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
 
 CASES = {
     "two epochs": (6, {}),
-    "an epoch and a part": (4, {"gamma": 0.3}),
+    "an epoch and a part": (4, {"gamma": 0.3, "floor": 0.25}),
     "a part of an epoch": (2, {"gamma": 0.0}),
     "one batch an epoch": (3, {"who": 1}),
-    "after, fewer": (4, {"order": "after", "epochs": 1}),
+    "after, fewer": (4, {"order": "after", "epochs": 1, "floor": 0.25}),
     "after, more": (2, {"order": "after"}),
 }
 
@@ -125,6 +125,8 @@ def test_a_job_is_algorithm_2(steps, how):
         options = {key: how[key] for key in ("gamma", "order") if key in how}
         if "epochs" in how:
             options["control_epochs"] = how["epochs"]
+        if "floor" in how:
+            options["scale"] = DECAYS["linear"](floor=how["floor"])
         have = job(made(**options), steps, who=how.get("who", 0))
         want = by_hand(steps, **how)
     for ours, theirs in zip(have, want, strict=True):
@@ -261,7 +263,8 @@ def test_private_leaves_stay_with_the_client_and_off_the_curve():
         ({"gamma": 1.5}, "gamma = 1.5"),
         ({"order": "both"}, "order = 'both'"),
         ({"warm": "hot"}, "warm = 'hot'"),
-        ({"control_epochs": 2}, "control_epochs = 2: must be left out"),
+        ({"control_epochs": 2}, "control_epochs = 2: must be left out unless order=after"),
+        ({"scale": 2.0}, "scale = 2.0: must be a function of the message's version, or WithinJob(f)"),
         ({"order": "after", "control_epochs": 0}, "control_epochs = 0"),
         ({"metric": "taxi"}, "metric = 'taxi': unknown"),
         ({"sigma": 2.0}, "sigma = 2.0: must be left out"),
@@ -273,6 +276,12 @@ def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError) as error:
         made(**options)
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize(("field", "model", "optimizer"), [("model", 3, optax.adam(LR)), ("optimizer", MODEL, 3)])
+def test_the_parts_of_local_training_are_asked_for_by_name(field, model, optimizer):
+    with pytest.raises(ValueError, match=rf"^{field} = 3: must be an? "):
+        curve_training(model, optimizer=optimizer)
 
 
 def test_warm_moments_need_adam_and_a_server_that_sends_its_steps():

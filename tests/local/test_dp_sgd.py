@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async.local import local_training, run_job, sharpness_aware
-from fedjax_async.local.dp_sgd import PerExample, private_gradient, uses_of_an_example
+from fedjax_async.local.dp_sgd import PerExample, noised_gradient, uses_of_an_example
 from tests.local.made_up import client_data, message, pool, rows_of, softmax_regression, start_arrays
 
 CLIP, B = 0.8, 8
@@ -41,7 +41,7 @@ def test_the_gradient_of_a_minibatch_is_the_mean_of_clipped_ones(client):
         padded = np.append(rows, [rows[0]] * (B - len(rows))).astype(int)
         given = (own.x[padded], own.y[padded], jnp.asarray(mask, float), own.size, jax.random.key(0), jnp.int32(3))
         model, start = softmax_regression(), message().params
-        quiet = jax.jit(private_gradient(model, PerExample(CLIP, 0.0), *given))(start)
+        quiet = jax.jit(noised_gradient(model, PerExample(CLIP, 0.0), *given))(start)
         want = clipped_mean(rows, min(B, len(rows_of(client))))
         np.testing.assert_allclose(quiet["w"], want[0], rtol=1e-9)
         np.testing.assert_allclose(quiet["b"], want[1], rtol=1e-9)
@@ -53,7 +53,7 @@ def test_noise_is_of_the_job_and_the_step_and_scales_with_the_clip():
 
         def noise(key, k, noise, clip=CLIP):
             rows = own.x[:B], own.y[:B], jnp.ones(B), own.size, key, k
-            one, quiet = (private_gradient(model, PerExample(clip, z), *rows)(start) for z in (noise, 0.0))
+            one, quiet = (noised_gradient(model, PerExample(clip, z), *rows)(start) for z in (noise, 0.0))
             return jax.flatten_util.ravel_pytree(jax.tree.map(jnp.subtract, one, quiet))[0]
 
         many = jax.jit(jax.vmap(lambda k: noise(jax.random.key(1), k, 2.0)))(jnp.arange(400))

@@ -28,6 +28,34 @@ class Sequences(nn.Module):
         return nn.Dense(5, name="output")(x.reshape(len(x), -1))
 
 
+class Tokens(nn.Module):
+    """Embedded codes through a dense layer, then all positions at once."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(6, name="fc1")(nn.Embed(7, 4, name="embed")(x.astype(int)))
+        return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+class Images(nn.Module):
+    """A convolution, normalised and with its channels weighted by a gate; with ``late`` a layer that PyTorch lacks."""
+
+    late: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.LayerNorm(name="norm")(nn.Conv(4, (2, 2), name="conv")(x))
+        x = Gate(name="gate")(x)
+        x = x if self.late is None else self.late(x)
+        return nn.Dense(3, name="head")(x.reshape(len(x), -1))
+
+
+class Gate(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x * nn.Dense(x.shape[-1], name="fc")(x.mean(axis=(1, 2)))[:, None, None]
+
+
 @functools.cache
 def drawn(spec, shape, classes=5):
     """A model, params of random numbers, and inputs."""
@@ -99,6 +127,33 @@ def test_dense_layers_of_images_see_channels_first():
     np.testing.assert_allclose(linear(hidden, state, "net.2"), model.apply(params, x), rtol=1e-5)
 
 
+def test_embedded_positions_are_in_pytorchs_order_and_maps_of_convolutions_are_not():
+    tokens = models.from_flax(Tokens(), input_shape=(5,))
+    assert flattened(tokens, (5,)) == {}
+    assert flattened(models.from_flax(Images(), input_shape=(3, 3, 2)), (3, 3, 2)) == {"head": 4}
+
+
+@pytest.mark.parametrize(
+    ("late", "layer"),
+    [
+        (nn.MultiHeadDotProductAttention(2), r"late/query = 'DenseGeneral'"),
+        (nn.ConvTranspose(4, (2, 2)), r"late = 'ConvTranspose'"),
+    ],
+)
+def test_kernels_that_pytorch_lays_out_otherwise_are_refused(late, layer):
+    model = models.from_flax(Images(late), input_shape=(3, 3, 2))
+    with pytest.raises(ValueError, match=rf"^layer {layer}: must be a convolution, as its kernel is \["):
+        flattened(model, (3, 3, 2))
+
+
+def test_params_of_attention_are_refused():
+    params = {"attention": {"query": {"kernel": np.zeros((8, 2, 4)), "bias": np.zeros((2, 4))}}}
+    for convert in (to_torch, functools.partial(from_torch, {})):
+        with pytest.raises(ValueError, match=r"^shape of attention/query/bias = \[2, 4\]: must be \[outputs\] beside"):
+            convert(params)
+    assert not has_torch_names(arrays_of(params), params)  # files of our names are read as before
+
+
 @pytest.mark.parametrize(
     ("spec", "shape"),
     [
@@ -138,13 +193,19 @@ def test_what_does_not_fit_is_named():
         from_torch(state | {"more": np.zeros(2)}, params, source="w.pt")
     with pytest.raises(ValueError, match=r"^shape of fc1\.weight in state = \(18, 4\): must be \(4, 18\)"):
         from_torch(state | {"fc1.weight": state["fc1.weight"].T}, params)
-    for field, given in (("flattened", {"fc9": 3}), ("modules", {"fc9": "0"})):
-        with pytest.raises(ValueError, match=rf"^{field} = 'fc9': must be one of the layers: fc1, output$"):
-            to_torch(params, **{field: given})
-    with pytest.raises(ValueError, match=r"^flattened\['fc1'\] = 4: must be a divisor of the 18 inputs"):
-        to_torch(params, flattened={"fc1": 4})
-    with pytest.raises(ValueError, match=r"^modules = 'output\.bias': must be other names"):
-        to_torch(params, modules={"fc1": "output"})
+    convolution = {"conv1": {"kernel": np.zeros((2, 2, 3, 4))}, **params}
+    for options, says in (
+        ({"modules": {"fc9": "0"}}, r"modules = 'fc9': must be one of the layers: conv1, fc1, output$"),
+        ({"modules": {"fc1": 3}}, r"modules\['fc1'\] = 3: must be a name"),
+        ({"modules": {"fc1": "output"}}, r"modules = 'output\.bias': must be other names"),
+        ({"modules": ["fc1"]}, r"modules = 'a list': must be names of layers"),
+        ({"flattened": {"conv1": 3}}, r"flattened = 'conv1': must be one of the dense layers: fc1, output$"),
+        ({"flattened": {"fc1": "3"}}, r"flattened\['fc1'\] = '3': must be a whole number >= 1"),
+        ({"flattened": {"fc1": 3.0}}, r"flattened\['fc1'\] = 3\.0: must be a whole number >= 1"),
+        ({"flattened": {"fc1": 4}}, r"flattened\['fc1'\] = 4: must be a divisor of the 18 inputs"),
+    ):
+        with pytest.raises(ValueError, match=rf"^{says}"):
+            to_torch(convolution, **options)
 
 
 @pytest.mark.slow

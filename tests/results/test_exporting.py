@@ -52,6 +52,17 @@ def test_names_of_pytorch_are_those_asked_for(trained, tmp_path):
     found = read_arrays(path)
     assert sorted(found) == ["net.1.bias", "net.1.weight"]
     np.testing.assert_array_equal(found["net.1.weight"], want["output.weight"])
+    jax.tree.map(np.testing.assert_array_equal, started(str(path), initial_rename="output=net.1"), run.params)
+    for rename, says in {
+        None: "names in the file = 'net.1.bias, net.1.weight': must be those of the model .* initial_rename=LAYER=NAME",
+        "output=net.2": "shape of net.1.bias in the file = .*: must be none, as the model has it",
+        "fc9=net.1": "initial_rename = 'fc9': must be one of the layers: output",
+    }.items():
+        with pytest.raises(ValueError, match=rf"^initial = '.*w\.safetensors': {says}"):
+            started(str(path), initial_rename=rename)
+    for initial in (None, run.params):
+        with pytest.raises(ValueError, match=r"^initial_rename = 'output=a': must be left out with"):
+            started(initial, initial_rename="output=a")
 
 
 def test_runs_of_a_sweep_start_from_weights_of_their_own(trained, tmp_path):
@@ -94,11 +105,11 @@ def test_what_cannot_be_used_is_named(trained, tmp_path):
     }.items():
         with pytest.raises(ValueError, match=error):
             export(run, path, **options)
-    with pytest.raises(ValueError, match=r"^shape of fc1/bias in .*w\.npz = 'none': must be \(8,\), as the model"):
+    with pytest.raises(ValueError, match=r"^initial = '.*w\.npz': shape of fc1/bias in the file = 'none': must be \("):
         started(str(path), model="mlp:hidden=8")
     with pytest.raises(ValueError, match=r"^initial = .*: must be a text, or a pytree of arrays"):
         started({"fc1": 3})
-    with pytest.raises(ValueError, match=r"^weights = 'missing\.npz': must be a file"):
+    with pytest.raises(ValueError, match=r"^initial = 'missing\.npz': must be a file of weights \(.npz, .*folder"):
         started("missing.npz")
     with pytest.raises(ValueError, match=r"^initial = '\(object: \w+\)': must have a name for a folder"):
         simulate(**SERVED, initial=run.params, out=tmp_path / "run", plots=False)
@@ -116,5 +127,13 @@ def test_the_command_writes_what_the_function_does(trained, tmp_path, capsys):
     assert lines[-1] == f"written: {to}, 7,850 numbers"
     np.testing.assert_array_equal(read_arrays(to)["1.weight"], kernel.T)
     assert cli.main(["export", str(folder), "--to", str(to)]) == 2
-    assert cli.main(["export", str(folder), "--to", str(to), "--rename", "output"]) == 2
-    assert "rename = 'output': must be LAYER=NAME" in capsys.readouterr().err
+    assert "error: to = " in capsys.readouterr().err
+    for names, rename, says in (
+        ("torch", "output", "rename = 'output': must be LAYER=NAME"),
+        ("torch", "output=1,output=2", "rename = 'output=1,output=2': must be LAYER=NAME, each layer once"),
+        ("torch", "fc9=1", "rename = 'fc9': must be one of the layers: output"),
+        ("own", "fc9=1", "rename = 'fc9=1': must be left out without --names torch"),
+    ):
+        flags = ["--to", str(to), "--overwrite", "--names", names, "--rename", rename]
+        assert cli.main(["export", str(folder), *flags]) == 2
+        assert f"error: {says}" in capsys.readouterr().err

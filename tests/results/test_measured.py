@@ -98,19 +98,25 @@ def test_the_distribution_orders_the_clients_from_the_worst_to_the_best():
     np.testing.assert_allclose(drawn[0], np.mean(both, axis=0))
 
 
+TABLES = {"clients.csv", "clients.md", "clients.png"}
+
+
 def test_the_folder_of_a_run(tmp_path):
     run = measured_run()
     names = {path.name for path in write_run(run, tmp_path / "run").iterdir()}
-    assert {"clients.csv", "clients.png", "train_loss.png", "macro_f1.png", "client_own_accuracy_worst.png"} <= names
+    assert TABLES | {"train_loss.png", "macro_f1.png", "client_own_accuracy_worst.png"} <= names
     rows = rows_of(tmp_path / "run" / "clients.csv")
     assert [row["client"] for row in rows] == [str(i) for i in range(12)] and rows[3]["tuned_loss"] == "nan"
     have = [float(row["tuned_accuracy"]) for row in rows]
     np.testing.assert_array_equal(np.float32(have), run.per_client["tuned_accuracy"][-1])
+    shown = (tmp_path / "run" / "clients.md").read_text()
+    worst = 100 * final_value(run, "client_own_accuracy_worst")
+    assert f"{worst:.2f} |" in next(line for line in shown.splitlines() if "own models" in line)
     store.save(run, tmp_path / "again")
     for name, values in store.load(tmp_path / "again").evaluations.items():
         np.testing.assert_array_equal(values, run.evaluations[name])
     bare = make_run()._replace(per_client={})
-    assert not {"clients.csv", "clients.png"} & {path.name for path in write_run(bare, tmp_path / "bare").iterdir()}
+    assert not TABLES & {path.name for path in write_run(bare, tmp_path / "bare").iterdir()}
 
 
 def test_the_report_has_the_numbers_of_the_files(tmp_path):

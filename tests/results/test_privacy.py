@@ -10,7 +10,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from fedjax_async import cli, simulate
-from fedjax_async.results import guarantees
+from fedjax_async.results import guarantees, save
 from fedjax_async.results.privacy import gaussian, of_sums, sampled
 
 DELTA = 1e-5
@@ -65,7 +65,9 @@ def test_a_buffered_run_counts_its_participations(buffered):
     spent = [sum(np.sum((step == s) & (client == c)) ** 2 for s in range(6)) / 9 for c in range(6)]
     assert found.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(max(spent) ** -0.5)), rel=2e-3)
     assert found.participations <= most(buffered) and (twice == 0) <= (found.participations == most(buffered))
-    assert guarantees(buffered)[0].delta == pytest.approx(6**-1.1)
+    assert found.delta_of == "given"
+    usual = guarantees(buffered)[0]
+    assert usual.delta == pytest.approx(6**-1.1) and usual.delta_of == "the default, 6 clients^-1.1"
 
 
 def test_a_rule_of_single_uploads_is_bounded_upload_by_upload():
@@ -85,6 +87,11 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples():
     assert of_example.epsilon == pytest.approx(library(dp_accounting.GaussianDpEvent(2.0), count=most(run)), 2e-3)
     disturbed = run._replace(settings=run.settings | {"faults": "drop:probability=0.1"})
     assert len(guarantees(disturbed)) == 2
+    stopped = guarantees(run._replace(settings=run.settings | {"stop_at": 0.9}))
+    assert [(one.unit, one.epsilon, "stop_at" in one.how) for one in stopped] == [
+        ("client", None, True),
+        ("example", None, True),
+    ]
 
 
 def test_where_no_bound_is_known_it_says_so(buffered):
@@ -100,6 +107,15 @@ def test_where_no_bound_is_known_it_says_so(buffered):
     assert "stop_at" in why(settings=buffered.settings | {"patience": 3})
 
 
+def test_code_that_a_folder_names_is_not_run(buffered, tmp_path):
+    """Plugins of a finished run are given again, by ``--plugin``: a folder may come from somebody else."""
+    folder = save(buffered, tmp_path / "run")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "plugins.json").write_text(f'["{tmp_path / "code.py"}"]')
+    (tmp_path / "code.py").write_text("raise RuntimeError")
+    assert guarantees(folder, delta=DELTA) == guarantees(buffered, delta=DELTA)
+
+
 def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):
     folder = str(tmp_path / "run")
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
@@ -107,8 +123,11 @@ def test_the_command_says_what_saved_runs_guarantee(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["privacy", folder, "--delta", "1e-5"]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}: client: epsilon = ")
-    assert cli.main(["privacy", folder, "--delta", "2"]) == 2
-    assert "delta = 2.0: must be above 0 and below 1" in capsys.readouterr().err
+    assert cli.main(["privacy", folder]) == 0
+    assert "at delta = 0.139 (the default, 6 clients^-1.1)\n" in capsys.readouterr().out
+    for delta in ("2.0", "0.0"):
+        assert cli.main(["privacy", folder, "--delta", delta]) == 2
+        assert f"delta = {delta}: must be above 0 and below 1" in capsys.readouterr().err
 
 
 def test_a_run_without_privacy_and_a_missing_library_are_refused(buffered, monkeypatch):

@@ -201,12 +201,21 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "own.toml").write_text(SWEEP)
     assert main(["sweep", str(tmp_path / "own.toml"), *plugin, "--out", str(tmp_path / "s"), "--quiet"]) == 0
     assert json.loads((tmp_path / "s" / "plugins.json").read_text()) == [str(path)]
-    begin(tmp_path / "r", method="summed")
-    registry.ADDED.clear()
-    monkeypatch.setattr("fedjax_async.config.plugins.LOADED", [])
-    for name in [name for name in sys.modules if name.startswith("own_rule")]:
-        monkeypatch.delitem(sys.modules, name)
+    begin(tmp_path / "r", method="summed", privacy="dp:noise=3")
+
+    def forget():
+        registry.ADDED.clear()
+        monkeypatch.setattr("fedjax_async.config.plugins.LOADED", [])
+        for name in [name for name in sys.modules if name.startswith("own_rule")]:
+            monkeypatch.delitem(sys.modules, name)
+
+    forget()
     assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0  # the plugin is remembered
+    forget()
+    capsys.readouterr()
+    assert main(["privacy", str(tmp_path / "r")]) == 2  # a finished run names no code
+    assert "method = 'summed': is a part of your own" in (said := capsys.readouterr().err) and "--plugin FILE" in said
+    assert main(["privacy", str(tmp_path / "r"), *plugin]) == 0
     assert load(tmp_path / "r").settings["own"] == {
         "method": {"summed": registry.ADDED["method"]["summed"].fingerprint}
     }

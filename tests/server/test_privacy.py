@@ -154,10 +154,11 @@ def test_which_rules_are_of_sums():
 
 def test_the_noise_is_divided_between_uploads_and_count():
     """Andrew et al. (2021), Theorem 1: both together are as much as z alone."""
-    for z, count, uploads in ((1.0, None, 100), (2.0, None, 5), (0.5, 0.3, 10)):
+    for z, count, uploads in ((1.0, None, 100), (2.0, None, 5), (0.5, 0.3, 10), (1e-6, None, 10)):
         found = multipliers(z, 0.5, count, uploads)
         assert found.below == pytest.approx(max(z, uploads / 20) if count is None else count)
         assert found.uploads**-2 + (2 * found.below) ** -2 == pytest.approx(z**-2)
+    assert multipliers(1e200, 0.5, None, 10).uploads == pytest.approx(1e200 * 0.75**-0.5)
     assert multipliers(0.7, None, None, 10) == (0.7, 0.0) and multipliers(0.0, 0.5, None, 10) == (0.0, 0.0)
 
 
@@ -166,6 +167,8 @@ def test_the_noise_is_divided_between_uploads_and_count():
     [
         ("dp", {"clip": 0}, "clip = 0: must be a finite number > 0"),
         ("dp", {"noise": -1}, "noise = -1: must be a finite number >= 0"),
+        ("dp", {"noise": 1e-200, "quantile": 0.5}, "noise = 1e-200: must be 0, or at least 1e-06"),
+        ("dp_sgd", {"noise": 1e-7}, "noise = 1e-07: must be 0, or at least 1e-06"),
         ("dp", {"quantile": 1.0}, "quantile = 1.0: must be at least 0 and below 1"),
         ("dp", {"quantile": 0.5, "rate": 0}, "rate = 0: must be a finite number > 0"),
         ("dp", {"count_noise": 1}, "count_noise = 1: must be left out without quantile"),
@@ -182,5 +185,5 @@ def test_wrong_options_are_refused(part, options, says):
 
 
 def test_two_parts_of_a_kind_are_refused():
-    with pytest.raises(ValueError, match="privacy = 'two parts for least': must be one of a kind"):
+    with pytest.raises(ValueError, match=r"^parts for secure sums = 2: must be at most one of a kind$"):
         combined([PRIVACY["secure"](), PRIVACY["secure"](size=3)])

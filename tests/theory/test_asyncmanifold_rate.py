@@ -22,9 +22,9 @@ from fedjax_async.theory import (
 )
 
 SOME = ManifoldConstants(
-    first=3.0, least=0.5, lowest=0.6, highest=3.5, steps=100.0, local_steps=4, lr=0.02, server_lr=0.5, smoothness=2.0,
-    gradient=1.5, variance=0.7, staleness=3.0, quality=1.1, divergence=1.2, mu=0.3, proximal_smoothness=1.4,
-    curvature=0.2, penalised_gradient=1.7,
+    first=3.0, least=0.5, lowest=0.6, highest=3.5, server_steps=100.0, local_steps=4, lr=0.02, server_lr=0.5,
+    smoothness=2.0, gradient=1.5, variance=0.7, staleness=3.0, quality=1.1, divergence=1.2, mu=0.3,
+    proximal_smoothness=1.4, curvature=0.2, penalised_gradient=1.7,
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def test_theorem_1_as_printed_by_hand():
 
 def test_the_first_term_falls_as_one_over_root_t_not_as_printed():
     def at(field, printed):
-        return slope(lambda steps: getattr(manifold_rate(SOME._replace(steps=steps), printed=printed), field))
+        return slope(lambda steps: getattr(manifold_rate(SOME._replace(server_steps=steps), printed=printed), field))
 
     assert at("optimisation", False) == pytest.approx(-0.5)
     assert at("optimisation", True) == pytest.approx(-1.5)
@@ -153,7 +153,7 @@ def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr
     gradient = max(np.linalg.norm(points - c, axis=1).max() for c in centres)
     constants = ManifoldConstants(
         first=loss[0], least=np.mean(np.sum((mean - centres) ** 2, axis=1)) / 2, lowest=loss[1:].min(),
-        highest=loss[1:].max(), steps=steps, local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0,
+        highest=loss[1:].max(), server_steps=steps, local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0,
         gradient=gradient, variance=0.0, staleness=late,
     )  # fmt: skip
     squares = np.mean(np.sum((points[:-1] - mean) ** 2, axis=1))
@@ -170,7 +170,7 @@ def test_learning_rates_at_which_the_drift_is_not_bounded_are_refused():
         manifold_bound(c._replace(lr=1.1 * c.lr))
 
 
-@pytest.mark.parametrize("field", ["steps", "lr", "quality", "variance", "mu"])
+@pytest.mark.parametrize("field", ["server_steps", "lr", "quality", "variance", "mu"])
 def test_constants_out_of_range_are_named(field):
     with pytest.raises(ValueError, match=f"{field} = -1"):
         manifold_bound(SOME._replace(**{field: -1.0}))
@@ -181,13 +181,16 @@ def test_constants_out_of_range_are_named(field):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": np.array([10.0, 0.0])}, r"steps\[1\] = 0\.0: must be a finite number > 0"),
+        ({"server_steps": np.array([10.0, 0.0])}, r"server_steps\[1\] = 0\.0: must be a finite number > 0"),
         ({"gradient": jnp.array([[1.0], [-2.0]])}, r"gradient\[1, 0\] = -2\.0: must be a finite number >= 0"),
         ({"first": np.array([3.0, np.nan])}, r"first\[1\] = nan: must be a finite number$"),
         ({"quality": np.float64(0.0)}, r"quality = 0\.0: must be a finite number > 0"),
         ({"lr": "0.1"}, r"lr = '0\.1': must be a finite number > 0"),
         ({"lowest": 4.0}, r"lowest = 4\.0: must be at most highest, 3\.5"),
-        ({"steps": np.ones(2), "lr": np.ones(3)}, r"shapes = \{'steps': \(2,\), 'lr': \(3,\)\}: must be such that"),
+        (
+            {"server_steps": np.ones(2), "lr": np.ones(3)},
+            r"shapes = \{'server_steps': \(2,\), 'lr': \(3,\)\}: must be such that",
+        ),
     ],
 )
 def test_arrays_are_checked_number_by_number(change, message):
@@ -200,9 +203,9 @@ def test_arrays_are_checked_number_by_number(change, message):
 def test_constants_may_be_arrays_and_tracers():
     steps = np.array([10.0, 100.0])
     at_once, traced = (
-        manifold_bound(SOME._replace(steps=steps)),
-        jax.jit(lambda t: manifold_bound(SOME._replace(steps=t)).total),
+        manifold_bound(SOME._replace(server_steps=steps)),
+        jax.jit(lambda t: manifold_bound(SOME._replace(server_steps=t)).total),
     )
     for k, t in enumerate(steps):
-        one = manifold_bound(SOME._replace(steps=t)).total
+        one = manifold_bound(SOME._replace(server_steps=t)).total
         assert at_once.total[k] == pytest.approx(one) and float(traced(t)) == pytest.approx(one, rel=1e-5)

@@ -203,7 +203,7 @@ def test_an_orbit_finds_the_period_at_any_scale(dtype, scale):
     @jax.jit
     def found(angle):
         turn = jnp.array([[jnp.cos(angle), -jnp.sin(angle)], [jnp.sin(angle), jnp.cos(angle)]])
-        return orbit(lambda x: x - turn @ x, jnp.asarray([scale, 0.5 * scale], dtype), steps=20)
+        return orbit(lambda x: x - turn @ x, jnp.asarray([scale, 0.5 * scale], dtype), server_steps=20)
 
     for period in (1, 2, 3, 5, 8):
         cycle = found(jnp.asarray(2 * np.pi / period, dtype))
@@ -213,26 +213,26 @@ def test_an_orbit_finds_the_period_at_any_scale(dtype, scale):
 
 def test_an_orbit_that_is_reached_after_some_steps():
     """7 6 5 4 3 2 1 0 2 1 0 2 ...: the cycle starts at step 5."""
-    found = orbit(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), steps=30)
+    found = orbit(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), server_steps=30)
     np.testing.assert_array_equal(found.points[:9, 0], [7, 6, 5, 4, 3, 2, 1, 0, 2])
     assert (int(found.period), int(found.start)) == (3, 5)
 
 
 def test_orbits_without_a_cycle_and_with_a_fixed_point():
-    drift = orbit(jnp.ones_like, jnp.zeros(2), steps=15)
+    drift = orbit(jnp.ones_like, jnp.zeros(2), server_steps=15)
     assert (int(drift.period), int(drift.start)) == (0, 0)
-    halved = orbit(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, steps=60, tol=1e-6)
+    halved = orbit(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, server_steps=60, tol=1e-6)
     assert int(halved.period) == 1
     np.testing.assert_allclose(halved.points["x"][:3, 0], [1, 0.5, 0.25])
     gap = 2.0 ** -np.arange(61) * np.sqrt(2)  # from x_t to x_{t+1}: half of x_t
     assert int(halved.start) == np.argmax(gap / 2 <= 1e-6)
-    lost = orbit(lambda x: -jnp.square(x), jnp.array([3.0]), steps=30)  # overflows
+    lost = orbit(lambda x: -jnp.square(x), jnp.array([3.0]), server_steps=30)  # overflows
     assert int(lost.period) == 0
 
 
 def test_a_cycle_must_be_seen_twice():
     turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4
-    periods = [int(orbit(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps=steps).period) for steps in (6, 7)]
+    periods = [int(orbit(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), server_steps=steps).period) for steps in (6, 7)]
     assert periods == [0, 4]
 
 
@@ -255,7 +255,7 @@ def test_bad_input():
         server_field([jnp.sum], -1, 1)
     with pytest.raises(ValueError, match="nodes = 0"):
         surrogate_loss(jnp.cos, jnp.ones(2), jnp.zeros(2), nodes=0)
-    for options in ({"lr": 0}, {"steps": 0}, {"tol": -1.0}):
+    for options in ({"lr": 0}, {"server_steps": 0}, {"tol": -1.0}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} = "):
             orbit(jnp.cos, jnp.ones(2), **options)
 

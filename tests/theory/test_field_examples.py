@@ -228,7 +228,7 @@ def test_erratum_equation_17_has_the_other_sign_and_lacks_one_half():
 
 
 def test_the_closed_orbit_has_period_8():
-    found = jax.jit(lambda x: orbit(ORBIT.server_field, x, steps=40))(jnp.array([0.0, 1.0]))
+    found = jax.jit(lambda x: orbit(ORBIT.server_field, x, server_steps=40))(jnp.array([0.0, 1.0]))
     assert (int(found.period), int(found.start)) == (ORBIT.period, 0) == (8, 0)
     np.testing.assert_allclose(found.points[:8], ORBIT.points, atol=1e-15)
     printed = [(0, 1), (-0.5, 1), (-1, 0), (-1, -0.5), (0, -1), (0.5, -1), (1, 0), (1, 0.5)]
@@ -238,14 +238,14 @@ def test_the_closed_orbit_has_period_8():
 def test_the_period_is_8_with_many_local_steps_in_place_of_convergence():
     """Gradient descent on the losses themselves, 1,500 steps: 0.9805^1500 = 1e-13."""
     field = server_field(ORBIT.losses, gamma=0.39, k=1500)
-    found = jax.jit(lambda x: orbit(field, x, steps=24, tol=1e-9))(jnp.array([0.0, 1.0]))
+    found = jax.jit(lambda x: orbit(field, x, server_steps=24, tol=1e-9))(jnp.array([0.0, 1.0]))
     assert int(found.period) == 8
     np.testing.assert_allclose(found.points[:8], ORBIT.points, atol=1e-10)
 
 
 @pytest.mark.parametrize(("lr", "period"), [(0.75, 12), (0.5, 20), (0.1, 100)])
 def test_smaller_server_learning_rates_have_longer_periods(lr, period):
-    found = jax.jit(lambda x: orbit(ORBIT.server_field, x, lr=lr, steps=1200))(jnp.array([0.0, 1.0]))
+    found = jax.jit(lambda x: orbit(ORBIT.server_field, x, lr=lr, server_steps=1200))(jnp.array([0.0, 1.0]))
     assert int(found.period) == period
 
 

@@ -35,7 +35,7 @@ from fedjax_async.theory import (
 )
 
 BOUNDS = {"asynfl": asynfl_bound, "asynflc": asynflc_bound, "asynflc_ef": asynflc_ef_bound}
-DELAYS = DelayStatistics(steps=400, tau_max=9, tau_avg0=3.5, tau_avgm0=7.25, tau_avg1=3.25, tau_avgm1=7.0)
+DELAYS = DelayStatistics(server_steps=400, tau_max=9, tau_avg0=3.5, tau_avgm0=7.25, tau_avg1=3.25, tau_avgm1=7.0)
 HERE = Constants(2.0, 1.5, 0.7, 0.4, 20, 5, 3e-4, 2.5, DELAYS, 0.3)
 
 
@@ -130,7 +130,7 @@ def test_harder_problems_have_larger_bounds(name, c, factor):
         assert (np.array(bound(c._replace(delays=delays))) >= before * (1 - 1e-12)).all()
     later = np.array(bound(c._replace(delays=DelayStatistics(100, *(factor * np.array(c.delays[1:]))))))
     assert later[0] == before[0] and (later[1:] > before[1:]).all()
-    longer = np.array(bound(c._replace(delays=c.delays._replace(steps=factor * c.delays.steps))))
+    longer = np.array(bound(c._replace(delays=c.delays._replace(server_steps=factor * c.delays.server_steps))))
     np.testing.assert_allclose(longer, before / [factor, 1, 1], rtol=1e-12)
 
 
@@ -210,7 +210,7 @@ def test_without_compression_the_bounds_do_not_reduce_to_theorem_1(c):
     allowed = allowed._replace(lr=largest_lr_asynflc_ef(allowed))
     assert asynflc_ef_bound(allowed).total < asynfl_bound(allowed).total
     # and eq. 13 keeps a floor
-    still = c._replace(lr=1e-12, delays=c.delays._replace(steps=1e30))
+    still = c._replace(lr=1e-12, delays=c.delays._replace(server_steps=1e30))
     floor = 2 * (c.delays.tau_max + 1) ** 2 * c.heterogeneity
     np.testing.assert_allclose(asynflc_bound(still).heterogeneity, floor, rtol=1e-6)
     assert asynfl_bound(still).heterogeneity < 1e-6 * floor
@@ -254,7 +254,7 @@ def two_clients(compensated, lr, rounds):
 def test_theorem_1_needs_uploads_that_hold_the_steps_of_their_delay():
     delays = DelayStatistics(0, 2, 1.25, 1.5, 1.25, 1.5)
     c = Constants(1 / 8, 1.0, 0.0, 0.25, 2, 1, 1e-3, 1.0, delays)
-    c = c._replace(delays=delays._replace(steps=400_000))
+    c = c._replace(delays=delays._replace(server_steps=400_000))
     assert c.lr < largest_lr_asynfl(c)
     bound = asynfl_bound(c).total
     # thirds instead of halves: x settles at 1/3 or, compensated, near 1/2
@@ -294,7 +294,7 @@ def grid(rates, largest, growth):
                     c = Constants(1.0, 1.0, 1.0, 1.0, n, K, 1.0, 1.0, constant_delays(1, tau), gamma)
                     over = at(c, rates).lr / largest(at(c, rates))
                     steps = max(1.0, over) ** growth * 1.01
-                    c = at(c._replace(delays=c.delays._replace(steps=steps)), rates)
+                    c = at(c._replace(delays=c.delays._replace(server_steps=steps)), rates)
                     assert c.lr <= largest(c)
                     yield c
 
@@ -374,7 +374,7 @@ def test_constants_may_be_arrays():
         ({"server_lr": math.inf}, "server_lr = inf"),
         ({"gamma": 1.5}, "gamma = 1.5"),
         ({"delays": DELAYS._replace(tau_max=0)}, r"delays\.tau_max \(fresh=1\) = 0"),
-        ({"delays": DELAYS._replace(steps=0)}, r"delays\.steps = 0"),
+        ({"delays": DELAYS._replace(server_steps=0)}, r"delays\.server_steps = 0"),
     ],
 )
 def test_constants_out_of_range_are_named(change, named):

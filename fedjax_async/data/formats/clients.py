@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from fedjax_async.check import require
 from fedjax_async.data.federated import Dataset, check_dataset
 from fedjax_async.types import Array
 
-LARGEST_TEXT = 8 * 2**30  # bytes of a JSON file
+LARGEST_TEXT = 8 * 2**30  # bytes of a JSON or CSV file
 
 
 class Part(NamedTuple):
@@ -70,13 +72,33 @@ def existing(path: Any, field: str = "path") -> Path:
 
 def read_json(path: Path) -> Any:
     """The contents of a JSON file; ``ValueError`` naming it if it is none, is cut short or too large."""
-    size = path.stat().st_size
-    require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a JSON file of at most {LARGEST_TEXT} bytes")
-    try:
+    with _parsing(path, "JSON"):
         return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+
+
+def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Columns of a CSV file, row by row; ``ValueError`` naming it if it is none, is too large or lacks one of them.
+
+    A field that its row lacks is ``None``.
+    """
+    with _parsing(path, "CSV"), path.open(newline="", encoding="utf-8") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        found = list(reader.fieldnames or ())
+        rows = [tuple(row.get(name) for name in names) for row in reader]
+    require(set(names) <= set(found), f"'{path}': columns", found, " and ".join(names))
+    return rows
+
+
+@contextmanager
+def _parsing(path: Path, kind: str) -> Iterator[None]:
+    """Errors of a parser as ``ValueError`` naming the file; another one for a file that is too large."""
+    size = path.stat().st_size
+    require(size <= LARGEST_TEXT, str(path), f"{size} bytes", f"a {kind} file of at most {LARGEST_TEXT} bytes")
+    try:
+        yield
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"'{path}': must be a JSON file ({type(error).__name__}: {reason})") from error
+        raise ValueError(f"'{path}': must be a {kind} file ({type(error).__name__}: {reason})") from error
 
 
 def labels_of(where: str, values: Any, classes: int | None = None) -> np.ndarray:

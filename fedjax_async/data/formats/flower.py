@@ -7,8 +7,8 @@ itself split in training and test examples keeps these as its client's parts.
 
 from __future__ import annotations
 
-import csv
 import re
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedjax_async.check import require, whole
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats import hugging_face as folders
 from fedjax_async.data.formats import parquet
-from fedjax_async.data.formats.clients import existing, read_json
+from fedjax_async.data.formats.clients import existing, read_csv, read_json
 from fedjax_async.data.formats.tables import Columns, Rows, dataset_of
 
 _NUMBERED = re.compile(r"(?:.*[^\d])?(\d+)")
@@ -36,10 +36,12 @@ def flower(
     """Partitions of Flower's partitioners: flower:path=DIR,x=img,y=label; natural clients are the partitions.
 
     ``path``: a folder with the numbered partitions, each a folder of save_to_disk (``flwr-datasets create``), a Parquet
-    file or an Arrow file; numbers at the end of the names are those of the clients. Or, with ``partitions``, one data
-    set (such a folder or file) whose rows the file ``partitions`` assigns: JSON, a list of ids, one a row, or an object
-    id -> list of rows; or CSV with the columns example and partition. Rows without a partition are left out.
-    ``test``: one data set, the global test set. Other options as for ``parquet``.
+    file or an Arrow file. Clients are numbered in the order of the numbers that end the names; those without training
+    rows come last. Or, with ``partitions``, one data set (such a folder or file) whose rows the file ``partitions``
+    assigns: JSON, a list of ids, one a row, or an object id -> list of rows; or CSV with the columns example and
+    partition. Clients are numbered in the order of the ids, rows without a partition are left out, and the split
+    ``test`` is the global test set. ``test``: one data set, the global test set in the place of that split: its split
+    ``test``, or all of its rows if it has one split or none. Other options as for ``parquet``.
 
     Raises ``ValueError`` naming file, column and row.
     """
@@ -47,19 +49,20 @@ def flower(
     whole("length", length)
     root = existing(path)
     if partitions is not None:
-        train = _assigned(_read(root, columns)[0], existing(partitions, "partitions"))
-        tested: list[Rows] = []
+        rows, tested = _read(root, columns)
+        train = _assigned(rows, existing(partitions, "partitions"))
+        tested = tested if test is None else []
     else:
         train, tested = _numbered(root, columns)
-    tested += [] if test is None else _read(existing(test, "test"), columns)[0]
+    tested += [] if test is None else _global_test(existing(test, "test"), columns)
     owned = columns._replace(client="partition")
-    found = dataset_of(root.stem, train, [_owned(rows, "nobody") for rows in tested], owned)
-    return found
+    return dataset_of(root.stem, train, [_owned(rows, "nobody") for rows in tested], owned)
 
 
 def _numbered(root: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
     """Training and test rows of the partitions in a folder, in order of their numbers."""
-    require(root.is_dir(), "path", str(root), "a folder of partitions, or given with partitions=FILE")
+    several = root.is_dir() and not folders.is_data_set(root)
+    require(several, "path", str(root), "a folder of partitions, or given with partitions=FILE: it is one data set")
     entries: dict[int, Path] = {}
     for entry in sorted(root.iterdir()):
         found = _NUMBERED.fullmatch(entry.stem)
@@ -88,23 +91,48 @@ def _read(path: Path, columns: Columns) -> tuple[list[Rows], list[Rows]]:
     return [readers[path.suffix](path, columns)], []
 
 
+def _global_test(path: Path, columns: Columns) -> list[Rows]:
+    """The rows of the split ``test``, or of the only one."""
+    if path.is_dir() and folders.is_split(path):
+        names = folders.split_names(path)
+        name = "test" if "test" in names or len(names) != 1 else names[0]
+        parts = folders.splits(path, (name, name), columns)
+        require(name in parts, f"test = '{path}': splits", names, "one called test, or a single one")
+        found = parts[name]
+    else:
+        found = _read(path, columns)[0]
+    require(any(len(rows.x) for rows in found), "test", str(path), "a data set with examples")
+    return found
+
+
 def _owned(rows: Rows, client: str) -> Rows:
     """The rows as those of one client, unless they have clients."""
     return rows if rows.client is not None else rows._replace(client=[client] * len(rows.x))
 
 
 def _assigned(tables: list[Rows], file: Path) -> list[Rows]:
-    """The rows that the file assigns, by their partitions."""
+    """The rows that the file assigns, in order of their partitions."""
     total = sum(len(rows.x) for rows in tables)
     partition = _csv(file, total) if file.suffix == ".csv" else _json(file, total)
-    found, start = [], 0
+    found: list[tuple[int, Rows]] = []
+    start = 0
     for rows in tables:
         own = partition[start : start + len(rows.x)]
-        kept = np.flatnonzero(own >= 0)
-        x, y = ([v[i] for i in kept] if isinstance(v, list) else v[kept] for v in (rows.x, rows.y))
-        found.append(rows._replace(x=x, y=y, client=[str(own[i]) for i in kept]))
+        order = np.argsort(own, kind="stable")
+        numbers, first = np.unique(own[order], return_index=True)
+        pieces = zip(numbers.tolist(), np.split(order, first[1:]))
+        found += [(number, _chosen(rows, of, str(number))) for number, of in pieces if number >= 0]
         start += len(rows.x)
-    return found
+    return [rows for _, rows in sorted(found, key=itemgetter(0))]
+
+
+def _chosen(rows: Rows, of: np.ndarray, client: str) -> Rows:
+    """The rows ``of`` a table, as those of one client."""
+
+    def own(values: Any) -> Any:
+        return [values[i] for i in of] if isinstance(values, list) else values[of]
+
+    return rows._replace(x=own(rows.x), y=None if rows.y is None else own(rows.y), client=[client] * len(of))
 
 
 def _json(file: Path, total: int) -> np.ndarray:
@@ -121,11 +149,7 @@ def _json(file: Path, total: int) -> np.ndarray:
 
 
 def _csv(file: Path, total: int) -> np.ndarray:
-    with file.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines, strict=True)
-        names = reader.fieldnames or []
-        require({"example", "partition"} <= set(names), f"'{file}': columns", names, "example and partition")
-        return _placed(str(file), [(row["example"], row["partition"]) for row in reader], total)
+    return _placed(str(file), read_csv(file, ("example", "partition")), total)
 
 
 def _placed(where: str, pairs: list[tuple[Any, Any]], total: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import existing, read_json
 from fedjax_async.data.formats.tables import Columns, Rows, arrow, dataset_of, require_columns, rows_of
 
+STATE, SPLITS = "state.json", "dataset_dict.json"  # in the folder of a data set, of one with splits
 FILE_FORMAT = b"ARROW1"  # how files of Arrow's file format begin; others are streams
 
 
@@ -43,19 +44,34 @@ def hugging_face(
 
 def splits(folder: Path, names: tuple[str, str], columns: Columns) -> dict[str, list[Rows]]:
     """The splits called ``names`` of a folder, as far as there are such; one without splits counts as the first."""
-    described = folder / "dataset_dict.json"
-    if not described.is_file():
+    if not is_split(folder):
         return {names[0]: read(folder, columns)}
-    content = read_json(described)
+    known = split_names(folder)
+    return {name: read(_inside(folder, name), columns) for name in names if name in known}
+
+
+def is_data_set(folder: Path) -> bool:
+    """Whether save_to_disk wrote it, with or without splits."""
+    return is_split(folder) or (folder / STATE).is_file()
+
+
+def is_split(folder: Path) -> bool:
+    """Whether it has splits."""
+    return (folder / SPLITS).is_file()
+
+
+def split_names(folder: Path) -> list[str]:
+    """The names of the splits of a folder that has such."""
+    content = read_json(folder / SPLITS)
     known = content.get("splits") if isinstance(content, dict) else None
     good = isinstance(known, list) and all(isinstance(name, str) for name in known)
-    require(good, f"'{described}': splits", known, "a list of names")
-    return {name: read(_inside(folder, name), columns) for name in names if name in (known or ())}
+    require(good, f"'{folder / SPLITS}': splits", known, "a list of names")
+    return list(known or ())
 
 
 def read(folder: Path, columns: Columns) -> list[Rows]:
     """The columns of all Arrow files of one data set, in order."""
-    state = folder / "state.json"
+    state = folder / STATE
     require(state.is_file(), "path", str(folder), "a folder that save_to_disk wrote, with a state.json")
     content = read_json(state)
     listed = content.get("_data_files") if isinstance(content, dict) else None

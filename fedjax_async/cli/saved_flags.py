@@ -1,0 +1,92 @@
+"""The flags of the commands about one saved run, and what their help teaches: ``explain``, ``privacy``, ``export``."""
+
+from __future__ import annotations
+
+import argparse
+
+from fedjax_async.cli.parsing import file, folder, real, whole
+
+EXPLAIN_EPILOG = """what it does:
+  1. Trains the run once more, with a probe on every arrival that measures the loss F of validation (or test) examples
+     before it and after it. The run ends with the same parameters; the command says if it does not.
+  2. Attributes the change of F to the arrivals. One that moves the server's model from x to x' alone caused
+     F(x') - F(x); to first order that is <grad F(x), x' - x>. Arrivals that share a server step divide its change.
+     All changes together are that of the whole run.
+
+files in DIR: arrivals.csv (a row an arrival), tables by client, by staleness and by class (clients, staleness and
+classes, .csv and .md), and the picture swings.png: above the accuracy, in the colour of the client whose arrival
+changed it, below what each client did to the loss so far. A second call with the same examples reads arrivals.csv.
+
+examples:
+  fedjax-async run --method fedasync --validation-fraction 0.1 --out runs/skewed
+  fedjax-async explain runs/skewed
+  fedjax-async explain runs/skewed --part test --examples 5000 --out explained/test
+
+Runs without a server have no server steps, and are refused. The time grows with the examples: with 1000, an arrival
+costs about as much as 100 local steps of batch 32.
+"""
+
+
+def add_explain(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``explain``, without those of pictures."""
+    sub.epilog, sub.formatter_class = EXPLAIN_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("folder", type=folder, metavar="RUN", help="the --out of a run")
+    sub.add_argument("--out", type=folder, metavar="DIR", help="folder for tables and the picture [RUN/explain]")
+    text = "replace the explanation of another run, or of other examples, in DIR"
+    sub.add_argument("--overwrite", action="store_true", help=text)
+    text = "part of the data: validation or test [validation if the run has such a part]"
+    sub.add_argument("--part", metavar="PART", help=text)
+    text = "examples, spread evenly over the part; time grows with them [1000]"
+    sub.add_argument("--examples", type=whole, default=1000, metavar="N", help=text)
+    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+PRIVACY_EPILOG = """what it says (extra privacy):
+  epsilon of the client with the largest, by the participations and weights that the run recorded: its uploads compose
+  as Gaussian mechanisms. Rounds of a uniform cohort also get a bound by sampling. Of DP-SGD, epsilon of an example. It
+  says "none", and why, where no bound is known: without noise, with rejected uploads, or if the run stopped early.
+
+example:
+  fedjax-async run --method fedbuff@buffer:size=10 --clients 50 --privacy dp:clip=0.5,noise=1 --out runs/private
+  fedjax-async privacy runs/private --delta 1e-5
+"""
+
+
+def add_privacy(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``privacy``."""
+    sub.epilog, sub.formatter_class = PRIVACY_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("folders", type=folder, nargs="+", metavar="RUN", help="the --out of a run with --privacy")
+    text = "delta, above 0 and below 1 [n^-1.1 of n clients or examples, printed with epsilon]"
+    sub.add_argument("--delta", type=real, metavar="X", help=text)
+
+
+EXPORT_EPILOG = """names:
+  own    conv1/kernel [kh, kw, in, out], fc1/kernel [in, out]: what other runs, JAX and flax read
+  torch  conv1.weight [out, in, kh, kw], fc1.weight [out, in], norm.running_mean: the state_dict of a PyTorch module
+         with the same layers. The inputs of a dense layer behind a convolution are in PyTorch's order, channels first.
+
+examples:
+  fedjax-async run --model lenet5 --out runs/lenet
+  fedjax-async export runs/lenet --to lenet.safetensors --names torch --rename conv1=0,conv2=3,fc1=7,fc2=9,output=11
+  fedjax-async run --model lenet5 --initial runs/lenet --method fedbuff --out runs/further
+  fedjax-async run --model lenet5 --initial lenet.safetensors --initial-rename conv1=0,conv2=3,fc1=7,fc2=9,output=11
+
+In PyTorch: module.load_state_dict(safetensors.torch.load_file("lenet.safetensors")). Without a server the mean of the
+nodes' models is written, or with --node one of them. With a server, layers that stay with their clients (--personal)
+are written as all clients began with them: a run keeps no client's own.
+"""
+
+
+def add_export(sub: argparse.ArgumentParser) -> None:
+    """Add the flags of ``export``."""
+    sub.epilog, sub.formatter_class = EXPORT_EPILOG, argparse.RawDescriptionHelpFormatter
+    sub.add_argument("folder", type=folder, metavar="RUN", help="the --out of a run")
+    text = "the file, ending in .safetensors or .npz"
+    sub.add_argument("--to", type=file, required=True, metavar="FILE", help=text)
+    sub.add_argument("--names", default="own", metavar="NAMES", help="names and layouts: own or torch [own]")
+    text = "with torch, layers that have another name there, LAYER=NAME, joined by commas; --initial-rename reads them"
+    sub.add_argument("--rename", metavar="PAIRS", help=text)
+    sub.add_argument("--best", action="store_true", help="the best model (--keep-best of run), not the last one")
+    text = "without a server: the model of this node, from 0 [the mean of all]"
+    sub.add_argument("--node", type=whole, metavar="N", help=text)
+    sub.add_argument("--overwrite", action="store_true", help="replace the file")

@@ -1,0 +1,31 @@
+"""OrthoFL's experiments: what the paper leaves open is what validation chose."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent.parent / "experiments" / "orthofl"
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def test_the_open_numbers_are_those_with_the_highest_validation_accuracy(monkeypatch):
+    study = module("study")
+    monkeypatch.setitem(sys.modules, "study", study)
+    tuning = module("tuning")
+    with (FOLDER / "results" / "tuning_laptop.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for method, (_, spec, values) in tuning.OPEN.items():
+        found = {float(row["value"]): row for row in rows if row["method"] == method}
+        assert tuple(found) == values
+        best = max(found, key=lambda value: float(found[value]["validation accuracy (%)"]))
+        assert [value for value, row in found.items() if row["chosen"]] == [best]
+        assert study.METHODS[method] == spec.format(f"{best:g}")
