@@ -180,11 +180,15 @@ def idle_time(schedule: Schedule, client: int, until: float) -> np.ndarray:
 
 def _write_scores(axes: Axes, schedule: Schedule, rows: list[int], until: float, scores: np.ndarray) -> None:
     """The number of each job at the beginning of its bar."""
+    from matplotlib import patheffects  # noqa: PLC0415 (an extra)
+
+    outline = [patheffects.withStroke(linewidth=1.5, foreground="white")]  # readable on dark bars too
     place = {client: row for row, client in enumerate(rows)}
     for job in _window(schedule, rows, until):
         if np.isfinite(scores[job]):
             where = schedule.dispatch_time[job], place[int(schedule.client[job])]
-            axes.text(*where, f" {scores[job]:.2g}", fontsize=6, va="center", clip_on=True)
+            text = f" {scores[job]:.3g}"
+            axes.text(*where, text, fontsize=6, va="center", clip_on=True, path_effects=outline)
 
 
 def _draw_idle(axes: Axes, schedule: Schedule, rows: list[int], until: float) -> bool:

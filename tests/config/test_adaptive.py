@@ -72,7 +72,7 @@ def test_what_was_observed_and_chosen_is_in_the_run(tmp_path):
     np.testing.assert_array_equal(chosen["client"], found.schedule.client)
     np.testing.assert_array_equal(observed["client"], found.updates["client"])
     texts = [text.get_text().strip() for text in gantt(found.schedule, 6, scores=chosen["score"]).axes[0].texts]
-    assert f"{chosen['score'][np.isfinite(chosen['score'])][0]:.2g}" in texts
+    assert f"{chosen['score'][np.isfinite(chosen['score'])][0]:.3g}" in texts
     with pytest.raises(ValueError, match="scores = "):
         gantt(found.schedule, scores=chosen["score"][1:])
     assert (observed["rms_loss"] >= observed["loss"] * (1 - 1e-6)).all()
