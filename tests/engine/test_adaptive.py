@@ -78,7 +78,7 @@ def personal(timing, **conditions):
         ("buffer:size=2,concurrency=3", {}, 4),
         ("buffer:size=2", FAULTY, 1),
         ("buffer:size=2,concurrency=4", LATE, 1),
-        ("buffer:size=2", STALE, 1),
+        pytest.param("buffer:size=2", STALE, 1, marks=pytest.mark.slow),
         ("window:length=0.7", FAULTY, 1),
         ("cohort:size=3,over_selection=1,deadline=2", FAULTY, 1),
     ],
@@ -119,7 +119,7 @@ def compressed(timing, **conditions):
 ADAPTIVE = [
     ("power_of_choice:d=3", "buffer:size=2,concurrency=3", FAULTY, "loop"),
     ("oort:exploration=0.5", "every:concurrency=3", {}, "loop"),
-    ("oort:every=3", "window:length=1,concurrency=3", LATE, "vmap"),
+    pytest.param("oort:every=3", "window:length=1,concurrency=3", LATE, "vmap", marks=pytest.mark.slow),
     ("oort", "cohort:size=2,over_selection=1", FAULTY, "loop"),
     ("power_of_choice:d=4+adaptive_buffer:size=1,recent=4", "buffer:size=2,concurrency=3", {}, "vmap"),
 ]
@@ -160,7 +160,7 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
     assert quick.mean() < planned.mean(), "compressed uploads are shorter than the longest one"
 
 
-@pytest.mark.parametrize("batching", ["loop", "vmap"])
+@pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_expected(monkeypatch, batching):
     """Uploads wait for the end of their window, all of them trained, where there is room for two."""
     monkeypatch.setattr(growing_stack, "LEAST", 2)
