@@ -12,7 +12,8 @@ with K = 10 and FedAsync. Every run is prepared and compiled once, then the runs
 * power of choice asks d = 20 candidates for their loss at every decision. Oort observes the loss of every arriving
   client's examples, an evaluation on the client's data for each arrival.
 
-``ms a look`` is the time of the host: tables, transfers and the policy, without training and evaluating.
+``ms a look`` is the time of the host: tables, transfers and the policy, without training and evaluating; of power of
+choice it holds the candidates' losses too.
 ``overhead`` is the time of a run above the planned one's, divided by the looks.
 """
 
