@@ -1,6 +1,6 @@
 """What it costs that the server looks: adaptive runs beside the planned run of the same settings.
 
-    python experiments/benchmarks/policies.py          # two models, a minute or two
+    python experiments/benchmarks/policies.py          # two models, a minute
     python experiments/benchmarks/policies.py --smoke  # does it run
 
 100 clients of ``fashion_mnist_6k``, ten under way, speeds lognormal(0.5), ten local steps of batch 32 a job; FedBuff
@@ -93,8 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["logistic", "mlp"])
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--updates", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="CSV [results/policies.csv beside this file]")
     parser.add_argument("--smoke", action="store_true", help="smallest sizes, one round; writes only if --out is given")
     a = parser.parse_args()

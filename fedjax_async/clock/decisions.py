@@ -70,9 +70,9 @@ class Table:
 class Decisions:
     """Asks a policy, in order of virtual time, and keeps what it decided.
 
-    ``seconds``: real time that the policy took, with the losses that it asked clients for. ``tables`` are its decisions:
-    ``chosen``, with update, client, time and score of each client that it sent off, and ``buffer``, with update, time
-    and size of each buffer.
+    ``seconds``: real time that the policy took, with the losses that it asked clients for. ``tables`` are what it
+    decided: ``chosen``, with update, client, time and score of each client that it sent off, and ``buffer``, with
+    update, time and size of each buffer.
     """
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
