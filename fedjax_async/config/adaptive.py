@@ -197,6 +197,8 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
     if policy.buffer is not None:
         longest = nominal.schedule._replace(step=np.zeros(in_flight(nominal.schedule), np.int64))
         check_capacity(shapes_of_server(components, run.shapes, Facts(len(data.size)))[0], longest)
+    for name in (OBSERVED, "chosen", "buffer"):
+        check.require(name not in nominal.probes, "probe name", name, "another: a policy's own table has this one")
     _try(replan, policy)
     every = bool(np.all(nominal.schedule.closes)) and policy.buffer is None and s.faults is None
     facts = Facts(len(data.size), every, s.updates or 0, s.server_steps or 0)

@@ -166,6 +166,16 @@ def test_what_cannot_adapt_is_refused_before_anything_compiles(changes, says):
         prepare_of(changes)
 
 
+def test_probes_stand_beside_the_tables_of_a_policy():
+    norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
+    found = run(policy="power_of_choice:d=4", probes=norms)
+    again = simulate(**(COMMON | {"policy": "power_of_choice:d=4", "engine": "reference"}), probes=norms)
+    assert len(found.probes["norms"]["bias"]) == len(found.updates["client"])
+    np.testing.assert_allclose(found.probes["norms"]["bias"], again.probes["norms"]["bias"], atol=1e-5)
+    with pytest.raises(ValueError, match="probe name = 'chosen': must be another"):
+        run(policy="uniform", probes={"chosen": norms["norms"]})
+
+
 def prepare_of(changes):
     common = {name: value for name, value in COMMON.items() if name != "data"}
     return prepare(Settings(**({**common, "dataset": DATA} | changes)))
