@@ -37,7 +37,8 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
 
     The candidates are drawn from the idle clients without replacement, client k with probability proportional to its
     number of examples. Each computes ``F_k(w)``, the mean loss of the current model on its examples. Of two equal
-    losses, the candidate that was drawn first is taken.
+    losses, the candidate that was drawn first is taken; losses are equal if five digits are, so that rounding, which
+    differs between machines, decides nothing at the start of a model that is zero.
 
     Source: Cho, Wang, Joshi (2020), "Client selection in federated learning", pi_pow-d (section 4). Deviation: where
     clients train already, candidates are drawn among the idle ones; asking them takes no virtual time.
@@ -53,7 +54,8 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
             weight = prior.examples[idle] / prior.examples[idle].sum()
             asked = rng.choice(idle, min(max(d, count), len(idle)), replace=False, p=weight)
             losses = view.losses(asked)
-            highest = np.argsort(-losses, kind="stable")[:count]
+            unit = 10.0 ** (math.floor(math.log10(max(float(np.max(np.abs(losses))), 1e-300))) - 4)
+            highest = np.argsort(-np.round(losses / unit), kind="stable")[:count]
             return Choice(asked[highest], losses[highest])
 
         return Policy(choose=choose, every=every)

@@ -198,6 +198,11 @@ def test_power_of_choice_takes_the_highest_losses_of_d_candidates_drawn_by_their
         assert list(clients) == want and list(scores) == [losses[client] for client in want], turn
         drawn[candidates] += 1
     assert (np.diff(drawn[idle]) > -60).all(), "more examples, more often a candidate"
+    candidates = chance.generator(PRIOR.seed, "policy").choice(idle, 6, replace=False, p=share)
+    for rounding in (0.0, 1e-7):
+        alike = view(losses=lambda clients, rounding=rounding: 1.0986 + rounding * clients)
+        first = bind_policy("power_of_choice:d=6")(PRIOR).choose(alike, idle, 2).clients
+        np.testing.assert_array_equal(first, candidates[:2])
     for count, among in ((5, idle), (2, idle[:1])):  # d at least as many as wanted, at most as many as are there
         assert len(choose(view(losses=lambda clients: losses[clients]), among, min(count, len(among))).clients) == min(
             count, len(among)
