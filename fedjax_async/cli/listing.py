@@ -13,6 +13,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
     "methods": ("config.methods", "METHODS"),
     "parts": ("server", "PARTS"),
     "timings": ("clock", "TIMINGS"),
+    "policies": ("clock", "POLICIES"),
     "topologies": ("clock", "TOPOLOGIES"),
     "exchanges": ("clock", "EXCHANGES"),
     "delays": ("clock", "DELAYS"),
@@ -42,7 +43,7 @@ def entries(kind: str) -> dict[str, Any]:
     builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     same = ("availability", "faults", "energy", "staleness", "sampling", "metrics", "privacy")
     singular = kind if kind in same else kind.removesuffix("s")
-    irregular = {"compressors": "compress", "topologies": "topology", "augmentations": "augment"}
+    irregular = {"compressors": "compress", "topologies": "topology", "policies": "policy", "augmentations": "augment"}
     return registry.entries(irregular.get(kind, singular), builtin)
 
 

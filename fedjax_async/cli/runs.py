@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_async import check, notices
 from fedjax_async.cli.flags import QUICKSTART, RUN_BASE, settings_of
 from fedjax_async.clock import delay_statistics, peer_statistics, peer_waves, used_arrivals, wave_statistics
-from fedjax_async.config import Experiment, PeerExperiment, Prepared, Settings, execute, prepare
+from fedjax_async.config import AdaptiveExperiment, Experiment, PeerExperiment, Prepared, Settings, execute, prepare
 from fedjax_async.config.settings import as_dict
 from fedjax_async.engine.components import waits_for_close
 from fedjax_async.results import bar, gantt, peer_gantt, save_figure, write_comparison
@@ -125,6 +125,9 @@ def _run_prepared(arguments: argparse.Namespace, experiment: Prepared, callbacks
         f"{counters['local_steps']} local steps, {100 * useful:.0f} % useful steps, "
         f"{counters['rejected']} rejected, {time.perf_counter() - began:.1f} s"
     )
+    if "looks" in counters:
+        took = 1000 * counters["look_seconds"] / max(counters["looks"], 1)
+        print(f"{counters['looks']} looks of the server, each {took:.1f} ms beside the training")
     if run.stopped is not None:
         print(f"stopped by {run.stopped.by} at evaluation {run.stopped.evaluation}: {run.stopped.why}")
     if run.best is not None:
@@ -287,6 +290,9 @@ def plan(arguments: argparse.Namespace) -> None:
         _print_peers(experiment)
         figure = None if not arguments.gantt else peer_gantt(experiment.schedule, drawing=drawing)
     else:
+        if isinstance(experiment, AdaptiveExperiment):
+            print(f"without looking: policy {settings.policy} will decide on the way")
+            experiment = experiment.nominal
         used = _print_plan(experiment)
         figure = None if not arguments.gantt else gantt(experiment.schedule, used=used, drawing=drawing)
     if figure is not None:

@@ -8,7 +8,8 @@ Start with :func:`plan` (``planning.py``). Order of reading:
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong. ``energy.py``: what jobs and messages cost the devices.
    ``fedscale.py``: tables for all these from FedScale's traces.
-5. ``fast_paths.py``: equal but faster ways where nothing goes wrong.
+5. ``fast_paths.py``: equal but faster ways where nothing goes wrong. Runs that adapt: ``views.py`` (what a policy sees
+   and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the planner asks.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
    ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and
    ``exchange_parts.py`` (masses); ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched;
@@ -21,6 +22,7 @@ from fedjax_async.clock.availability import AVAILABILITY, Availability, Availabi
 from fedjax_async.clock.chance import FAMILIES, Draws
 from fedjax_async.clock.checking import check_schedule, make_schedule
 from fedjax_async.clock.cutting import cut
+from fedjax_async.clock.decisions import Decisions, Ended, Executor
 from fedjax_async.clock.delays import DELAYS
 from fedjax_async.clock.delays import bind as bind_delays
 from fedjax_async.clock.durations import DelayModel, Delays
@@ -43,8 +45,12 @@ from fedjax_async.clock.peer_statistics import (
 from fedjax_async.clock.peer_trace import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.clock.peer_waves import peer_runs, peer_slots, peer_waves
 from fedjax_async.clock.planning import NothingArrives, plan
+from fedjax_async.clock.policies import POLICIES
+from fedjax_async.clock.policies import bind as bind_policy
 from fedjax_async.clock.record import (
+    Extension,
     Outcome,
+    Record,
     at_or_before,
     fault_counts,
     trained_in_vain,
@@ -63,6 +69,7 @@ from fedjax_async.clock.statistics import (
 from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.clock.topologies import TOPOLOGIES, Graph, Topology, TopologyModel
 from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
+from fedjax_async.clock.views import Choice, Finished, Policy, PolicyModel, Prior, View
 from fedjax_async.clock.waves import Slots, WaveStatistics, allocate, longest_chain, wave_statistics, waves
 
 __all__ = [
@@ -73,20 +80,27 @@ __all__ = [
     "FAMILIES",
     "FAULTS",
     "NETWORKS",
+    "POLICIES",
     "SUCCESSORS",
     "TIMINGS",
     "TOPOLOGIES",
     "Availability",
     "AvailabilityModel",
+    "Choice",
     "Conditions",
+    "Decisions",
     "DelayModel",
     "DelayStatistics",
     "Delays",
     "Delivery",
     "Draws",
+    "Ended",
     "Exchange",
+    "Executor",
+    "Extension",
     "FaultModel",
     "Faults",
+    "Finished",
     "Graph",
     "JobFaults",
     "Limits",
@@ -98,18 +112,24 @@ __all__ = [
     "PeerScenario",
     "PeerSchedule",
     "PeerStatistics",
+    "Policy",
+    "PolicyModel",
+    "Prior",
+    "Record",
     "Scenario",
     "Slots",
     "Timing",
     "Topology",
     "TopologyModel",
     "Until",
+    "View",
     "WaveStatistics",
     "ages",
     "allocate",
     "at_or_before",
     "bind_conditions",
     "bind_delays",
+    "bind_policy",
     "check_schedule",
     "client_counts",
     "concurrency",

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedjax_async import check, registry
 from fedjax_async.clock import chance, csv_tables
+from fedjax_async.clock.record import Outcome
 from fedjax_async.types import Schedule
 
 JOULES = 3.6e6  # of a kilowatt-hour
@@ -143,7 +144,7 @@ def _ends(schedule: Schedule) -> np.ndarray:
 
 def _sent(devices: Devices, schedule: Schedule, bytes_up: np.ndarray | int) -> np.ndarray:
     """Joules for the upload of each job that has one, and for its further copies; float64[J]."""
-    arrives = np.isfinite(schedule.upload_time)
+    arrives = np.isfinite(schedule.upload_time) & (schedule.outcome != Outcome.WITHHELD)
     return np.where(arrives, devices.up[schedule.client] * bytes_up * (1.0 + schedule.copies), 0.0)
 
 

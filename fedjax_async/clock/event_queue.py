@@ -15,6 +15,9 @@ limits say. A crashed client gets no job before it has restarted.
 Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
 dispatches), then client, then job.
 
+Decisions. Where a policy decides about uploads (``decisions.py``), a job has a further event: at the first moment at
+which anything can become of it, the policy is asked, and only then its outcome is known.
+
 Corrupt uploads. The server recognises a corrupt upload when it comes, and rejects it. It is listed among the arrivals,
 because it was trained and came, but it counts for no buffer, cohort or step.
 """
@@ -25,7 +28,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +48,7 @@ _LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPT
 # A job with more pauses is taken for a mistake.
 _MOST_PAUSES = 1_000_000
 
-UPLOAD, FREED = 0, 1
+READY, UPLOAD, FREED = -1, 0, 1  # ready: what becomes of a job is decided now
 Event = tuple[float, int, int, int]  # time, kind, client, job
 
 # A job, its client, whether its event frees capacity, and whether it frees the client.
@@ -142,6 +145,15 @@ class EventQueue:
         self._limits = conditions.limits
         # True if the server applies every upload that comes, and never times out.
         self.patient = conditions.limits.max_staleness is None and conditions.limits.timeout is None
+        self.decisions: Any = scenario.decisions
+        self.asks = self.decisions is not None and self.decisions.asks
+        self._scenario = scenario
+        # Where the policy decides about uploads, the number of the last job of each client, and of each undecided job.
+        self._numbers, self._undecided = dict[int, int](), dict[int, int]()
+        if self.decisions is not None:
+            self.decisions.record = self.record
+            self.patient = self.patient and not self.asks
+            scenario = scenario._replace(bytes_up=0) if self.decisions.policy.sizes else scenario
         self._timeout = math.inf if conditions.limits.timeout is None else conditions.limits.timeout
         cache = DurationCache(partial(draw_jobs, scenario), scenario.num_clients, predict)
         self.prepare, self._pop_draw = cache.prepare, cache.pop
@@ -153,6 +165,7 @@ class EventQueue:
         self.events: list[Event] = []  # a heap
         self.open: dict[int, JobOutcome] = {}  # jobs that free their capacity before their upload comes
         self.late = set[int]()  # jobs given up
+        self.withheld = set[int]()  # jobs that their clients do not upload
         # Jobs in a row without a sound upload applied; sound uploads applied when they began; corrupt uploads applied.
         self._fruitless = self._sound = self._corrupt = 0
 
@@ -176,6 +189,8 @@ class EventQueue:
     def dispatch(self, client: int, time: float) -> int:
         """Send the current model to ``client``, which must be online and without a job; returns the job."""
         drawn = self._pop_draw(client)
+        if self.asks:
+            return self._dispatch_open(client, time, drawn)
         if self._undisturbed and isinstance(drawn, float):
             upload = time + drawn
             if not upload > time:
@@ -183,28 +198,85 @@ class EventQueue:
             job = self.record.dispatch(client, time, upload)
             heapq.heappush(self.events, (upload, UPLOAD, client, job))
             return job
-        job = self._send(client, time, self._job_outcome(client, time, drawn))
+        job_outcome = self._job_outcome(client, time, drawn)
+        job = self.record.dispatch(client, time, job_outcome.upload)
+        self._schedule(job, client, time, job_outcome)
         if isinstance(drawn, tuple) and drawn[4]:
             self.record.corrupt.add(job)
         return job
 
-    def _send(self, client: int, time: float, job_outcome: JobOutcome) -> int:
-        record = self.record
-        _, upload, noticed, _, _ = job_outcome
-        freed = noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
+    def _schedule(self, job: int, client: int, time: float, job_outcome: JobOutcome) -> None:
+        """Put the events of a job sent at ``time`` into the heap."""
+        upload, freed = job_outcome.upload, self._freed(time, job_outcome)
         if not freed > time:
             raise too_short(client, time)
-        job = record.dispatch(client, time, upload)
         if upload < math.inf:
             heapq.heappush(self.events, (upload, UPLOAD, client, job))
         if freed < upload:
             heapq.heappush(self.events, (freed, FREED, client, job))
-            record.freed[job] = freed
+            self.record.freed[job] = freed
             self.open[job] = job_outcome
+
+    def _freed(self, time: float, job_outcome: JobOutcome) -> float:
+        """When the server stops waiting for a job sent at ``time``: the first moment at which anything happens."""
+        _, upload, noticed, _, _ = job_outcome
+        return noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
+
+    def _dispatch_open(self, client: int, time: float, drawn: JobDraw) -> int:
+        """Send a job of which a policy decides later what becomes; ``drawn``: if its upload has no bytes.
+
+        A job whose upload never arrives is not asked about.
+        """
+        number = self._numbers[client] = self._numbers.get(client, -1) + 1
+        job_outcome = self._job_outcome(client, time, drawn)
+        arrives = job_outcome.upload < math.inf
+        if not arrives:
+            job_outcome = self._job_outcome(client, time, self._drawn_for(client, number, self._scenario.bytes_up))
+        job = self.record.dispatch(client, time, job_outcome.upload)
+        if isinstance(drawn, tuple) and drawn[4]:
+            self.record.corrupt.add(job)
+        if not arrives:
+            self._schedule(job, client, time, job_outcome)
+            return job
+        ready = self._freed(time, job_outcome)
+        if not ready > time:
+            raise too_short(client, time)
+        if ready < job_outcome.upload:
+            self.record.freed[job], self.open[job] = ready, job_outcome
+        self._undecided[job] = number
+        heapq.heappush(self.events, (ready, READY, client, job))
         return job
+
+    def _drawn_for(self, client: int, number: int, size: int | np.ndarray) -> JobDraw:
+        """What is drawn for a job if its upload has so many bytes."""
+        scenario = self._scenario._replace(bytes_up=size)
+        drawn: JobDraw = draw_jobs(scenario, np.array([client]), np.array([number])).tolist()[0]
+        return drawn
+
+    def settle(self) -> None:
+        """Ask the policy about the next event's job, and decide what becomes of it; the event must be READY."""
+        now, _, client, job = heapq.heappop(self.events)
+        number, time = self._undecided.pop(job), self.record.dispatch_time[job]
+        size = self.decisions.upload(self.record, job, number, now)
+        sent = 0 if size is None else size
+        drawn = self._drawn_for(client, number, sent if self.decisions.policy.sizes else self._scenario.bytes_up)
+        job_outcome = self._job_outcome(client, time, drawn)
+        self.record.upload_time[job] = job_outcome.upload
+        self.record.freed.pop(job, None)
+        self.open.pop(job, None)
+        if size is None:
+            self.withheld.add(job)
+        self._schedule(job, client, time, job_outcome)
+
+    def look(self, time: float) -> None:
+        """Let the policy see what has happened by now; nothing in a planned run."""
+        if self.decisions is not None:
+            self.decisions.look(self.record, time)
 
     def pop(self, before: float) -> Event | None:
         """Remove the next event if it comes at ``before`` or earlier; for FREED events, note the job's outcome."""
+        while self.asks and self.events and self.events[0][1] == READY and self.events[0][0] <= before:
+            self.settle()
         if not self.events or self.events[0][0] > before:
             return None
         event = heapq.heappop(self.events)
@@ -227,6 +299,8 @@ class EventQueue:
 
     def judge(self, job: int) -> Outcome:
         """What the server does with the upload of ``job`` now: apply it, or drop it and why."""
+        if job in self.withheld:
+            return Outcome.WITHHELD
         late, most = job in self.late, self._limits.max_staleness
         if late and self._limits.late == "drop":
             return Outcome.DROPPED_LATE

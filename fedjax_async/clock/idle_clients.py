@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async import registry
+from fedjax_async import check, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.durations import AHEAD, Predict
-from fedjax_async.clock.event_queue import FRUITLESS, EventQueue, Release
+from fedjax_async.clock.event_queue import FRUITLESS, READY, EventQueue, Release
 from fedjax_async.clock.scenario import Scenario
 
 
@@ -173,17 +173,15 @@ class IdleClients:
     Which clients are idle and, as far as known, online; which are offline or busy until when; and the capacity.
     """
 
-    def __init__(self, scenario: Scenario, concurrency: int, sampling: str):
-        # If all clients are under way, only the returning one is ever idle.
-        rule = registry.find("sampling", SUCCESSORS, sampling) if concurrency < scenario.num_clients else same
-        self._pool = rule(scenario.num_clients, concurrency, scenario.seed)
+    def __init__(self, scenario: Scenario, concurrency: int, pool: IdlePool):
+        self._pool = pool
         self._exchange = self._pool.exchange
         self.queue = EventQueue(scenario, self._pool.predict)
         self._pooled = 0  # clients in the pool; some may have gone offline since they were put there
         # looks at idle clients that were offline, since the last job was sent; more of them than clients are a mistake
         self._missed, self._most_missed = 0, 2 * scenario.num_clients + FRUITLESS
         self._absent: list[tuple[float, int, bool]] = []  # a heap: when a client can get a job, client, was it busy
-        self._capacity = concurrency
+        self._capacity, self._clients = concurrency, scenario.num_clients
         self._start()
 
     def _start(self) -> None:
@@ -219,11 +217,18 @@ class IdleClients:
             )
         return False
 
-    def next_event(self) -> float:
-        """When something happens next: an event of the queue, or, given capacity, a job for an absent client."""
-        events = self.queue.events
-        now = events[0][0] if events else math.inf
-        return min(now, self._absent[0][0]) if self._capacity and self._absent else now
+    def next_event(self, limit: float = math.inf) -> float:
+        """When something happens next: an event of the queue, or, given capacity, a job for an absent client.
+
+        A policy that decides about uploads is asked about jobs that are ready by ``limit``.
+        """
+        events, queue = self.queue.events, self.queue
+        while True:
+            now = events[0][0] if events else math.inf
+            soonest = min(now, self._absent[0][0]) if self._capacity and self._absent else now
+            if not (queue.asks and events and events[0][1] == READY and now == soonest <= min(limit, queue.horizon)):
+                return soonest
+            queue.settle()
 
     def release(self, releases: list[Release], time: float) -> None:
         """Use what some events have freed: the capacity now, the clients as soon as they are up."""
@@ -237,7 +242,7 @@ class IdleClients:
     def release_one(self, job: int, client: int, capacity_freed: bool, client_freed: bool, time: float) -> None:
         """Use what a single event has freed."""
         queue, absent = self.queue, self._absent
-        ready = math.inf if not client_freed else queue.client_free(job, time) if job in queue.open else time
+        ready = self._ready(job, client_freed, time)
         if capacity_freed and ready <= time and not self._capacity and not (absent and absent[0][0] <= time):
             # The usual event: one client returns, one leaves.
             leaving = self._exchange(client)
@@ -246,10 +251,19 @@ class IdleClients:
                 return
             self._capacity = 1
         else:
-            self._capacity += capacity_freed
-            if client_freed:
-                self._take_in(client, ready, time)
+            self._count_in(client, ready, capacity_freed, time)
         self.fill(time)
+
+    def _ready(self, job: int, client_freed: bool, time: float) -> float:
+        """When the client of an event can get another job, as far as the event frees it."""
+        if not client_freed:
+            return math.inf
+        return self.queue.client_free(job, time) if job in self.queue.open else time
+
+    def _count_in(self, client: int, ready: float, capacity_freed: bool, time: float) -> None:
+        self._capacity += capacity_freed
+        if ready < math.inf:
+            self._take_in(client, ready, time)
 
     def _take_in(self, client: int, ready: float, time: float) -> None:
         if ready <= time:
@@ -270,3 +284,67 @@ class IdleClients:
             if self._is_online(client, time):
                 self._capacity -= 1
                 self.queue.dispatch(client, time)
+
+
+class ChosenClients(IdleClients):
+    """Keeps at most ``concurrency`` jobs under way, of clients that a policy chooses among the idle ones.
+
+    All that an event frees is counted before the policy is asked. Capacity that it leaves unused waits for the next
+    event.
+    """
+
+    def _start(self) -> None:
+        self._idle = np.ones(self._clients, np.bool_)
+        self.fill(0.0)
+
+    def release(self, releases: list[Release], time: float) -> None:
+        """Count what some events have freed, and ask the policy."""
+        for job, client, capacity_freed, client_freed in releases:
+            self._count_in(client, self._ready(job, client_freed, time), bool(capacity_freed), time)
+        self.fill(time)
+
+    def release_one(self, job: int, client: int, capacity_freed: bool, client_freed: bool, time: float) -> None:
+        """Count what a single event has freed, and ask the policy."""
+        self.release([(job, client, capacity_freed, client_freed)], time)
+
+    def fill(self, time: float) -> None:
+        """Send jobs to clients that the policy chooses, as far as the capacity allows."""
+        queue = self.queue
+        while self._absent and self._absent[0][0] <= time:
+            self._idle[heapq.heappop(self._absent)[1]] = True
+        queue.look(time)
+        if not self._capacity:
+            return
+        idle = np.flatnonzero(self._idle)
+        if not queue.always_online:
+            queue.announce(idle.tolist(), time)
+            online = np.array([self._is_online(client, time) for client in idle.tolist()], np.bool_)
+            self._idle[idle[~online]] = False
+            idle = idle[online]
+        if not len(idle):
+            return
+        chosen = queue.decisions.choose(idle, min(self._capacity, len(idle)), alone=not queue.events)
+        queue.prepare(chosen)
+        for client in chosen:
+            self._idle[client] = False
+            self._capacity -= 1
+            queue.dispatch(client, time)
+
+    def _take_in(self, client: int, ready: float, time: float) -> None:
+        if ready <= time:
+            self._idle[client] = True
+        else:
+            super()._take_in(client, ready, time)
+
+
+def idle_clients(scenario: Scenario, concurrency: int, sampling: str) -> IdleClients:
+    """The idle clients of a scenario; who is next is said by the sampling rule or, if there is one, a policy."""
+    decisions, count = scenario.decisions, scenario.num_clients
+    if decisions is not None and decisions.policy.choose is not None:
+        check.require(sampling == "uniform", "sampling", sampling, "left out: the policy chooses the clients")
+        allowed = f"below {count}, the number of clients, so that the policy has clients to choose among"
+        check.require(concurrency < count, "concurrency", concurrency, allowed)
+        return ChosenClients(scenario, concurrency, same(count, concurrency, scenario.seed))
+    # If all clients are under way, only the returning one is ever idle.
+    rule = registry.find("sampling", SUCCESSORS, sampling) if concurrency < count else same
+    return IdleClients(scenario, concurrency, rule(count, concurrency, scenario.seed))

@@ -10,6 +10,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import delays as delay_models
 from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.availability import AvailabilityModel
+from fedjax_async.clock.decisions import Decisions, Ended
 from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.faults import FaultModel
 from fedjax_async.clock.network import NetworkModel, over
@@ -37,6 +38,7 @@ def plan(
     network: NetworkModel | str | None = None,
     limits: Limits = NO_LIMITS,
     progress: Callable[[float], None] | None = None,
+    decisions: Decisions | None = None,
 ) -> Schedule:
     """Decide when everything happens: which client starts from which version, what arrives when and closes a step.
 
@@ -45,7 +47,8 @@ def plan(
     ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
     ``faults`` and ``network`` are specs or models too; specs of the first two may be joined with ``+``
     (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. ``progress(share)`` is called now and
-    then with the share of the budget that is planned. The same arguments give the same schedule, and a longer budget
+    then with the share of the budget that is planned. ``decisions`` are asked on the way, in an adaptive run; if they
+    raise ``Ended``, the schedule ends there. The same arguments give the same schedule, and a longer budget
     continues a shorter one. A schedule also ends when no client will ever be online again.
 
     Raises ``ValueError`` for impossible settings and for a schedule that does not fit the machine's memory, and
@@ -73,9 +76,15 @@ def plan(
         per_client("bytes_up", bytes_up, num_clients, low=0),
         scenarios.bind(availability, faults, limits, num_clients, seed),
         progress,
+        decisions,
     )
     policy = registry.bind("timing", TIMINGS, timing)() if isinstance(timing, str) else timing
-    schedule = policy(scenario)
+    try:
+        schedule = policy(scenario)
+    except Ended:
+        if decisions is None:
+            raise
+        schedule = decisions.schedule()
     if len(schedule.job) == 0:
         first = schedule.upload_time.min(initial=np.inf)
         reason = f"the first upload takes {first:.6g} s" if first < np.inf else "nothing is ever uploaded"

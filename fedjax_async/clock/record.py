@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,12 @@ class Outcome(enum.IntEnum):
     DROPPED_LATE = 7  # came after its timeout and was not applied
     DROPPED_STALE = 8  # came, but staler than the server admits
     GIVEN_UP = 9  # the server gave it up at its timeout; its upload comes after the end, or its round ended first
+    WITHHELD = 10  # trained, but the client did not upload it (a policy's decision)
 
 
-# The upload reached the server, and was applied or dropped:
+# The upload (of a withheld one the word that none comes) reached the server, and was applied or dropped:
 APPLIED = (Outcome.APPLIED, Outcome.LATE)
-DROPPED = (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE)
+DROPPED = (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE, Outcome.WITHHELD)
 RECEIVED = APPLIED + DROPPED
 NEVER_CAME = (Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED)
 
@@ -66,6 +67,22 @@ def job_numbers(clients: np.ndarray) -> np.ndarray:
     return numbers
 
 
+class Extension(NamedTuple):
+    """Jobs and arrivals that a record holds from some of each on, in order."""
+
+    # one entry a job
+    client: np.ndarray  # int64
+    dispatch_time: np.ndarray  # float64
+    dispatched_after: np.ndarray  # int64, arrivals applied before
+    version: np.ndarray  # int64
+    # one entry an arrival
+    job: np.ndarray  # int64
+    time: np.ndarray  # float64
+    closes: np.ndarray  # bool
+    step: np.ndarray  # int64
+    staleness: np.ndarray  # int64
+
+
 class Record:
     """The job and arrival columns of a schedule in the making, and its budget."""
 
@@ -80,7 +97,7 @@ class Record:
         self.freed: dict[int, float] = {}
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
-        until = scenario.until
+        self._scenario, until = scenario, scenario.until
         self.horizon = math.inf if until.time is None else until.time * SLACK
         self._last_update = math.inf if until.updates is None else until.updates
         self._last_step = math.inf if until.steps is None else until.steps
@@ -140,9 +157,27 @@ class Record:
         spent = self.applied >= self._last_update or self.closed >= self._last_step
         return self._time[-1] * SLACK if spent and self._time else self.horizon
 
-    def schedule(self, scenario: Scenario) -> Schedule:
+    def extension(self, jobs: int, arrivals: int) -> Extension:
+        """What was noted after the first ``jobs`` jobs and the first ``arrivals`` arrivals; costs what it returns."""
+        closed = np.frombuffer(self._closed, np.int64)
+        before = np.array(self._applied_before[jobs:], np.int64)
+        job = np.array(self._job[arrivals:], np.int64)
+        step = closed[arrivals:-1].copy()
+        return Extension(
+            client=np.array(self.client[jobs:], np.int64),
+            dispatch_time=np.array(self.dispatch_time[jobs:], np.float64),
+            dispatched_after=before,
+            version=closed[before],
+            job=job,
+            time=np.array(self._time[arrivals:], np.float64),
+            closes=np.diff(closed[arrivals:]) > 0,
+            step=step,
+            staleness=step - closed[np.frombuffer(self._applied_before, np.int64)[job]],
+        )
+
+    def schedule(self) -> Schedule:
         """The record as arrays. Versions and steps are counts of the closed steps before a position."""
-        client = np.array(self.client, np.int32)
+        scenario, client = self._scenario, np.array(self.client, np.int32)
         number = job_numbers(client).astype(np.int32)
         closed, applied_before = np.array(self._closed, np.int64), np.array(self._applied_before, np.int64)
         job = np.array(self._job, np.int64)
@@ -157,7 +192,7 @@ class Record:
         faults = job_faults((source.draw_copies for source in scenario.conditions.faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in faults.copies:
-            copies += (upload_time + delay <= self.end) & np.isin(outcome, RECEIVED)
+            copies += (upload_time + delay <= self.end) & np.isin(outcome, RECEIVED) & (outcome != Outcome.WITHHELD)
         return Schedule(
             num_clients=scenario.num_clients,
             client=client,
@@ -236,10 +271,11 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     * ``dropped_stale``: refused for their staleness (late ones too);
     * ``duplicates``: further copies delivered, and ignored;
     * ``corrupt``: arrivals with NaN uploads: the engine rejects them, and they fill no buffer;
+    * ``withheld``: trained, and not uploaded by the client's own decision;
     * ``called_off``, ``given_up`` (and not yet arrived at the end), ``under_way``.
 
-    In schedules made by ``plan``, ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``called_off``
-    + ``given_up`` + ``under_way`` is the number of jobs.
+    In schedules made by ``plan``, ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``withheld``
+    + ``called_off`` + ``given_up`` + ``under_way`` is the number of jobs.
     """
     schedule = with_derived_columns(schedule)
     counts = np.bincount(schedule.outcome, minlength=len(Outcome))
@@ -253,6 +289,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
         "dropped_stale": int(counts[Outcome.DROPPED_STALE]),
         "duplicates": int(schedule.copies.sum(dtype=np.int64)),
         "corrupt": int(schedule.corrupt[schedule.job].sum()),
+        "withheld": int(counts[Outcome.WITHHELD]),
         "called_off": int(counts[Outcome.CALLED_OFF]),
         "given_up": int(counts[Outcome.GIVEN_UP]),
         "under_way": int(counts[Outcome.UNDER_WAY]),

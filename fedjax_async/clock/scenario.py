@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from fedjax_async.clock.availability import AVAILABILITY, Availability, Availabi
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, Draw, FaultModel, Faults
 from fedjax_async.registry import joined
+
+if TYPE_CHECKING:
+    from fedjax_async.clock.decisions import Decisions
 
 
 class Until(NamedTuple):
@@ -73,6 +76,7 @@ class Scenario(NamedTuple):
     bytes_up: int | np.ndarray = 0
     conditions: Conditions = NO_CONDITIONS
     progress: Callable[[float], None] | None = None  # called with the share of the budget that is planned
+    decisions: Decisions | None = None  # of an adaptive run
 
 
 def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance, fast_paths
 from fedjax_async.clock.durations import Profiles, Scaling, Speeds, from_profiles
 from fedjax_async.clock.event_queue import FREED, UPLOAD, EventQueue, Release
-from fedjax_async.clock.idle_clients import SUCCESSORS, IdleClients
+from fedjax_async.clock.idle_clients import SUCCESSORS, idle_clients
 from fedjax_async.clock.record import APPLIED, SLACK, Outcome
 from fedjax_async.clock.scenario import NO_CONDITIONS, NO_LIMITS, Scenario, in_units
 from fedjax_async.types import Schedule
@@ -70,11 +70,12 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
     def timing(scenario: Scenario) -> Schedule:
         jobs = _jobs_under_way(scenario, concurrency)
         check.require(size <= jobs, "size", size, f"at most the {jobs} clients in flight (it would never fill)")
-        limits = scenario.conditions.limits
-        plan = plan_buffer
-        if scenario.conditions == NO_CONDITIONS:
+        conditions, plan = scenario.conditions, plan_buffer
+        if scenario.decisions is None and conditions == NO_CONDITIONS:
             plan = fast_paths.buffer
-        elif scenario.conditions._replace(limits=NO_LIMITS) == NO_CONDITIONS and limits.timeout is None:
+        elif scenario.decisions is None and conditions == NO_CONDITIONS._replace(
+            limits=NO_LIMITS._replace(max_staleness=conditions.limits.max_staleness, late=conditions.limits.late)
+        ):
             plan = fast_paths.buffer_of_fresh
         return plan(scenario, int(size), jobs, sampling)
 
@@ -83,12 +84,14 @@ def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "u
 
 def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
     """Every ``size`` sound arrivals are a server step; see ``buffer``."""
-    idle_clients = IdleClients(scenario, concurrency, sampling)
-    queue = idle_clients.queue
+    idle = idle_clients(scenario, concurrency, sampling)
+    queue, size_of = idle.queue, _sizes(scenario, concurrency)
     events, horizon, patient, corrupt = queue.events, queue.horizon, queue.patient, queue.record.corrupt
-    apply, release_one = queue.apply, idle_clients.release_one
+    apply, release_one = queue.apply, idle.release_one
     filled, budget_left = 0, True
-    while budget_left and (now := idle_clients.next_event()) <= horizon and now < math.inf:
+    queue.look(0.0)
+    size = size if size_of is None else size_of()
+    while budget_left and (now := idle.next_event()) <= horizon and now < math.inf:
         releases: list[Release] = []
         while budget_left and events and events[0][0] <= now:
             _, kind, client, job = event = heappop(events)
@@ -99,18 +102,38 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                 outcome = _APPLIED if patient else queue.judge(job)
                 if outcome in APPLIED:
                     sound = job not in corrupt
-                    filled = (filled + sound) % size
-                    budget_left = apply(job, outcome, now, sound and filled == 0)
+                    filled += sound
+                    closes = sound and filled >= size
+                    budget_left = apply(job, outcome, now, closes)
+                    if closes:
+                        filled = 0
                 else:
                     queue.drop(job, outcome)
             if not releases and budget_left and (not events or events[0][0] > now):
+                queue.look(now)
                 release_one(job, client, capacity_freed, client_freed, now)  # usually the only event at this time
                 break
             releases.append((job, client, capacity_freed, client_freed))
         else:
             if budget_left:
-                idle_clients.release(releases, now)
-    return queue.record.schedule(scenario)
+                queue.look(now)
+                idle.release(releases, now)
+        if size_of is not None and filled == 0:
+            size = size_of()
+    return queue.record.schedule()
+
+
+def _sizes(scenario: Scenario, most: int) -> Callable[[], int] | None:
+    """The size of the next buffer, at most ``most``, if a policy decides it."""
+    decisions = scenario.decisions
+    if decisions is None or decisions.policy.buffer is None:
+        return None
+    return lambda: decisions.size(most)
+
+
+def _require_no_buffer(scenario: Scenario, name: str) -> None:
+    decided = scenario.decisions is not None and scenario.decisions.policy.buffer is not None
+    check.require(not decided, "timing", name, "buffer: the policy decides how large it is")
 
 
 # --- every W seconds ----------------------------------------------------------------------------
@@ -129,6 +152,7 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
     registry.find("sampling", SUCCESSORS, sampling)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_no_buffer(scenario, "window")
         return plan_window(scenario, length, _jobs_under_way(scenario, concurrency), sampling)
 
     return timing
@@ -136,17 +160,17 @@ def window(*, length: float = 60.0, concurrency: int | None = None, sampling: st
 
 def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: str) -> Schedule:
     """Every ``length`` seconds are a server step if a sound upload came; see ``window``."""
-    idle_clients = IdleClients(scenario, concurrency, sampling)
-    queue = idle_clients.queue
+    idle = idle_clients(scenario, concurrency, sampling)
+    queue = idle.queue
     count, budget_left = 0, True
-    while budget_left and (now := idle_clients.next_event()) <= queue.horizon and now < math.inf:
+    while budget_left and (now := idle.next_event()) <= queue.horizon and now < math.inf:
         count = max(count + 1, math.floor(now / length))
         while count * length * SLACK < now:
             count += 1
         end = count * length
         limit = min(end * SLACK, queue.horizon)
         uploads, releases = [], []
-        while (now := idle_clients.next_event()) <= limit:
+        while (now := idle.next_event(limit)) <= limit:
             while (event := queue.pop(now if now < end else limit)) is not None:
                 releases.append(queue.release(event))
                 if event[1] == UPLOAD:
@@ -155,13 +179,14 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
                     queue.record.no_later(event[3], end)
             if now >= end:
                 break  # clients that come online at the end of the window leave with the others
-            idle_clients.fill(now)
+            idle.fill(now)
         if end > queue.horizon:
             break
         budget_left = queue.apply_step([(job, queue.judge(job)) for job in uploads], end)
         if budget_left:
-            idle_clients.release(releases, end)
-    return queue.record.schedule(scenario)
+            queue.look(end)
+            idle.release(releases, end)
+    return queue.record.schedule()
 
 
 # --- synchronous cohorts ------------------------------------------------------------------------
@@ -184,6 +209,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
     check.optional(check.real_positive, "deadline", deadline)
 
     def timing(scenario: Scenario) -> Schedule:
+        _require_no_buffer(scenario, "cohort")
         wanted = min(10, scenario.num_clients - int(over_selection)) if size is None else int(size)
         selected = wanted + int(over_selection)
         allowed = f"at most {scenario.num_clients}, the number of clients"
@@ -200,6 +226,7 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
     down: dict[int, float] = {}  # crashed clients, until when
     start, rounds, fruitless = 0.0, 0, 0
     while start <= queue.horizon:
+        queue.look(start)
         chosen = _choose_cohort(queue, down, rng, scenario, selected, rounds, start)
         if not chosen:
             queue.announce(range(scenario.num_clients), start)
@@ -221,7 +248,7 @@ def plan_cohort(scenario: Scenario, wanted: int, selected: int, deadline: float 
         if fruitless == FRUITLESS_ROUNDS:
             field = "deadline" if scenario.conditions == NO_CONDITIONS else "faults, deadline"
             raise ValueError(f"{field} = {deadline}: must let some uploads count; {fruitless} rounds without an upload")
-    return queue.record.schedule(scenario)
+    return queue.record.schedule()
 
 
 def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple[list[tuple[int, Outcome]], float]:
@@ -260,8 +287,12 @@ def _choose_cohort(
     rounds: int,
     time: float,
 ) -> list[int]:
-    """Up to ``selected`` clients that can get a job now, each set equally probable, in order of number."""
+    """Up to ``selected`` clients that can get a job now, ascending: each set equally probable, or a policy's."""
     chosen: list[int] = []
+    if queue.decisions is not None and queue.decisions.policy.choose is not None:
+        queue.announce(range(scenario.num_clients), time)
+        idle = [client for client in range(scenario.num_clients) if _ready_time(queue, down, client, time) <= time]
+        return queue.decisions.choose(np.array(idle), min(selected, len(idle)), alone=True) if idle else []
     for clients in _random_order(rng, scenario, selected, rounds):
         queue.announce(clients, time)
         chosen += [client for client in clients if _ready_time(queue, down, client, time) <= time]
@@ -308,6 +339,7 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
     check.real_positive("length", length)
 
     def timing(scenario: Scenario) -> Schedule:
+        check.require(scenario.decisions is None, "timing", "participation", "another one in a run with a policy")
         # Counted in rounds, all times are whole numbers and exact; they become seconds at the end.
         time = None if scenario.until.time is None else scenario.until.time / length
         delays = _rounds_until_upload(probability, spread)(scenario.num_clients, scenario.seed)

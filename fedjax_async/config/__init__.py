@@ -2,7 +2,8 @@
 
 Start with :func:`prepare` (``experiment.py``). It takes ``Settings`` (``settings.py``: every field of a run, checked),
 resolves the names, plans the schedule and builds what the engine executes; ``execute`` (``execution.py``) runs that.
-``peers.py`` does the same for methods without a server, ``resolving.py`` is what both share.
+``peers.py`` does the same for methods without a server, ``adaptive.py`` for runs with a policy; ``resolving.py`` is
+what all share.
 
 Order of reading: ``settings.py`` with ``allowed.py`` and ``concerns.py`` (whom each setting concerns),
 ``experiment.py``, ``budget.py``, ``execution.py``. ``methods.py`` (with ``families.py``: a rule and its server parts
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from fedjax_async import lazy
 
 if TYPE_CHECKING:
+    from fedjax_async.config.adaptive import AdaptiveExperiment
     from fedjax_async.config.descent import Tuned, tune
     from fedjax_async.config.differentiable import PerClient, PerExample, PerStaleness, Trajectory, trajectory
     from fedjax_async.config.execution import execute
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINES",
     "METHODS",
+    "AdaptiveExperiment",
     "Experiment",
     "Group",
     "Method",
@@ -64,6 +67,7 @@ __all__ = [
 __getattr__, __dir__ = lazy.attach(
     __name__,
     {
+        "AdaptiveExperiment": "adaptive",
         "ENGINES": "experiment",
         "METHODS": "methods",
         "Experiment": "experiment",

@@ -108,6 +108,7 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
 # Of settings that hold a text and have no default that could be the example.
 EXAMPLES = {
     "timing": "a text such as 'every'",
+    "policy": "a text such as 'oort'",
     "topology": "a text such as 'gossip:receivers=10'",
     "exchange": "a text such as 'push_sum:policy=merge'",
     "global_tests": "a text such as 'ends'",

@@ -9,7 +9,8 @@ A setting that a run would not read must be refused, or its user believes that i
 - ``trajectory``: a run as a differentiable function (``config.trajectory``);
 - ``explain``: a saved run that ``results.explain`` trains once more, without what is marked ``-``;
 - ``own_client``: local training by a ``ClientAlgorithm`` of the user's own;
-- ``dealt``: data that are dealt to clients already (``FederatedData``).
+- ``dealt``: data that are dealt to clients already (``FederatedData``);
+- ``adaptive``: a run with a policy, whose plan is made on the way.
 
 ``x``: the setting has an effect there. ``-``: it has none, and is refused if it is given (``explain`` and comparisons
 of runs with and without a server leave it out instead). ``role`` is what a sweep varies the setting for, unless another
@@ -23,87 +24,88 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from fedjax_async import check
 
-Use = Literal["server", "nodes", "reference", "sweep", "trajectory", "explain", "own_client", "dealt"]
+Use = Literal["server", "nodes", "reference", "sweep", "trajectory", "explain", "own_client", "dealt", "adaptive"]
 
 TABLE = """
-setting              role      server  nodes  reference  sweep  trajectory  explain  own_client  dealt
+setting              role      server  nodes  reference  sweep  trajectory  explain  own_client  dealt  adaptive
 
-method               compared  x       x      x          x      x           x        x           x
-timing               compared  x       -      x          x      x           x        x           x
-topology             compared  -       x      x          x      -           -        x           x
-exchange             compared  -       x      x          x      -           -        x           x
-delay                world     x       x      x          x      x           x        x           x
+method               compared  x       x      x          x      x           x        x           x      x
+timing               compared  x       -      x          x      x           x        x           x      x
+policy               compared  x       -      x          x      -           x        x           x      x
+topology             compared  -       x      x          x      -           -        x           x      x
+exchange             compared  -       x      x          x      -           -        x           x      x
+delay                world     x       x      x          x      x           x        x           x      x
 
-availability         world     x       x      x          x      x           x        x           x
-faults               world     x       x      x          x      x           x        x           x
-network              world     x       x      x          x      x           x        x           x
-timeout              tuned     x       -      x          x      x           x        x           x
-late                 tuned     x       -      x          x      x           x        x           x
-max_staleness        tuned     x       -      x          x      x           x        x           x
-norm_limit           tuned     x       x      x          x      x           x        x           x
+availability         world     x       x      x          x      x           x        x           x      x
+faults               world     x       x      x          x      x           x        x           x      x
+network              world     x       x      x          x      x           x        x           x      x
+timeout              tuned     x       -      x          x      x           x        x           x      x
+late                 tuned     x       -      x          x      x           x        x           x      x
+max_staleness        tuned     x       -      x          x      x           x        x           x      x
+norm_limit           tuned     x       x      x          x      x           x        x           x      x
 
-dataset              world     x       x      x          x      x           x        x           x
-partition            world     x       x      x          x      x           x        x           x
-clients              world     x       x      x          x      x           x        x           x
-test_fraction        world     x       x      x          x      x           x        x           -
-validation_fraction  world     x       x      x          x      x           x        x           x
-normalise            world     x       x      x          x      x           x        -           x
-augment              tuned     x       x      x          x      x           x        -           x
+dataset              world     x       x      x          x      x           x        x           x      x
+partition            world     x       x      x          x      x           x        x           x      x
+clients              world     x       x      x          x      x           x        x           x      x
+test_fraction        world     x       x      x          x      x           x        x           -      x
+validation_fraction  world     x       x      x          x      x           x        x           x      x
+normalise            world     x       x      x          x      x           x        -           x      x
+augment              tuned     x       x      x          x      x           x        -           x      x
 
-attack               world     x       -      x          x      x           x        x           x
-privacy              compared  x       -      x          x      x           x        x           x
+attack               world     x       -      x          x      x           x        x           x      x
+privacy              compared  x       -      x          x      x           x        x           x      -
 
-model                world     x       x      x          x      x           x        x           x
-initial              compared  x       x      x          x      x           x        x           x
-initial_rename       compared  x       x      x          x      x           x        x           x
-client               compared  x       x      x          x      x           x        x           x
-optimizer            tuned     x       x      x          x      x           x        -           x
-lr                   tuned     x       x      x          x      x           x        -           x
-decay                tuned     x       x      x          x      x           x        -           x
-batch_size           tuned     x       x      x          x      x           x        x           x
-epochs               tuned     x       x      x          x      x           x        x           x
-steps                tuned     x       x      x          x      x           x        x           x
-compute              compared  x       x      x          x      x           x        x           x
+model                world     x       x      x          x      x           x        x           x      x
+initial              compared  x       x      x          x      x           x        x           x      x
+initial_rename       compared  x       x      x          x      x           x        x           x      x
+client               compared  x       x      x          x      x           x        x           x      x
+optimizer            tuned     x       x      x          x      x           x        -           x      x
+lr                   tuned     x       x      x          x      x           x        -           x      x
+decay                tuned     x       x      x          x      x           x        -           x      x
+batch_size           tuned     x       x      x          x      x           x        x           x      x
+epochs               tuned     x       x      x          x      x           x        x           x      x
+steps                tuned     x       x      x          x      x           x        x           x      x
+compute              compared  x       x      x          x      x           x        x           x      x
 
-personal             compared  x       x      x          x      x           x        -           x
-ditto                tuned     x       -      x          x      -           -        -           x
+personal             compared  x       x      x          x      x           x        -           x      x
+ditto                tuned     x       -      x          x      -           -        -           x      x
 
-compress             compared  x       x      x          x      x           x        x           x
-feedback             compared  x       -      x          x      x           x        x           x
-compress_per         compared  x       -      x          x      x           x        x           x
+compress             compared  x       x      x          x      x           x        x           x      x
+feedback             compared  x       -      x          x      x           x        x           x      x
+compress_per         compared  x       -      x          x      x           x        x           x      x
 
-time                 world     x       x      x          x      x           x        x           x
-updates              world     x       x      x          x      x           x        x           x
-server_steps         world     x       -      x          x      x           x        x           x
-eval_time            world     x       x      x          x      x           -        x           x
-eval_updates         world     x       x      x          x      x           -        x           x
-eval_steps           world     x       -      x          x      x           -        x           x
-eval_at              world     x       x      x          x      x           -        x           x
-eval_examples        world     x       x      x          x      x           x        x           -
-stop_at              world     x       x      x          x      -           x        x           x
-patience             world     x       x      x          x      -           x        x           x
-per_client           world     x       -      x          x      -           -        x           x
-global_tests         world     -       x      x          x      -           -        x           x
+time                 world     x       x      x          x      x           x        x           x      x
+updates              world     x       x      x          x      x           x        x           x      x
+server_steps         world     x       -      x          x      x           x        x           x      x
+eval_time            world     x       x      x          x      x           -        x           x      x
+eval_updates         world     x       x      x          x      x           -        x           x      x
+eval_steps           world     x       -      x          x      x           -        x           x      x
+eval_at              world     x       x      x          x      x           -        x           x      x
+eval_examples        world     x       x      x          x      x           x        x           -      x
+stop_at              world     x       x      x          x      -           x        x           x      x
+patience             world     x       x      x          x      -           x        x           x      x
+per_client           world     x       -      x          x      -           -        x           x      x
+global_tests         world     -       x      x          x      -           -        x           x      x
 
-metrics              world     x       -      x          x      -           -        x           x
-train_loss           world     x       -      x          x      -           -        x           x
-train_examples       world     x       -      x          x      -           -        x           x
-fine_tune            world     x       -      x          x      -           -        -           x
-energy               world     x       -      x          x      -           -        x           x
+metrics              world     x       -      x          x      -           -        x           x      x
+train_loss           world     x       -      x          x      -           -        x           x      x
+train_examples       world     x       -      x          x      -           -        x           x      x
+fine_tune            world     x       -      x          x      -           -        -           x      x
+energy               world     x       -      x          x      -           -        x           x      x
 
-seed                 seed      x       x      x          x      x           x        x           x
-engine               compared  x       x      x          x      -           x        x           x
-max_width            compared  x       x      -          x      -           x        x           x
-lanes                compared  x       x      -          -      -           x        x           x
-batching             compared  x       x      -          x      -           x        x           x
-fixed_steps          compared  x       -      -          x      -           x        x           x
-waves_per_call       compared  x       -      -          x      -           x        x           x
-devices              compared  x       x      -          -      -           x        x           x
-memory_limit         compared  x       x      -          -      -           x        x           x
-slots                compared  x       -      x          x      -           x        x           x
-remat                compared  x       x      x          x      x           x        -           x
-checkpoint           compared  x       x      -          -      -           -        x           x
-on_bad               compared  x       x      x          x      -           x        x           x
+seed                 seed      x       x      x          x      x           x        x           x      x
+engine               compared  x       x      x          x      -           x        x           x      x
+max_width            compared  x       x      -          x      -           x        x           x      x
+lanes                compared  x       x      -          -      -           x        x           x      x
+batching             compared  x       x      -          x      -           x        x           x      x
+fixed_steps          compared  x       -      -          x      -           x        x           x      -
+waves_per_call       compared  x       -      -          x      -           x        x           x      -
+devices              compared  x       x      -          -      -           x        x           x      -
+memory_limit         compared  x       x      -          -      -           x        x           x      -
+slots                compared  x       -      x          x      -           x        x           x      x
+remat                compared  x       x      x          x      x           x        -           x      x
+checkpoint           compared  x       x      -          -      -           -        x           x      x
+on_bad               compared  x       x      x          x      -           x        x           x      x
 """
 
 # What a refusal says after "must be left out". ``{method}``: the run's.
@@ -115,12 +117,14 @@ REFUSALS: Mapping[Use, str] = {
     "trajectory": ": a trajectory trains one job at a time and has losses and accuracies only",
     "own_client": ": the client algorithm (client) does not take it",
     "dealt": " with data of your own",
+    "adaptive": " with a policy, in a run that is planned on the way",
 }
 # What is added for some settings.
 HINTS: Mapping[tuple[str, Use], str] = {
     ("per_client", "nodes"): ": nodes are always evaluated on their own tests",
     ("server_steps", "nodes"): " (updates are events)",
     ("on_bad", "trajectory"): "; it leaves bad uploads out and cannot stop for them",
+    ("privacy", "adaptive"): ": its guarantees follow from a plan that does not depend on the data",
     ("slots", "trajectory"): "; rounding has no gradient",
     ("fine_tune", "own_client"): ", and fine-tuning needs the optimiser of the settings",
 }

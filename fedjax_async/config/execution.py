@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_async import check
+from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.experiment import Experiment, Prepared
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine.checkpoint import Keeper
@@ -32,12 +33,17 @@ def execute(
     e, s = experiment, experiment.settings
     watch = Watch(e) if watch is None else watch
     options: dict[str, Any] = {"observer": watch.observer, "progress": progress}
-    options |= {"on_bad": s.on_bad, "norm_limit": e.norm_limit}
+    options["on_bad"] = s.on_bad
+    planned = not isinstance(e, AdaptiveExperiment)
+    if planned:
+        options["norm_limit"] = e.norm_limit
     if s.engine == "waves":
-        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching, "devices": s.devices}
+        options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
         if isinstance(e, Experiment):
             options |= {"fixed_steps": s.fixed_steps, "waves_per_call": s.waves_per_call}
-        options["memory_limit"] = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+        if planned:
+            limit = None if s.memory_limit is None else parse_size("memory_limit", s.memory_limit)
+            options |= {"devices": s.devices, "memory_limit": limit}
         if s.checkpoint is not None:
             options["keeper"] = _keeper(e, checkpoints)
     outcome: Any = e.run(**options)

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async import check, registry, tree
-from fedjax_async.clock import TIMINGS, DelayModel, Limits, Timing, Until, energy, plan
+from fedjax_async.clock import TIMINGS, Decisions, DelayModel, Limits, Timing, Until, energy, plan
 from fedjax_async.config import contracts, own
-from fedjax_async.config.budget import plan_within
+from fedjax_async.config.adaptive import AdaptiveExperiment, adaptive
+from fedjax_async.config.budget import plan_within, until_of
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import Method, brings_timing, method_of
@@ -77,8 +78,8 @@ ENGINES = {"waves": run_waves, "reference": run_reference}
 class Experiment(NamedTuple):
     """A run that is ready to start: nothing has been compiled or trained yet.
 
-    ``PeerExperiment`` has the same methods for a run without a server, so that whoever executes, watches or saves a run
-    need not tell the two apart.
+    ``PeerExperiment`` has the same methods for a run without a server, ``AdaptiveExperiment`` for one whose plan is
+    made on the way, so that whoever executes, watches or saves a run need not tell them apart.
     """
 
     settings: Settings
@@ -97,6 +98,11 @@ class Experiment(NamedTuple):
     def total(self) -> int:
         """The arrivals of the run."""
         return len(self.schedule.job)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all evaluations are decided."""
+        return True
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
@@ -133,7 +139,7 @@ class Experiment(NamedTuple):
         return self.components.server, data, bool(np.all(self.schedule.closes)), self.measures.shared()
 
 
-Prepared = Experiment | PeerExperiment
+Prepared = Experiment | PeerExperiment | AdaptiveExperiment
 
 
 class Resolved(NamedTuple):
@@ -163,7 +169,7 @@ def prepare(
 ) -> Prepared:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
 
-    A method without a server gives a ``PeerExperiment``.
+    A method without a server gives a ``PeerExperiment``, a policy an ``AdaptiveExperiment``.
 
     Objects given here take the place of the settings' own: a ``Method`` (server rule, timing, proximal weight), a
     ``Model`` of decoded inputs or a flax module, ``FederatedData``, a ``ClientAlgorithm`` or a factory of one. A
@@ -180,7 +186,10 @@ def prepare(
         return prepare_peers(settings, probes, planning)
     run = resolve(settings)
     schedule, points = planned(run, planning)
-    return built(run, schedule, points, probes)
+    experiment = built(run, schedule, points, probes)
+    if run.settings.policy is None:
+        return experiment
+    return adaptive(run, experiment, lambda decisions: _plan(run, until_of(run.settings), None, decisions))
 
 
 def resolve(settings: Settings) -> Resolved:
@@ -244,7 +253,12 @@ def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> t
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 
-def _plan(run: Resolved, until: Until, planning: Callable[[float], None] | None) -> Schedule:
+def _plan(
+    run: Resolved,
+    until: Until,
+    planning: Callable[[float], None] | None,
+    decisions: Decisions | None = None,
+) -> Schedule:
     s = run.settings
     return plan(
         run.timing,
@@ -260,6 +274,7 @@ def _plan(run: Resolved, until: Until, planning: Callable[[float], None] | None)
         network=own.object_or_spec("network", s.network),
         limits=Limits(s.max_staleness, s.timeout, s.late),
         progress=planning,
+        decisions=decisions,
     )
 
 

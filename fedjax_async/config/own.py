@@ -20,6 +20,7 @@ from fedjax_async import check, registry
 KINDS = {
     "method": "a Method or a PeerMethod",
     "timing": "a timing policy, timing(scenario) -> Schedule",
+    "policy": "a policy model, model(prior) -> clock.Policy",
     "topology": "a networkx graph, a list of graphs, or a topology model, model(num_clients, seed) -> clock.Topology",
     "exchange": "an exchange, exchange(world) -> clock.PeerSchedule",
     "delay": "a delay model, model(num_clients, seed) -> clock.Delays",
@@ -36,7 +37,7 @@ KINDS = {
     "metrics": "a dict of names and metrics, f(outputs, y) -> [B] or a Metric",
 }
 # settings that may join models: drop:probability=0.1+late:extra=30
-JOINED = ("availability", "faults", "augment", "privacy")
+JOINED = ("policy", "availability", "faults", "augment", "privacy")
 ABSENT = object()  # in the place of an object that a file names
 SHOWN = 12  # characters of a fingerprint in a text
 PLAIN = (numbers.Number, bytes, list, dict, set, frozenset, range)  # never an object of these kinds

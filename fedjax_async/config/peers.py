@@ -64,6 +64,11 @@ class PeerExperiment(NamedTuple):
         """The compute events of the run."""
         return len(self.schedule.client)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all evaluations are decided."""
+        return True
+
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Events before each evaluation, twice: each is an update of its own; int64[V] both."""
         return self.points.position, self.points.position

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedjax_async import check, registry
-from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, TIMINGS, TOPOLOGIES
+from fedjax_async.clock import AVAILABILITY, DELAYS, EXCHANGES, FAULTS, NETWORKS, POLICIES, TIMINGS, TOPOLOGIES
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config.measures import require_column
 from fedjax_async.config.methods import METHODS, Method, PeerMethod, check_factory, check_fields, client_options
@@ -42,6 +42,7 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "part": PARTS,
     "timing": TIMINGS,
+    "policy": POLICIES,
     "topology": TOPOLOGIES,
     "exchange": EXCHANGES,
     "delay": DELAYS,
@@ -73,7 +74,8 @@ def register(kind: str, name: str, *, replace: bool = False, **preset: Any) -> C
       kind: the setting: ``method`` (returns a ``ServerAlgorithm``, or ``f(stays, *, ...)`` a ``peers.PeerAlgorithm``),
         ``part`` (after the ``+`` of a method, a ``server.Part``), ``model`` (a ``Model``), ``dataset`` (a ``Dataset``
         or ``Federation``), ``client`` (``f(model, *, ...)``, a ``ClientAlgorithm``), ``optimizer`` (``f(lr, *, ...)``),
-        ``delay``, ``timing``, ``topology``, ``exchange``, ``availability``, ``faults``, ``network``, ``partition``,
+        ``delay``, ``timing``, ``policy`` (a ``clock.PolicyModel``), ``topology``, ``exchange``, ``availability``,
+        ``faults``, ``network``, ``partition``,
         ``augment`` (``augment(key, x) -> x``), ``attack`` (a ``server.Attack``), ``privacy`` (a ``server.Privacy``),
         ``compress``, ``decay`` or ``metrics`` (``f(outputs, y) -> [B]`` or a ``Metric``).
       name: lower-case letters, digits and ``_``.

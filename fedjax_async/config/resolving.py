@@ -29,7 +29,7 @@ from fedjax_async.config.methods import (
 )
 from fedjax_async.config.peer_methods import sends_nothing
 from fedjax_async.config.problem import brings_client_tests, check_count, check_model, initial, model_of, with_owners
-from fedjax_async.config.settings import DEFAULTS, SYNONYMS, Settings, fields_of, given_in
+from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, SYNONYMS, Settings, fields_of, given_in
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_fits
 from fedjax_async.engine.evaluation import Every
@@ -93,8 +93,10 @@ def resolved(settings: Settings) -> Settings:
     Without a server, the topology and the test parts of the nodes too. Optimiser and rate stay open where neither the
     local training nor fine-tuning takes them. ``ValueError`` for settings of the other kind of run.
     """
-    usual = preset_of(settings.method)
+    usual, settings = preset_of(settings.method), with_evaluations(settings)
     concerns.refuse("nodes" if is_decentralised(usual) else "server", given_in(settings), method=str(settings.method))
+    if settings.policy is not None:
+        concerns.refuse("adaptive", given_in(settings))
     if isinstance(usual, (PeerPreset, PeerMethod)):
         filled = _with_peers(with_owners(settings), usual)
     else:
@@ -104,6 +106,21 @@ def resolved(settings: Settings) -> Settings:
         return with_optimizer(filled, usual)
     given = {name: getattr(filled, name) for name in ignored_by(registry.options_of(factory))}
     return dataclasses.replace(with_optimizer(filled, usual), **given)
+
+
+def with_evaluations(s: Settings) -> Settings:
+    """The settings of a run with a policy with about 50 evaluations filled in, if they ask for none.
+
+    Without a policy they are chosen once the run is planned.
+    """
+    alone = s.time is not None and s.updates is None and s.server_steps is None
+    if s.policy is None or alone or any(getattr(s, name) is not None for name in EVALUATIONS):
+        return s
+    if s.time is not None:
+        return dataclasses.replace(s, eval_time=s.time / 50)
+    if s.updates is not None:
+        return dataclasses.replace(s, eval_updates=-(-s.updates // 50))
+    return dataclasses.replace(s, eval_steps=-(-int(s.server_steps or 0) // 50))
 
 
 def _with_peers(s: Settings, usual: PeerPreset | PeerMethod) -> Settings:

@@ -46,6 +46,12 @@ class Settings:
     timing: str | None = _field(
         None, "when a server step happens, e.g. buffer:size=5 (default: the method's; not for METHOD@TIMING)", "method"
     )
+    policy: str | None = _field(
+        None,
+        "who trains next, how large a buffer is or what is uploaded, decided by looking at the run, e.g. "
+        "power_of_choice:d=20 or oort+true_bytes (list policies shows all)",
+        "method",
+    )
     topology: str | None = _field(
         None, "without a server: whom nodes push to, e.g. gossip:receivers=10 or ring (default: the method's)", "method"
     )
@@ -245,7 +251,8 @@ class Settings:
 
 # Settings that files leave out where they have their default.
 OPTIONAL = (
-    "topology", "exchange", "global_tests", "initial", "initial_rename", "client", "stop_at", "patience", "metrics",
+    "policy", "topology", "exchange", "global_tests", "initial", "initial_rename", "client", "stop_at", "patience",
+    "metrics",
     "train_loss", "train_examples", "fine_tune", "normalise", "augment", "personal", "ditto", "fixed_steps",
     "waves_per_call", "attack", "privacy",
 )  # fmt: skip

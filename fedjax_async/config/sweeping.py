@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_async import check, tree
 from fedjax_async.config import concerns, own
+from fedjax_async.config.adaptive import AdaptiveExperiment
 from fedjax_async.config.execution import execute
 from fedjax_async.config.experiment import Experiment, Prepared, prepare
 from fedjax_async.config.peers import PeerExperiment
@@ -44,7 +45,7 @@ class Group(NamedTuple):
     """Runs that share one compilation, and how they are stacked."""
 
     members: tuple[int, ...]  # indices into the list of settings
-    stacks: tuple[tuple[int, ...], ...]  # members trained side by side at a time; without a server one each
+    stacks: tuple[tuple[int, ...], ...]  # members trained side by side; without a server or with a policy one each
     lanes: int  # stacks trained at the same time
     batches: int  # of a stack, trained at the same time: where there are fewer stacks than lanes
     num_bytes: int  # estimated device memory in use at a time
@@ -57,8 +58,18 @@ def _shared(e: Prepared) -> tuple[Any, ...]:
     p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
     names = tuple(sorted(p.hyper))
-    options = (s.per_client, s.on_bad, s.batching, s.max_width, s.compute, s.engine, s.fixed_steps, s.waves_per_call)
-    return e.shared(), p.client, p.model, names, shapes, options
+    options = (
+        s.policy is None,
+        s.per_client,
+        s.on_bad,
+        s.batching,
+        s.max_width,
+        s.compute,
+        s.engine,
+        s.fixed_steps,
+        s.waves_per_call,
+    )
+    return e.shared(), s.policy is None, p.client, p.model, names, shapes, options
 
 
 def plan_groups(
@@ -91,25 +102,26 @@ def plan_groups(
     groups = []
 
     for members in found.values():
-        servers, nodes = _apart({i: experiments[i] for i in members})
+        servers, others = _apart({i: experiments[i] for i in members})
         if servers:
             groups.append(_stacked(tuple(members), servers, limit, lanes))
         else:
-            groups.append(_one_by_one(tuple(members), list(nodes.values()), memory_limit, lanes))
+            groups.append(_one_by_one(tuple(members), list(others.values()), memory_limit, lanes))
     return groups
 
 
-def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, PeerExperiment]]:
-    """The runs with a server, which can be trained side by side, and those without, which cannot."""
+Alone = PeerExperiment | AdaptiveExperiment  # runs that are not trained side by side
+
+
+def _apart(experiments: Mapping[int, Prepared]) -> tuple[dict[int, Experiment], dict[int, Alone]]:
+    """The planned runs with a server, which can be trained side by side, and the others, which cannot."""
     servers = {i: e for i, e in experiments.items() if isinstance(e, Experiment)}
-    return servers, {i: e for i, e in experiments.items() if isinstance(e, PeerExperiment)}
+    return servers, {i: e for i, e in experiments.items() if not isinstance(e, Experiment)}
 
 
-def _one_by_one(
-    members: tuple[int, ...], each: Sequence[PeerExperiment], limit: int | None, lanes: int | None
-) -> Group:
-    """Runs without a server: one after the other, in the same programs; each uses all lanes."""
-    needed = max(map(_bytes_of_nodes, each))
+def _one_by_one(members: tuple[int, ...], each: Sequence[Alone], limit: int | None, lanes: int | None) -> Group:
+    """Runs without a server, or with a policy: one after the other, in the same programs; each uses all lanes."""
+    needed = max(_num_bytes(e.nominal) if isinstance(e, AdaptiveExperiment) else _bytes_of_nodes(e) for e in each)
     check.require(limit is None or needed <= limit, "memory_limit", limit, f"at least {needed} bytes for one run")
     stacks = tuple((i,) for i in members)
     total = sum(e.total for e in each)

@@ -113,7 +113,7 @@ class Watch:
         self._callbacks, self._streams, self._keep_best = tuple(callbacks), tuple(streams), keep_best
         self._judge = Judge(e.components.data)
         self._improved = _Improvement(self._judge)
-        self._updates, self._steps = e.counts()
+        self._times, (self._updates, self._steps) = e.points.time, e.counts()
         self._stopped: Stopped | None = None
         self._judged_by = ""
         require_target(e.settings, self._judge.labelled)
@@ -126,7 +126,9 @@ class Watch:
         return Observer(self._observe, models) if models or self._streams else None
 
     def _observe(self, row: int, scores: dict[str, np.ndarray], again: bool) -> Verdict:
-        times, last = self._e.points.time, row == len(self._e.points.time) - 1
+        if not self._e.complete or row >= len(self._times):  # the plan may have grown
+            self._times, (self._updates, self._steps) = self._e.points.time, self._e.counts()
+        times, last = self._times, self._e.complete and row == len(self._times) - 1
         values = {name: value[()] for name, value in self._e.columns(row, scores).items()}
         evaluation = Evaluation(
             self._name, row, float(times[row]), int(self._updates[row]), int(self._steps[row]), values,

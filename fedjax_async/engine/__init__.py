@@ -12,6 +12,11 @@ runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``chec
 ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` are a run as one function that JAX differentiates,
 ``attribution.py`` is the probe that explains a run. ``reference.py`` is the oracle: one event at a time.
 
+Adaptive runs, whose plan is made while they go on, begin with :class:`WavesExecutor` (``adaptive.py``), which the
+planner calls: ``outset.py`` (what is known at the start), ``extension.py`` (what a look adds to the plan, dealt to
+slots, lanes and rows), ``growing_stack.py`` (the device's part) and ``told.py`` (what the planner is told, also by a
+checkpoint). ``adaptive_reference.py`` is their oracle.
+
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
 ``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` do
 for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes, the loop (``loop.py``),

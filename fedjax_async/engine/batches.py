@@ -160,7 +160,7 @@ def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
     return cuts if fits else even
 
 
-def _segments(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
+def segments_of(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
     """Stretches of one wave; ``steps`` is sorted from long to short, int[W]."""
     level = next(i for i, w in enumerate(widths) if w >= len(steps))
     found, tick = [], 0
@@ -326,7 +326,7 @@ def vmapped_lanes(
     begins = np.array(first_of_group)
     lane = np.arange(len(cut) - 1) - np.repeat(begins[:-1], np.diff(begins))
     batches = [
-        Batch(int(lane[b]), low, high - low, _segments(steps[order[low:high]], widths))
+        Batch(int(lane[b]), low, high - low, segments_of(steps[order[low:high]], widths))
         for b, (low, high) in enumerate(itertools.pairwise(cut.tolist()))
     ]
     groups = [batches[first:after] for first, after in itertools.pairwise(first_of_group)]

@@ -22,7 +22,7 @@ from fedjax_async.engine.components import Client, Peer, PeerComponents, bound
 from fedjax_async.engine.peer_outcome import GLOBAL_TESTS, PeerOutcome, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress, refuse
-from fedjax_async.engine.reference import scores_of_examples
+from fedjax_async.engine.reference_scores import scores_of_examples
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event

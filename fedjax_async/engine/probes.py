@@ -60,6 +60,11 @@ def numbers_of(probe: Probe, arrivals: int) -> np.ndarray:
     return np.arange(0, arrivals, probe.every) if probe.at is None else np.asarray(probe.at, np.int64)
 
 
+def sees(probe: Probe, number: int) -> bool:
+    """Whether a resolved probe sees the arrival with this number."""
+    return number % probe.every == 0 if probe.at is None else number in probe.at
+
+
 def described(probes: Probes) -> dict[str, Any] | None:
     """Names and chosen arrivals, for the identity of a checkpoint; ``None`` without probes."""
     chosen = {name: {"every": p.every} if p.at is None else {"at": list(p.at)} for name, p in probes.items()}

@@ -21,6 +21,7 @@ from fedjax_async.engine.measures import Inputs, Measures
 from fedjax_async.engine.serving import StackFacts, rule_at
 from fedjax_async.engine.several import make_waves, work_of
 from fedjax_async.engine.tables import DeviceTables, Shape
+from fedjax_async.local import mean_loss
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
 MOST_MAPS = 25_000
@@ -191,6 +192,47 @@ def model_of(server: Server, facts: StackFacts) -> Any:
         return jax.tree.map(jnp.copy, params)
 
     return jax.jit(model)
+
+
+@lru_cache(maxsize=64)
+def send(server: Server, facts: StackFacts) -> Any:
+    """Jitted ``send(tables, carry) -> carry``: send the messages due before the first position; donates ``carry``."""
+
+    def send(tables: DeviceTables, carry: kernels.Carry) -> kernels.Carry:
+        return serving.write_messages(server, tables, facts, carry, jnp.int32(0))
+
+    return jax.jit(send, donate_argnums=1)
+
+
+@lru_cache(maxsize=64)
+def keep() -> Any:
+    """Jitted ``keep(store, buffers, rows) -> store``: what the jobs of a batch left, into rows; donates ``store``.
+
+    Job k of the batch goes into row ``rows[k]``, and nowhere if there is no such row.
+    """
+
+    def keep(store: kernels.JobBuffers, buffers: kernels.JobBuffers, rows: Array) -> kernels.JobBuffers:
+        left = buffers._replace(before=(), work=())
+        return jax.tree.map(lambda kept, new: kept.at[rows].set(new, mode="drop"), store, left)
+
+    return jax.jit(keep, donate_argnums=0)
+
+
+@lru_cache(maxsize=64)
+def losses(model: Model, server: Server, facts: StackFacts) -> Any:
+    """Jitted ``losses(tables, states, offset, size) -> float[n]``: of the server's model on the parts of n clients."""
+
+    def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
+        run = jnp.int32(0)
+        params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
+
+        def one(part: tuple[Array, Array]) -> Array:
+            return mean_loss(model, params, ClientData(tables.x, tables.y, tables.order, *part))
+
+        found: Array = jax.lax.map(one, (offset, size))
+        return found
+
+    return jax.jit(losses)
 
 
 def shed() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_async.clock import at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
+from fedjax_async.clock import Outcome, at_or_before, cut, fault_counts, used_arrivals, with_derived_columns
 from fedjax_async.clock.energy import Devices, energy_until, job_energy
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Points
@@ -191,6 +191,7 @@ def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
     """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
     copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")
-    received = np.broadcast_to((1 + copies) * np.asarray(size, np.int64), len(order))[order]
+    sent = (1 + copies) * (with_derived_columns(schedule).outcome != Outcome.WITHHELD)
+    received = np.broadcast_to(sent * np.asarray(size, np.int64), len(order))[order]
     total = np.concatenate([[0], np.cumsum(received)])
     return total[at_or_before(schedule.upload_time[order], points.time)]

@@ -21,12 +21,14 @@ from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_col
 from fedjax_async.engine.components import Client, Components, Server, bound, facts_of, rule_of
 from fedjax_async.engine.evaluation import Points, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
-from fedjax_async.engine.probes import checked, columns_of, held_out_rows, numbers_of, probe_table, resolved_probes
+from fedjax_async.engine.probes import (
+    held_out_rows,
+)
 from fedjax_async.engine.record import EngineOutcome, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
+from fedjax_async.engine.reference_scores import Probing, Tests, mean_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
-from fedjax_async.models import hits
 from fedjax_async.server import closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import (
@@ -35,15 +37,11 @@ from fedjax_async.types import (
     Facts,
     Key,
     Message,
-    Model,
     Params,
-    Parts,
     Request,
     Schedule,
     State,
 )
-
-CHUNK = 500  # test examples that are evaluated at a time
 
 
 @lru_cache(maxsize=64)
@@ -81,19 +79,6 @@ def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, A
 
 
 @lru_cache(maxsize=64)
-def scores_of_examples(model: Model, labels: bool) -> Any:
-    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
-
-    def scores(params: Params, x: Any, y: Any) -> Any:
-        outputs = model.apply(params, x)
-        loss = model.loss(outputs, y)
-        hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
-        return loss, hit.astype(loss.dtype)
-
-    return jax.jit(scores)
-
-
-@lru_cache(maxsize=64)
 def _own_params(client: Client) -> Any:
     """Compiled: the model that a client would use after a message."""
 
@@ -106,46 +91,6 @@ def _own_params(client: Client) -> Any:
     return jax.jit(own_params)
 
 
-@lru_cache(maxsize=64)
-def _probe(name: str, function: Callable[..., Any]) -> Any:
-    return jax.jit(checked(name, function))
-
-
-class _Tests:
-    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
-
-    def __init__(self, model: Model, x: Any, y: Any) -> None:
-        labels = bool(np.issubdtype(y.dtype, np.integer))
-        self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
-        self._real = np.dtype(jnp.result_type(float))
-
-    def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Loss and hit of every test example in ``rows``."""
-        if not len(rows):
-            return np.zeros(0, self._real), np.zeros(0, self._real)
-        chunk = min(CHUNK, len(self._y))
-        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))  # one shape, so one program
-        found = [self._scores(params, self._x[part], self._y[part]) for part in padded.reshape(-1, chunk)]
-        loss, hit = zip(*jax.device_get(found))
-        return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
-
-    def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
-        scores = self.each(params, np.arange(len(self._y)))
-        found = {name: _mean(values) for name, values in zip(("loss", "accuracy"), scores)}
-        if owner is None:
-            return found
-        parts = [owner == i for i in range(num_clients)]
-        clients = {n: np.stack([_mean(v[own]) for own in parts]) for n, v in zip(("loss", "accuracy"), scores)}
-        return found | {f"client_{name}": values for name, values in clients.items()}
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """The mean in float64, rounded; NaN of nothing."""
-    mean = np.mean(values, dtype=np.float64) if len(values) else np.nan
-    return np.asarray(mean, values.dtype)
-
-
 def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
@@ -155,12 +100,12 @@ class _Federation:
 
     def __init__(
         self, components: Components, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool,
-        measures: Measures = NOTHING,
+        measures: Measures = NOTHING, facts: Facts | None = None,
     ) -> None:  # fmt: skip
-        self.components, self.schedule, self.key = components, schedule, key
+        self.components, self.key = components, key
         self.real = np.dtype(jnp.result_type(float))
         self.norm_limit = np.asarray(norm_limit, self.real)
-        facts, data = facts_of(schedule), components.data
+        facts, data = facts_of(schedule) if facts is None else facts, components.data
         self.hyper = {name: jnp.asarray(value, self.real) for name, value in components.hyper.items()}
         self.known = (self.hyper, (np.int32(facts.updates), np.int32(facts.server_steps)))
         self.rule = _server(components.server, facts.num_clients, facts.every_closes)
@@ -169,37 +114,48 @@ class _Federation:
         client = bound(components.client, self.hyper)
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
-        self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
+        self.follow(schedule)
+        self.early: dict[int, Any] = {}  # what jobs left that were trained before they arrive
         self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
-        self.sent, self.staleness, self.malicious = 0, schedule.staleness, data.malicious
-        self.tests = _Tests(components.model, data.test_x, data.test_y)
+        self.sent, self.malicious = 0, data.malicious
+        self.tests = Tests(components.model, data.test_x, data.test_y)
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
-        self.validation = _Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
+        self.validation = Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
         self.owner = owners(data) if per_client else None
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
+
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with this schedule, which begins as the one before."""
+        self.schedule, self.staleness = schedule, schedule.staleness
+        self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
 
     def part(self, who: int) -> ClientData:
         """The training part of a client."""
         x, y, order = self.pool
         return ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
 
-    def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
-        """``(upload, message, norm, accepted, info)`` of a job; its client keeps what it leaves."""
-        s, who, message = self.schedule, self.schedule.client[job], self.messages.pop(job)
+    def trained(self, job: int, applied: bool = True) -> Any:
+        """``(upload, state of the client, norm, accepted, info)`` of a job; nothing changes."""
+        s, who, message = self.schedule, self.schedule.client[job], self.messages[job]
         upload, after, unsent, info, norm, finite = _job(self.components.client)(
             self.hyper, self.key, s.number[job], np.int32(s.version[job]), message, self.kept[who], self.part(who), who,
             s.local_steps[job],
         )  # fmt: skip
         finite = bool(finite) and bool(np.isfinite(norm)) and not (applied and self.corrupt[job])
         accepted = finite and bool(norm <= self.norm_limit)
-        if accepted:
-            self.kept[who] = after if applied else unsent
-        else:
+        if not accepted:
             upload = jax.tree.map(jnp.zeros_like, upload)
-        return upload, message, norm if finite else jnp.zeros_like(norm), accepted, info
+        kept = (after if applied else unsent) if accepted else self.kept[who]
+        return upload, kept, norm if finite else jnp.zeros_like(norm), accepted, info
+
+    def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
+        """``(upload, message, norm, accepted, info)`` of a job; its client keeps what it leaves."""
+        left = self.early.pop(job) if applied and job in self.early else self.trained(job, applied)
+        upload, self.kept[self.schedule.client[job]], norm, accepted, info = left
+        return upload, self.messages.pop(job), norm, accepted, info
 
     def send(self, position: int) -> None:
         """Send the messages that leave after ``position`` arrivals."""
@@ -280,121 +236,104 @@ class _Federation:
         if not self.has_own:
             return found
         own = [self.tests.each(own_model(who), own_rows) for who, own_rows in enumerate(rows)]
-        columns = {name: [_mean(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
+        columns = {name: [mean_of(scores[k]) for scores in own] for k, name in enumerate(("loss", "accuracy"))}
         return found | {f"client_own_{name}": np.stack(values) for name, values in columns.items()}
 
 
-class _Probing:
-    """The probes of a run and the rows that they have seen."""
+class Walk:
+    """A run on its way through a schedule, arrival by arrival, and what it has recorded.
 
-    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
-        data, self.schedule = components.data, schedule
-        self.probes = resolved_probes(probes, data, len(schedule.job))
-        self.shapes = columns_of(self.probes, components, params)
-        self.chosen = {name: numbers_of(probe, len(schedule.job)) for name, probe in self.probes.items()}
-        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
-        self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
-        self.tests = jax.device_put((data.test_x, data.test_y))
+    The options are those of ``run_waves``. ``schedule`` and ``points`` may be replaced by longer ones (``follow``).
+    """
 
-    def parts(self, run: _Federation, who: int) -> Parts:
-        """The training, validation and test part of a client."""
+    def __init__(
+        self, components: Components, schedule: Schedule, params: Params, key: Key, points: Points, *,
+        per_client: bool = False, on_bad: str = "reject", norm_limit: float = float("inf"),
+        probes: Mapping[str, Any] | None = None, measures: Measures = NOTHING, progress: Progress | None = None,
+        observer: Observer | None = None, facts: Facts | None = None,
+    ) -> None:  # fmt: skip
+        require_measurable(components.data, measures)
+        self.probing = Probing(components, schedule, params, probes)
+        self.run = _Federation(components, schedule, params, key, norm_limit, per_client, measures, facts)
+        self.points, self._on_bad, self._progress, self._observer = points, on_bad, progress, observer
+        self.records: list[dict[str, Any]] = []
+        self.scores: list[dict[str, Any]] = []
+        self._kept: list[tuple[int, Params]] = []
+        self._ended: list[Params] = []  # the model of the evaluation at which the observer stopped the run
 
-        def part(x: Any, y: Any, kind: str) -> ClientData:
-            order, offset, size = self.held_out[kind]
-            return ClientData(x, y, order, offset[who], size[who])
+    @property
+    def is_over(self) -> bool:
+        """Whether an observer has stopped the run; uploads of unequal size are all trained, to be counted."""
+        return bool(self._ended and self.records and "bits" not in self.records[-1])
 
-        return Parts(
-            run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
+    def follow(self, schedule: Schedule, points: Points) -> None:
+        """Go on with a longer schedule and points."""
+        self.run.follow(schedule)
+        self.points = points
+
+    def evaluate(self, position: int) -> None:
+        """Evaluate after so many arrivals, if that is due."""
+        due = np.flatnonzero(self.points.position == position)
+        if len(due) and not self._ended:
+            closed_steps = int(np.count_nonzero(self.run.schedule.closes[:position]))
+            found = self.run.evaluate(self.points.time[due[0]], closed_steps)
+            for row in due:
+                self.scores.append(found)
+                if self._observer is not None:
+                    self._observe(self._observer, int(row), {name: np.array(value) for name, value in found.items()})
+                if self._ended:
+                    return
+
+    def _observe(self, observer: Observer, row: int, found: dict[str, np.ndarray]) -> None:
+        verdict = observer.observe(row, found, False)
+        model = jax.device_get(self.run.params()) if verdict.keep or verdict.stop else None
+        self._kept.extend([(row, model)] if verdict.keep else [])
+        self._ended.extend([model] if verdict.stop else [])
+
+    def arrive(self, e: int, total: int) -> None:
+        """Train the job of arrival ``e`` and apply it; ``total``: arrivals of the run."""
+        run = self.run
+        upload, message, norm, accepted, noted = run.train(int(run.schedule.job[e]))
+        arrival = run.arrival(e, upload, message, accepted)
+        self.probing.look(run, e, arrival)
+        info = run.receive(arrival)
+        self.records.append(
+            {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
         )
+        refuse(int(not accepted and not self._ended), self._on_bad)
+        if self._progress is not None:
+            now = {"time": float(run.schedule.time[e]), "staleness": float(run.staleness[e])}
+            accuracy = float(self.scores[-1]["accuracy"]) if self.scores else float("nan")
+            self._progress(e + 1, total, **now, accuracy=accuracy)
 
-    def look(self, run: _Federation, position: int, arrival: Arrival) -> None:
-        """Call the probes that are due, before the server receives the arrival."""
-        who = int(arrival.client)
-        for name, probe in self.probes.items():
-            if position in self.chosen[name]:
-                given = (run.state, run.memory[who], arrival, self.parts(run, who))
-                self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
-
-    def tables(self, until: int) -> dict[str, Any]:
-        """The table of each probe, for the first ``until`` arrivals."""
-        found = {}
-        for name, shapes in self.shapes.items():
-            numbers = self.chosen[name][self.chosen[name] < until]
-            seen = self.seen[name][: len(numbers)]
-            columns = {c: np.array([row[c] for row in seen], shape.dtype) for c, shape in shapes.items()}
-            found[name] = probe_table(self.schedule, numbers, numbers, columns)
-        return found
+    def outcome(self) -> EngineOutcome:
+        """What was recorded."""
+        run, until = self.run, int(self.points.position[len(self.scores) - 1])
+        return EngineOutcome(
+            params=self._ended[0] if self._ended else jax.device_get(run.params()),
+            scores=_table(self.scores),
+            records=_table(self.records),
+            in_vain=np.array(list(run.noted_in_vain), np.int64),
+            in_vain_records=_table(list(run.noted_in_vain.values())),
+            counters={"waves": until, "mean_width": 1.0},
+            probes=self.probing.tables(run.schedule, until),
+            rows=len(self.scores),
+            kept=self._kept[-1] if self._kept else None,
+        )
 
 
 def run_reference(
-    components: Components,
-    schedule: Schedule,
-    params: Params,
-    key: Key,
-    points: Points,
-    *,
-    per_client: bool = False,
-    on_bad: str = "reject",
-    norm_limit: float = float("inf"),
-    probes: Mapping[str, Any] | None = None,
-    measures: Measures = NOTHING,
-    progress: Progress | None = None,
-    observer: Observer | None = None,
+    components: Components, schedule: Schedule, params: Params, key: Key, points: Points, **options: Any
 ) -> EngineOutcome:
     """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
-    data, schedule = components.data, check_schedule(schedule)
-    require_measurable(data, measures)
-    probing = _Probing(components, schedule, params, probes)
-    run = _Federation(components, schedule, params, key, norm_limit, per_client, measures)
-    records: list[dict[str, Any]] = []
-    scores: list[dict[str, Any]] = []
-    kept: list[tuple[int, Params]] = []
-    ended: list[Params] = []  # the model of the evaluation at which the observer stopped the run
-
-    def evaluate(position: int) -> None:
-        due = np.flatnonzero(points.position == position)
-        if len(due) and not ended:
-            found = run.evaluate(points.time[due[0]], int(np.count_nonzero(schedule.closes[:position])))
-            for row in due:
-                scores.append(found)
-                if observer is not None:
-                    observe(observer, int(row), {name: np.array(value) for name, value in found.items()})
-                if ended:
-                    return
-
-    def observe(observer: Observer, row: int, found: dict[str, np.ndarray]) -> None:
-        verdict = observer.observe(row, found, False)
-        model = jax.device_get(run.params()) if verdict.keep or verdict.stop else None
-        kept.extend([(row, model)] if verdict.keep else [])
-        ended.extend([model] if verdict.stop else [])
-
-    run.send(0)
-    evaluate(0)
-    for e, job in enumerate(schedule.job):
-        if ended and records and "bits" not in records[-1]:  # uploads of unequal size are all trained, to be counted
+    schedule = check_schedule(schedule)
+    walk = Walk(components, schedule, params, key, points, **options)
+    walk.run.send(0)
+    walk.evaluate(0)
+    for e in range(len(schedule.job)):
+        if walk.is_over:
             break
-        upload, message, norm, accepted, noted = run.train(int(job))
-        arrival = run.arrival(e, upload, message, accepted)
-        probing.look(run, e, arrival)
-        info = run.receive(arrival)
-        records.append(
-            {"weight": info.weight} | dict(info.columns) | noted | {"upload_norm": norm, "accepted": accepted}
-        )
-        refuse(int(not accepted and not ended), on_bad)
-        run.send(e + 1)
-        evaluate(e + 1)
-        if progress is not None:
-            now = {"time": float(schedule.time[e]), "staleness": float(run.staleness[e])}
-            progress(e + 1, len(schedule.job), **now, accuracy=float(scores[-1]["accuracy"]))
-    until = int(points.position[len(scores) - 1])
-    return EngineOutcome(
-        params=ended[0] if ended else jax.device_get(run.params()),
-        scores=_table(scores),
-        records=_table(records),
-        in_vain=np.array(list(run.noted_in_vain), np.int64),
-        in_vain_records=_table(list(run.noted_in_vain.values())),
-        counters={"waves": until, "mean_width": 1.0},
-        probes=probing.tables(until),
-        rows=len(scores),
-        kept=kept[-1] if kept else None,
-    )
+        walk.arrive(e, len(schedule.job))
+        walk.run.send(e + 1)
+        walk.evaluate(e + 1)
+    return walk.outcome()

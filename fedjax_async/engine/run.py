@@ -75,7 +75,7 @@ def run_stack(
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
         with jax.enable_x64(real == np.float64):  # a setting of each thread
-            found = programs.evaluate(tables, seen, np.int32(run), now, *tests) | _measured(stack, carry, run, now)
+            found = programs.evaluate(tables, seen, np.int32(run), now, *tests) | measured(stack, carry, run, now)
             copying = programs.model if watcher.wants_model(run) else None
             model = None if copying is None else copying(tables, carry.server, np.int32(run))
         watcher.add((run, local), found, model)
@@ -114,7 +114,7 @@ def run_stack(
     return [_outcome(stack, carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
-def _measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
+def measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
     """What a run measures beside loss and accuracy."""
     programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
     if programs.measure is None:

@@ -181,7 +181,7 @@ class TooLarge(Exception):
         self.needed = needed
 
 
-def _held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
+def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
     """What each member is evaluated on, on the device: its test set, each example's owner, and its validation part.
 
     ``own``: whether clients have models of their own, which are evaluated on their own tests.
@@ -234,7 +234,7 @@ def make_stack(
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
     params = to_devices(params, everywhere(mesh))
     own = per_client and differs(components, members[0].params)
-    tests = _held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
+    tests = held_out(members, per_client=per_client, own=own, sharding=everywhere(mesh))
     measures = [m.measures for m in members]
     inputs: list[Any] = [None] * len(members)
     if measures[0].wants_anything():

@@ -173,9 +173,37 @@ def make_tables(
 
     ``applied``: per run, which arrivals are; bool[E_r]. ``feed``: of data that are shipped batch by batch.
     """
-    slots, real = layout.slots, jnp.result_type(float)
     order, begins = pooled([d.order for d in data])
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
+
+    def per_run(values: Sequence[float], dtype: Any = None) -> np.ndarray:
+        return padded(np.asarray(values), shape.runs, jnp.result_type(float) if dtype is None else dtype, fill=1)
+
+    columns = event_columns(layout, shape, data, applied, probes, begins, feed)
+    columns |= {
+        "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
+        "norm_limit": per_run(norm_limit),
+        "updates": per_run([int(one.sum()) for one in applied], np.int32),
+        "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
+    }
+    spare = [keys[0]] * (shape.runs - len(keys))
+    return DeviceTables(**to_devices(columns | pool | {"key": jnp.stack([*keys, *spare])}, sharding))
+
+
+def event_columns(
+    layout: Layout,
+    shape: Shape,
+    data: Sequence[FederatedData],
+    applied: Sequence[np.ndarray],
+    probes: Sequence[Probes],
+    begins: Sequence[int],
+    feed: Feed | None = None,
+) -> dict[str, Any]:
+    """The columns of the tables that follow from the schedules, one entry a position or write, on the host.
+
+    ``begins``: per run, where its clients' rows begin in the pooled ``order``.
+    """
+    slots, real = layout.slots, jnp.result_type(float)
     first = np.repeat(np.asarray(begins, np.int64), [len(s.job) for s in layout.schedules])
 
     def column(values: Sequence[np.ndarray], dtype: Any = np.int32) -> np.ndarray:
@@ -183,9 +211,6 @@ def make_tables(
 
     def of_jobs(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in layout.schedules]
-
-    def per_run(values: Sequence[float], dtype: Any = real) -> np.ndarray:
-        return padded(np.asarray(values), shape.runs, dtype, fill=1)
 
     def of_writes(values: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
         first_job = np.cumsum([0, *(len(one) for one in values[:-1])])
@@ -197,11 +222,8 @@ def make_tables(
     if feed is not None:
         offset = padded(feed.offset, shape.positions, np.int64)
     owner = [np.int64(r) * shape.num_clients + c for r, c in enumerate(client)]
-    columns = {
-        "hyper": {name: per_run([h[name] for h in hyper]) for name in hyper[0]},
-        "norm_limit": per_run(norm_limit),
-        "updates": per_run([int(one.sum()) for one in applied], np.int32),
-        "server_steps": per_run([int(s.closes.sum()) for s in layout.schedules], np.int32),
+    probing = _probing(probes, data, client, applied, column) if any(probes) else ()
+    return {
         "run": padded(layout.run, shape.positions, np.int32),
         "client": column(client),
         "owner": column(owner),
@@ -228,12 +250,8 @@ def make_tables(
         "write_version": of_writes([s.version for s in layout.schedules], np.int32),
         "write_steps": of_writes([s.local_steps for s in layout.schedules], np.int32),
         "write_weight": of_writes([d.size[s.client] for d, s in zip(data, layout.schedules)], real),
+        "probing": probing,
     }
-    probing = _probing(probes, data, client, applied, column) if any(probes) else ()
-    spare = [keys[0]] * (shape.runs - len(keys))
-    return DeviceTables(
-        **to_devices(columns | pool | {"key": jnp.stack([*keys, *spare]), "probing": probing}, sharding)
-    )
 
 
 def corrupt(schedule: Schedule) -> np.ndarray:

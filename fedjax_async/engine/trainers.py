@@ -38,10 +38,18 @@ class Trainers:
         # train may find none to go on with, and the run hangs
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
+    def on(self, tables: Any) -> None:
+        """Train from other tables from now on."""
+        self._tables = tables
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 

@@ -49,6 +49,10 @@ class Watcher:
         self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
         self.ends: dict[int, tuple[int, Params]] = {}  # the same of the evaluation that stopped the run
 
+    def follow(self, points: Points) -> None:
+        """The points of the only run, as far as they are known by now."""
+        self._points = [points]
+
     def wants_model(self, run: int) -> bool:
         """Whether the model of a run's next evaluation may be needed."""
         observer = self._observers[run]

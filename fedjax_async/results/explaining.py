@@ -15,12 +15,14 @@ import numpy as np
 from fedjax_async import check, disk, home
 from fedjax_async.config import Settings, execute
 from fedjax_async.config.concerns import without_effect
-from fedjax_async.config.experiment import built, planned, resolve
+from fedjax_async.config.experiment import Resolved, built, planned, resolve
+from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, from_dict
 from fedjax_async.config.watching import Watch
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.attribution import divided, is_shared, make_attribution
 from fedjax_async.engine.components import Components, facts_of, rule_of
+from fedjax_async.engine.evaluation import Points, evaluation_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import Progress
 from fedjax_async.results import files
@@ -31,7 +33,7 @@ from fedjax_async.results.simulation import precision
 from fedjax_async.results.store import MANIFEST, flatten, load, require_folder
 from fedjax_async.results.swings import swings
 from fedjax_async.results.tables import write
-from fedjax_async.types import FederatedData, Run
+from fedjax_async.types import FederatedData, Run, Schedule
 
 PROBE = "explain"
 ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
@@ -153,7 +155,7 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     x, y = (np.asarray(values[chosen]) for values in pool)
     classes = data.num_classes if np.issubdtype(y.dtype, np.integer) and y.ndim == 1 else None
     groups = classes if classes is not None and classes <= MOST_CLASSES else None
-    schedule, points = planned(resolved)
+    schedule, points = _plan_of(run, resolved)
     facts = facts_of(schedule)
     probe = make_attribution(components, facts, (x, y), groups)
     experiment = built(resolved, schedule, points, {PROBE: probe})
@@ -163,6 +165,13 @@ def _repeated(run: Run, settings: Settings, part: str | None, examples: int, pro
     finally:
         meter.close()
     return _explanation(run, again, components, facts, part, () if groups is None else np.bincount(y, minlength=groups))
+
+
+def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, Points]:
+    """The schedule of the run and its evaluations: planned again, or the one that its policy has made."""
+    if resolved.settings.policy is None:
+        return planned(resolved)
+    return run.schedule, evaluation_points(run.schedule, every_of(resolved.settings))
 
 
 def _quiet(report: Progress) -> Progress:

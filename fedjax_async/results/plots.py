@@ -57,6 +57,7 @@ def gantt(
     until: float | None = None,
     *,
     used: np.ndarray | None = None,
+    scores: np.ndarray | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
     """Who trains when: one row per client, a bar per job from dispatch to upload, coloured by staleness.
@@ -64,6 +65,8 @@ def gantt(
     A tick marks the moment at which the server applies the upload; the upload of a grey bar is never applied. ``used``:
     which arrivals are applied (default: all), ``run.updates["used"]`` of a run; a grey bar is what is not. A thin
     line is idle time: the client has no job. Marks at the upper edge, and pale lines if they are few, are server steps.
+    ``scores``: a number a job, in order of dispatch, written on its bar, such as that for which a policy chose it,
+    ``run.probes["chosen"]["score"]``; NaN is not written.
     If only a part of the clients or of the time is shown, the text above says so.
     ``clients``: how many (the first ones) or which. ``until``: virtual seconds shown (default: enough for about eight
     jobs per client).
@@ -86,6 +89,10 @@ def gantt(
     check.require(applied.shape == schedule.job.shape, "used", applied.shape, f"bool[{len(schedule.job)}], of arrivals")
     figure, axes = canvas.new(7.0, 1.1 + 0.24 * max(len(rows), 6), drawing)
     grey = _draw_jobs(figure, axes, schedule, rows, until, applied)
+    if scores is not None:
+        allowed = f"one number a job, [{len(schedule.client)}]"
+        check.require(np.shape(scores) == schedule.client.shape, "scores", np.shape(scores), allowed)
+        _write_scores(axes, schedule, rows, until, np.asarray(scores))
     idle = _draw_idle(axes, schedule, rows, until)
     steps = _draw_steps(axes, schedule, until)
     shown = {"grey: never applied": grey, "thin line: idle": idle, "marks above: server steps": steps}
@@ -169,6 +176,19 @@ def idle_time(schedule: Schedule, client: int, until: float) -> np.ndarray:
     end = np.minimum(np.concatenate([schedule.dispatch_time[jobs], [until]]), until)
     gaps = np.stack([begin, end], axis=1)
     return gaps[gaps[:, 1] > gaps[:, 0]]
+
+
+def _write_scores(axes: Axes, schedule: Schedule, rows: list[int], until: float, scores: np.ndarray) -> None:
+    """The number of each job at the beginning of its bar."""
+    from matplotlib import patheffects  # noqa: PLC0415 (an extra)
+
+    outline = [patheffects.withStroke(linewidth=1.5, foreground="white")]  # readable on dark bars too
+    place = {client: row for row, client in enumerate(rows)}
+    for job in _window(schedule, rows, until):
+        if np.isfinite(scores[job]):
+            where = schedule.dispatch_time[job], place[int(schedule.client[job])]
+            text = f" {scores[job]:.3g}"
+            axes.text(*where, text, fontsize=6, va="center", clip_on=True, path_effects=outline)
 
 
 def _draw_idle(axes: Axes, schedule: Schedule, rows: list[int], until: float) -> bool:

@@ -132,7 +132,7 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"version": [0, 0, 0, 1]}, r"schedule\.version\[2\] = 0: must be the count of steps closed before"),
         ({"step": [0, 1, 2]}, r"schedule\.step\[2\] = 2"),
         ({"outcome": [0, 0, 0, 0]}, r"schedule\.outcome\[2\] = 0: must be APPLIED or LATE for arrivals"),
-        ({"outcome": [0, 0, 77, 0]}, r"schedule\.outcome\[2\] = 77: must be from 0 to 9"),
+        ({"outcome": [0, 0, 77, 0]}, r"schedule\.outcome\[2\] = 77: must be from 0 to 10"),
         ({"outcome": [0, 0]}, r"schedule\.outcome: has length 2"),
         ({"freed_time": [1, 2, 0.5, 5]}, r"schedule\.freed_time\[2\] = 0\.5"),
         ({"copies": [0, -1, 0, 0]}, r"schedule\.copies\[1\] = -1"),

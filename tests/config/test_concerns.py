@@ -30,7 +30,7 @@ GIVEN = {
     "stop_at": 0.5, "patience": 2, "per_client": True, "global_tests": "ends", "metrics": "macro_f1",
     "train_loss": True, "train_examples": 9, "fine_tune": 1, "energy": "flat", "engine": "reference",
     "max_width": 2, "lanes": 2, "batching": "vmap", "devices": 1, "memory_limit": "1GB", "slots": "bfloat16",
-    "fixed_steps": True, "waves_per_call": 2,
+    "fixed_steps": True, "waves_per_call": 2, "policy": "uniform",
     "remat": True, "checkpoint": 2, "on_bad": "raise",
 }  # fmt: skip
 BESIDE = {"late": {"timeout": 9.0}}  # what a setting needs, to be given at all
@@ -50,6 +50,7 @@ USES = {
     "sweep": lambda given: plan_groups([settings(given)]),
     "trajectory": lambda given: trajectory(settings(given)),
     "own_client": lambda given: settings_from(None, {"updates": 4, "client": CLIENT, **given}),
+    "adaptive": lambda given: resolved(settings(given, policy="uniform")),
     "dealt": lambda given: data_of(settings({**given, "dataset": DEALT})),
 }
 REFUSED = [(use, name) for use in USES for name in without_effect(use)]
@@ -88,6 +89,6 @@ def test_explain_leaves_out_what_does_not_change_the_run():
 
 
 def test_a_row_without_a_mark_for_each_use_is_no_table():
-    for wrong in ("x", "x " * 9, "y x x x x x x x"):
+    for wrong in ("x", "x " * 10, "y x x x x x x x"):
         with pytest.raises(ValueError, match=r"zip|marks of mine"):
             concerns._read(f"{concerns.TABLE}\nmine tuned {wrong}")

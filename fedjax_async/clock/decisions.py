@@ -1,0 +1,184 @@
+"""Decisions during a run: the planner asks here, the run is executed up to that moment, and the policy answers.
+
+The planner of an adaptive run is that of a planned one (``timing.py``). Where it comes to a decision it calls
+:class:`Decisions`, which lets the *executor* train and apply all that is planned so far, and hands the policy what
+was observed. So the state of the planner is that of a Python function in its middle. A run that was cut off is
+planned again from the start, with the observations of its checkpoint in the place of training.
+"""
+
+from __future__ import annotations
+
+import time as clock_time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedjax_async import check
+from fedjax_async.clock.record import Record
+from fedjax_async.clock.views import Choice, Finished, Policy, View
+from fedjax_async.types import Schedule
+
+
+class Ended(Exception):
+    """The run is stopped before its budget is spent."""
+
+
+class Executor(Protocol):
+    """What trains: an engine, or a stand-in."""
+
+    def advance(self, record: Record) -> Mapping[str, np.ndarray]:
+        """Train and apply all arrivals of ``record``; the observed columns of those not returned before."""
+
+    def finished(self, record: Record, job: int) -> tuple[float, int]:
+        """Train a job that is under way; norm and bits of its upload."""
+
+    def losses(self, clients: np.ndarray) -> np.ndarray:
+        """The mean loss of the present model on each client's examples."""
+
+    def scores(self) -> Mapping[str, Any]:
+        """The newest evaluation, empty if there is none."""
+
+
+class Table:
+    """Equally long columns that grow."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, np.ndarray] = {}
+        self._length = 0
+
+    def append(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Add rows, of the same columns every time."""
+        count = len(next(iter(rows.values())))
+        for name, values in rows.items():
+            held = self._held.get(name)
+            if held is None or self._length + count > len(held):
+                longer = np.zeros((max(64, 2 * (self._length + count)), *values.shape[1:]), values.dtype)
+                longer[: self._length] = 0 if held is None else held[: self._length]
+                held = self._held[name] = longer
+            held[self._length : self._length + count] = values
+        self._length += count
+
+    def __len__(self) -> int:
+        return self._length
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The rows so far."""
+        return {name: held[: self._length] for name, held in self._held.items()}
+
+
+class Decisions:
+    """Asks a policy, in order of virtual time, and keeps what it decided.
+
+    ``seconds``: real time that the policy took, with the losses that it asked clients for. ``tables`` are what it
+    decided: ``chosen``, with update, client, time and score of each client that it sent off, and ``buffer``, with
+    update, time and size of each buffer.
+    """
+
+    def __init__(self, policy: Policy, executor: Executor) -> None:
+        self.policy, self._executor = policy, executor
+        self._asked: Any = policy  # whoever asks knows that it decides
+        self.record: Any = None  # the planner's, as soon as there is one
+        self.looks, self.seconds = 0, 0.0
+        self._arrivals, self._chosen, self._buffers = Table(), Table(), Table()
+        self._view = View(0.0, 0, {}, {}, executor.losses)
+        self._arrivals.append(_nothing(policy))
+
+    @property
+    def asks(self) -> bool:
+        """Whether the policy decides about uploads, once their jobs are trained."""
+        return self.policy.sends is not None or self.policy.sizes
+
+    @property
+    def tables(self) -> dict[str, dict[str, np.ndarray]]:
+        """What was decided, a table a kind; only the kinds that the policy decides."""
+        found = {"chosen": (self.policy.choose, self._chosen), "buffer": (self.policy.buffer, self._buffers)}
+        return {name: table.columns() for name, (decided, table) in found.items() if decided is not None}
+
+    def look(self, record: Record, time: float) -> None:
+        """Execute the plan so far, and see what came of it, unless the last look was fewer than ``every`` arrivals ago.
+
+        Raises ``Ended`` if the run is stopped.
+        """
+        if self.looks and record.applied - len(self._view.arrivals["client"]) < self.policy.every:
+            self._view = self._view._replace(time=time)
+            return
+        self._advance(record)
+        self._view = View(time, record.closed, self._arrivals.columns(), self._executor.scores(), self._executor.losses)
+
+    def _advance(self, record: Record) -> None:
+        self.record, self.looks = record, self.looks + 1
+        known = len(self._arrivals)
+        rows = dict(self._executor.advance(record))
+        if record.applied > known:
+            self._arrivals.append(_observed(record, known) | rows)
+
+    def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]:
+        """The clients that train next, ascending, at most ``count``; ``alone``: none is under way.
+
+        Raises ``ValueError`` for a choice that is none.
+        """
+        begin = clock_time.perf_counter()
+        choice = self._asked.choose(self._view, idle, count)
+        self.seconds += clock_time.perf_counter() - begin
+        clients, scores = _checked(choice, idle, count, alone)
+        order = np.argsort(clients)
+        clients, scores = clients[order], scores[order]
+        update = np.full(len(clients), self.record.applied, np.int64)
+        moment = np.full(len(clients), self._view.time)
+        self._chosen.append({"update": update, "client": clients, "time": moment, "score": scores})
+        return list(map(int, clients))
+
+    def size(self, most: int) -> int:
+        """How many uploads make the next server step; ``ValueError`` unless 1 .. ``most``, those under way."""
+        begin = clock_time.perf_counter()
+        size = self._asked.buffer(self._view)
+        self.seconds += clock_time.perf_counter() - begin
+        check.whole("policy.buffer(view)", size)
+        size = min(int(size), most)
+        update, moment = np.array([self.record.applied]), np.array([self._view.time])
+        self._buffers.append({"update": update, "time": moment, "size": np.array([size])})
+        return size
+
+    def upload(self, record: Record, job: int, number: int, time: float) -> int | None:
+        """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if the client keeps it."""
+        self.look(record, time)
+        norm, bits = self._executor.finished(record, job)
+        begin = clock_time.perf_counter()
+        finished = Finished(record.client[job], number, norm, bits)
+        sends = self.policy.sends is None or bool(self.policy.sends(self._view, finished))
+        self.seconds += clock_time.perf_counter() - begin
+        return -(-bits // 8) if sends else None
+
+    def schedule(self) -> Schedule:
+        """What is planned so far."""
+        return self.record.schedule()
+
+
+_TYPES: dict[str, Any] = {"client": np.int64, "staleness": np.int64, "accepted": np.bool_}
+
+
+def _nothing(policy: Policy) -> dict[str, np.ndarray]:
+    names = ["client", "time", "seconds", "staleness", "weight", "upload_norm", "accepted"]
+    names += ["loss", "rms_loss"] if policy.loss else []
+    return {name: np.zeros(0, _TYPES.get(name, np.float64)) for name in names}
+
+
+def _observed(record: Record, first: int) -> dict[str, np.ndarray]:
+    """What the clock knows of the arrivals from ``first`` on."""
+    found = record.extension(len(record.client), first)
+    client, sent, upload = (np.array([column[job] for job in found.job]) for column in
+                            (record.client, record.dispatch_time, record.upload_time))  # fmt: skip
+    return {"client": client, "time": found.time, "seconds": upload - sent, "staleness": found.staleness}
+
+
+def _checked(choice: Any, idle: np.ndarray, count: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
+    field, allowed = "policy.choose(view, idle, count)", "a Choice(clients, scores)"
+    check.kind(field, choice, Choice, allowed)
+    clients, scores = np.asarray(choice.clients), np.asarray(choice.scores, np.float64)
+    check.require(clients.ndim == 1 and scores.shape == clients.shape, field, choice, f"{allowed} of equal length")
+    distinct = len(np.unique(clients)) == len(clients) and bool(np.isin(clients, idle).all())
+    check.require(distinct, field, clients.tolist(), "different clients among the idle ones")
+    least = 1 if alone else 0
+    check.require(least <= len(clients) <= count, field, clients.tolist(), f"between {least} and {count} clients")
+    return clients.astype(np.int64), scores

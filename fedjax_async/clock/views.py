@@ -1,0 +1,72 @@
+"""The contract of policies: what they know before a run, what they see during it, and what they may decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Prior(NamedTuple):
+    """What a server knows of its clients before the run."""
+
+    num_clients: int
+    examples: np.ndarray  # int64[N]
+    seconds: np.ndarray  # float64[N], how long a job takes, as far as a device's model tells: the mean of eight
+    local_steps: np.ndarray  # int64[N], of a job
+    seed: int
+
+
+class View(NamedTuple):
+    """What the server has seen at a look.
+
+    ``arrivals``, equally long columns, a row an applied upload in order: client, time, seconds (from the dispatch to
+    the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss`` also
+    loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the model
+    that it started from. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``: the mean
+    loss of the server's present model on the examples of each of these clients, float64.
+    """
+
+    time: float
+    step: int  # server steps closed
+    arrivals: Mapping[str, np.ndarray]
+    scores: Mapping[str, Any]
+    losses: Callable[[np.ndarray], np.ndarray]
+
+
+class Finished(NamedTuple):
+    """What a client knows of its job once it is trained, before it uploads anything."""
+
+    client: int
+    number: int  # earlier jobs of this client
+    norm: float  # of the upload
+    bits: int  # of the upload as a message, 0 if uploads are not compressed
+
+
+class Choice(NamedTuple):
+    """Clients that train next, and the number for which each was chosen, for the record."""
+
+    clients: np.ndarray
+    scores: np.ndarray
+
+
+class Policy(NamedTuple):
+    """What is decided by looking; ``None`` leaves a decision to the timing policy.
+
+    ``choose(view, idle, count)``: which of the ``idle`` clients (ascending) train next, at most ``count`` of them and
+    at least one if none is under way. ``buffer(view)``: how many uploads make the next server step.
+    ``sends(view, finished)``: whether a client uploads what it has trained. ``sizes``: uploads take the time of their
+    true bytes. ``loss``: the policy reads the columns loss and rms_loss. ``every``: arrivals between two looks, at
+    least; the decisions between them are made from the older view.
+    """
+
+    choose: Callable[[View, np.ndarray, int], Choice] | None = None
+    buffer: Callable[[View], int] | None = None
+    sends: Callable[[View, Finished], bool] | None = None
+    sizes: bool = False
+    loss: bool = False
+    every: int = 1
+
+
+PolicyModel = Callable[[Prior], Policy]

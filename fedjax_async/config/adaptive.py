@@ -1,0 +1,323 @@
+"""Adaptive runs: an experiment whose plan is made while it runs, by a policy that looks at it.
+
+Before the run a *nominal* plan is made, in which the policy decides nothing. It checks all that a planned run checks
+before anything is compiled, and tells how large the run will be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from fedjax_async import check
+from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency, energy
+from fedjax_async.clock import bind_policy as bind
+from fedjax_async.config import contracts, own
+from fedjax_async.config.resolving import every_of
+from fedjax_async.config.settings import Settings
+from fedjax_async.engine.adaptive import WavesExecutor
+from fedjax_async.engine.adaptive_reference import ReferenceExecutor
+from fedjax_async.engine.components import (
+    Components,
+    bound,
+    gradients_of,
+    row_of,
+    rule_of,
+    shapes_of_server,
+    waits_for_close,
+)
+from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.outset import OBSERVED, Outset, Plan
+from fedjax_async.engine.record import EngineOutcome, make_run
+from fedjax_async.local import part_mean
+from fedjax_async.server import check_capacity, closed
+from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Model, Params, Probe, Request, Run, Schedule
+
+if TYPE_CHECKING:
+    from fedjax_async.config.experiment import Experiment, Resolved
+
+EXECUTORS = {"waves": WavesExecutor, "reference": ReferenceExecutor}
+JOBS = 8  # of which the mean is taken for what a server knows of a client's speed
+Replan = Callable[[Decisions], Schedule]
+
+
+class _Live:
+    """What becomes of an adaptive run: its plan as far as it is known, and in the end its schedule."""
+
+    def __init__(self) -> None:
+        self.plan: Any = None  # Plan
+        self.schedule: Any = None  # Schedule
+
+
+class AdaptiveExperiment(NamedTuple):
+    """A run with a policy that is ready to start: nothing has been compiled or trained yet.
+
+    Its methods are those of ``Experiment``; before it runs, schedule and points are those of the ``nominal`` plan.
+    """
+
+    settings: Settings
+    nominal: Experiment
+    policy: PolicyModel
+    prior: Prior
+    replan: Replan
+    facts: Facts
+    live: _Live
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The settings as results keep them."""
+        return self.nominal.described
+
+    @property
+    def components(self) -> Components:
+        """Server, client, model and data."""
+        return self.nominal.components
+
+    @property
+    def params(self) -> Params:
+        """The parameters at the start."""
+        return self.nominal.params
+
+    @property
+    def key(self) -> Key:
+        """The root of learning's chance."""
+        return self.nominal.key
+
+    @property
+    def probes(self) -> Mapping[str, Any]:
+        """The user's probes."""
+        return self.nominal.probes
+
+    @property
+    def norm_limit(self) -> float:
+        """Uploads of a larger norm are rejected."""
+        return self.nominal.norm_limit
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule, nominal until the run is over."""
+        return self.nominal.schedule if self.live.schedule is None else self.live.schedule
+
+    @property
+    def points(self) -> Points:
+        """The evaluations, as far as they are decided; nominal before the run."""
+        return self.nominal.points if self.live.plan is None else self.live.plan.points
+
+    @property
+    def complete(self) -> bool:
+        """Whether all evaluations are decided."""
+        return self.live.plan is not None and self.live.plan.complete
+
+    @property
+    def total(self) -> int:
+        """The arrivals of the nominal plan."""
+        return self.nominal.total
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
+        return self.nominal.counts() if self.live.plan is None else self.live.plan.counts()
+
+    def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What an engine found at an evaluation, as the results have it."""
+        return self.nominal.columns(row, scores)
+
+    def shared(self) -> tuple[Any, ...]:
+        """What must be equal for two runs to share programs."""
+        return self.nominal.shared()
+
+    def run(self, **options: Any) -> EngineOutcome:
+        """Run it on the engine of its settings; ``options``: those of its executor."""
+        e, s = self.nominal, self.settings
+        plan = self.live.plan = Plan(every_of(s), s.time)
+        self.live.schedule = None
+        policy = self.policy(self.prior)
+        probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(e.components.model))} if policy.loss else {})
+        outset = Outset(
+            components=e.components,
+            nominal=e.schedule,
+            facts=self.facts,
+            local_steps=self.prior.local_steps,
+            params=e.params,
+            key=e.key,
+            plan=plan,
+            in_flight=in_flight(e.schedule),
+            asks=policy.sends is not None or policy.sizes,
+            all_arrive=all_arrive(s, policy),
+            probes=probes,
+            measures=e.measures,
+            per_client=s.per_client,
+            norm_limit=e.norm_limit,
+        )
+        executor: Any = EXECUTORS[s.engine](outset, **options)
+        decisions = Decisions(policy, executor)
+        schedule = self.live.schedule = self.replan(decisions)
+        spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
+        outcome = executor.finish(decisions.record, schedule, spent)
+        seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
+        return outcome._replace(counters=outcome.counters | seconds, probes=dict(outcome.probes) | decisions.tables)
+
+    def recorded(self, outcome: EngineOutcome) -> Run:
+        """The tables of the run from what the engine returned."""
+        e, schedule, plan = self.nominal, self.live.schedule, self.live.plan
+        options: dict[str, Any] = {"waits": waits_for_close(e.components)}
+        options["gradients"] = gradients_of(e.components, schedule)
+        if self.settings.energy is not None:
+            options["devices"] = energy.bind(self.settings.energy, schedule.num_clients, self.settings.seed)
+        return make_run(e.described, schedule, plan.points, outcome, e.traffic, **options)
+
+
+def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExperiment:
+    """The adaptive run of a nominal one; ``ValueError`` for what cannot adapt.
+
+    ``replan(decisions)``: plans the run, asking ``decisions``.
+    """
+    s, components = run.settings, run.components
+    allowed = "a timing of the package: one of your own asks no policy"
+    check.require(not contracts.has_own_timing(s), "timing", str(s.timing or s.method), allowed)
+    data = components.data
+    check.require(not data.streamed, "dataset", s.dataset, "one that fits into memory, in a run with a policy")
+    model = policy_of(s)
+    prior = Prior(
+        num_clients=len(data.size),
+        examples=np.asarray(data.size, np.int64),
+        seconds=_seconds(run),
+        local_steps=np.asarray(run.local_steps, np.int64),
+        seed=s.seed,
+    )
+    policy = checked_policy(model, prior)
+    allowed = "left out, or given with compress: uploads that are not compressed all have the same bytes"
+    check.require(not policy.sizes or s.compress is not None, "policy", str(s.policy), allowed)
+    if policy.buffer is not None:
+        longest = nominal.schedule._replace(step=np.zeros(in_flight(nominal.schedule), np.int64))
+        check_capacity(shapes_of_server(components, run.shapes, Facts(len(data.size)))[0], longest)
+    for name in (OBSERVED, "chosen", "buffer"):
+        check.require(name not in nominal.probes, "probe name", name, "another: a policy's own table has this one")
+    _try(replan, policy)
+    every = bool(np.all(nominal.schedule.closes)) and policy.buffer is None and s.faults is None
+    facts = Facts(len(data.size), every, s.updates or 0, s.server_steps or 0)
+    only_updates = s.time is None and s.server_steps is None
+    only_steps = s.time is None and s.updates is None
+    used = _totals_used(components, run.shapes)
+    for field, needed, known in zip(("updates", "server_steps"), used, (only_updates, only_steps)):
+        allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
+        check.require(not needed or known, "method", str(s.method), allowed)
+    return AdaptiveExperiment(s, nominal, model, prior, replan, facts, _Live())
+
+
+def checked_policy(model: Any, prior: Prior) -> Policy:
+    """What a policy model makes of what is known beforehand; ``ValueError`` if it is no policy."""
+    contract = own.KINDS["policy"]
+    contracts.fits(callable(model), "policy", model, contract)
+    try:
+        found = model(prior)
+    except ValueError:
+        raise
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"policy: must be {contract}; it raised {type(error).__name__}: {line}") from error
+    contracts.fits(isinstance(found, Policy), "policy", found, contract)
+    policy: Policy = found
+    for name in ("choose", "buffer", "sends"):
+        function = getattr(policy, name)
+        check.require(function is None or callable(function), f"policy.{name}", own.shown(function), "a function")
+    for name in ("sizes", "loss"):
+        check.kind(f"policy.{name}", getattr(policy, name), bool, "True or False")
+    check.whole("policy.every", policy.every)
+    return policy
+
+
+def policy_of(s: Settings) -> PolicyModel:
+    """The policy model that the settings name, or their object."""
+    given = own.thing_of("policy", s.policy)
+    return bind(str(s.policy)) if given is None else given
+
+
+def in_flight(schedule: Schedule) -> int:
+    """The most jobs under way at a time."""
+    return int(concurrency(schedule)[1].max(initial=1))
+
+
+def all_arrive(s: Settings, policy: Policy) -> bool:
+    """Whether every job's upload is applied, sooner or later."""
+    conditions = (s.availability, s.faults, s.timeout, s.max_staleness)
+    return all(value is None for value in conditions) and policy.sends is None
+
+
+def _seconds(run: Resolved) -> np.ndarray:
+    """What a server knows of its clients' speed: the mean time of some jobs; float64[N]."""
+    count = len(run.components.data.size)
+    delays = run.delay(count, run.settings.seed)
+    sizes = (np.asarray(run.local_steps, np.int64)[:, None], run.traffic.down, run.traffic.up)
+    seconds: np.ndarray = delays.durations(np.arange(count)[:, None], np.arange(JOBS), *sizes).mean(axis=1)
+    return seconds
+
+
+class _Nothing:
+    """An executor that ends the run at the first look."""
+
+    def advance(self, record: Any) -> Any:
+        raise Ended
+
+    def finished(self, record: Any, job: int) -> Any:
+        raise Ended
+
+    def losses(self, clients: np.ndarray) -> Any:
+        raise Ended
+
+    def scores(self) -> Any:
+        raise Ended
+
+
+def _try(replan: Replan, policy: Policy) -> None:
+    """``ValueError`` if the timing cannot ask this policy."""
+    with contextlib.suppress(NothingArrives):  # it ended at once
+        replan(Decisions(policy, _Nothing()))
+
+
+def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
+    """Whether the rule uses the updates, or the server steps, that the whole run will have."""
+    data, hyper = components.data, components.hyper
+
+    def outputs(updates: Array, steps: Array, params: Params, key: Key, pool: Any) -> Any:
+        zero, real = jnp.int32(0), jnp.zeros((), jnp.result_type(float))
+        rule = rule_of(components.server, hyper, Facts(len(data.size), False, updates, steps))
+        state, memory = rule.init(params)
+        message = rule.dispatch(state, memory, Request())[0]._replace(version=zero, local_steps=zero)
+        client = bound(components.client, hyper)
+        kept = client.init(params)
+        x, y = pool
+        own_part = ClientData(x, y, jnp.zeros(1, jnp.int32), zero, zero + 1)
+        upload, _ = client.finish(client.begin(key, message, kept, own_part), message, kept)
+        arrival = Arrival(
+            upload, message.params, zero, real, zero, real, jnp.bool_(True), zero, message.extra, key, zero > 0
+        )
+        state, memory, info = rule.receive(state, memory, arrival)
+        state, memory = closed(rule, state, memory)
+        return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
+
+    count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
+    traced = jax.make_jaxpr(outputs)(count, count, params, jax.eval_shape(jax.random.key, 0), pool).jaxpr
+    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return used[0], used[1]
+
+
+@lru_cache(maxsize=16)
+def observed_loss(model: Model) -> Callable[..., dict[str, Array]]:
+    """The probe of a client's losses under the model that it started from: loss, and rms_loss."""
+
+    def observed(state: Any, memory: Any, arrival: Any, parts: Any) -> dict[str, Array]:
+        def measure(x: Array, y: Array) -> tuple[Array, Array]:
+            loss = model.loss(model.apply(arrival.start, x), y)
+            return loss, jnp.square(loss)
+
+        loss, square = part_mean(measure, parts.train)
+        return {"loss": loss, "rms_loss": jnp.sqrt(square)}
+
+    return observed

@@ -1,0 +1,280 @@
+"""Execute a plan that is still being made, in waves: the fast engine of adaptive runs.
+
+The planner calls :class:`WavesExecutor` whenever the server looks. What the plan has gained since then is an extension
+(``extension.py``): its tables go to the device, its jobs are trained by the same programs as those of a planned run
+(``growing_stack.py``), and what was recorded comes back (``told.py``), which is what the look waits for.
+
+A checkpoint also holds all that the planner was told. A run that goes on from it is planned again from the start, and
+told the same, until the device takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time as clock_time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_async.clock import Ended, Record
+from fedjax_async.engine.checkpoint import Keeper, Snapshot
+from fedjax_async.engine.components import bound, rule_of, shapes_of_server
+from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.extension import Growing, Work
+from fedjax_async.engine.growing_stack import GrowingStack, Held
+from fedjax_async.engine.outset import Outset
+from fedjax_async.engine.probes import described
+from fedjax_async.engine.record import EngineOutcome, Progress, refuse
+from fedjax_async.engine.run import OTHER_PROGRAMS
+from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.stack import default_batching, default_lanes, default_width, make_member
+from fedjax_async.engine.told import Told
+from fedjax_async.engine.watching import Observer, Watcher
+from fedjax_async.types import Schedule
+
+AHEAD = 3  # full waves of uploads that may wait in the stores
+
+
+class WavesExecutor:
+    """Trains an adaptive run in waves. The options are those of ``run_waves``, the methods of ``clock.Executor``.
+
+    ``seconds``: what the host's looks took, beside training, evaluating and compiling.
+    """
+
+    def __init__(
+        self,
+        outset: Outset,
+        *,
+        on_bad: str = "reject",
+        max_width: int | None = None,
+        lanes: int | None = None,
+        batching: str | None = None,
+        progress: Progress | None = None,
+        keeper: Keeper | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self._o, self._on_bad, self._progress, self._keeper = outset, on_bad, progress, keeper
+        components, params, start = outset.components, outset.params, Points(np.zeros(1, np.int64), np.zeros(1))
+        batching = batching or default_batching()
+        width = default_width(params) if max_width is None else max_width
+        lanes = default_lanes() if lanes is None else lanes
+        given = (params, outset.key, start, outset.norm_limit, outset.probes, outset.measures)
+        member = make_member(components, outset.nominal, *given)
+        _, memory = shapes_of_server(components, params, outset.facts)
+        kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
+        stateful = bool(jax.tree.leaves(kept))
+        ahead = outset.in_flight if outset.asks else min(outset.in_flight, AHEAD * width * lanes)
+        self._growing = Growing(
+            outset.local_steps,
+            personal=bool(jax.tree.leaves(memory)),
+            stateful=stateful,
+            batching=batching,
+            max_width=width,
+            lanes=lanes,
+            rows=width + -(-ahead // lanes),
+        )
+        probes = tuple((name, probe.function) for name, probe in member.probes.items())
+        all_applied = outset.all_arrive or not stateful
+        facts = StackFacts(len(outset.local_steps), outset.facts.every_closes, all_applied, probes)
+        models = observer is not None and observer.models
+        self._device = GrowingStack(outset, member, facts, lanes, self._growing.rows, models)
+        self._watcher, self._told = Watcher([start], [observer]), Told(member.probes)
+        self._scores: dict[tuple[int, int], dict[str, Any]] = {}
+        self._extensions, self._evaluated, self.seconds = (
+            0,
+            -1,
+            0.0,
+        )  # evaluated: after how many arrivals, the last time
+        self._snapshot: Any = None  # Snapshot, if there is a checkpoint
+        if keeper is not None:
+            keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
+            keeper.identify("probes", described(member.probes))
+            self._snapshot = keeper.restore()
+
+    # --- what the planner calls -------------------------------------------------------------------
+
+    def advance(self, record: Record) -> dict[str, np.ndarray]:
+        """Train and apply all arrivals of ``record``; what was recorded of those not returned before."""
+        self._extend(record)
+        return self._told.new_rows()
+
+    def finished(self, record: Record, job: int) -> tuple[float, int]:
+        """Train a job that is under way; norm and bits of its upload."""
+        self._extend(record, job)
+        found = self._told.past_finished()
+        if found is None:
+            lane, row = self._growing.where(job)
+            store = self._device.held.stores[lane]
+            norm, bits = jax.device_get((store.norm[row], store.info["bits"][row] if "bits" in store.info else 0))
+            found = float(norm), int(bits)
+        return self._told.finished(found)
+
+    def losses(self, clients: np.ndarray) -> np.ndarray:
+        """The mean loss of the present model on each client's examples, float64."""
+        past = self._told.past_losses(len(clients))
+        return self._told.losses(self._device.losses(clients) if past is None else past)
+
+    def scores(self) -> Mapping[str, Any]:
+        """The newest evaluation, empty if there is none."""
+        found = jax.device_get(self._scores[0, self._evaluated]) if self._evaluated >= 0 else {}
+        return {name: value[()] for name, value in found.items()}
+
+    # --- an extension -----------------------------------------------------------------------------
+
+    def _extend(self, record: Record, wanted: int | None = None, spent: bool | None = None) -> None:
+        """Execute what is new; ``spent``: nothing follows, see ``Plan.end``."""
+        begin = clock_time.perf_counter()
+        work = self._growing.extend(record, wanted)
+        self.seconds += clock_time.perf_counter() - begin
+        own, plan, device = work.layout.schedules[0], self._o.plan, self._device
+        came = work.at[:-1]
+        plan.add(own.time[came], own.closes[came])
+        if spent is not None:
+            plan.end(spent)
+        self._watcher.follow(plan.points)
+        self._extensions += 1
+        due = plan.due(work.first)
+        self._evaluated = due[-1] if due else self._evaluated
+        probes = self._told.local_probes(work)
+        if self._extensions == 1:
+            device.begin(work, probes)
+            self._read_past()
+        if self._snapshot is not None and self._extensions <= self._snapshot.groups:
+            self._repeat(work, probes)
+            return
+        device.fit(work, probes)
+        begin = clock_time.perf_counter()
+        if self._extensions > 1:
+            device.place(work, probes)
+        self.seconds += clock_time.perf_counter() - begin
+        self._execute(work, due)
+        begin = clock_time.perf_counter()
+        self._note(work)
+        self.seconds += clock_time.perf_counter() - begin
+        self._look_around(work, record)
+
+    def _execute(self, work: Work, due: list[int]) -> None:
+        """Send, train, receive and evaluate; waits for the device."""
+        layout, device = work.layout, self._device
+        carry, stores = device.held
+        if work.sends and self._extensions > 1:
+            carry = device.send(carry)
+        stops = {int(work.at[count - work.first]): count for count in due}
+        for g, group in enumerate(layout.groups):
+            low, high = int(layout.bounds[g]), int(layout.bounds[g + 1])
+            if group:
+                stores = device.train(layout, group, carry, stores)
+            changes = low + 1 + np.flatnonzero(np.diff(layout.lane[low:high]))
+            cuts = sorted({low, high, *changes.tolist(), *(stop for stop in stops if low <= stop < high)})
+            for a, b in itertools.pairwise(cuts):
+                if a in stops:
+                    self._evaluate(carry, stops.pop(a))
+                span, store = np.array([a, b], np.int32), stores[layout.lane[a]]
+                carry, _ = device.stack.programs.receive(device.tables, carry, store, span)
+        for stop in sorted(stops):
+            self._evaluate(carry, stops[stop])
+        device.held = Held(carry, stores)
+        jax.block_until_ready((carry.rejected, [store.norm for store in stores]))
+
+    def _evaluate(self, carry: Any, arrivals: int) -> None:
+        """Evaluate after so many arrivals."""
+        device = self._device
+        found = self._scores[0, arrivals] = device.evaluate(carry, self._o.plan.moment(arrivals))
+        copying = device.stack.programs.model if self._watcher.wants_model(0) else None
+        model = None if copying is None else copying(device.tables, carry.server, np.int32(0))
+        self._watcher.add((0, arrivals), found, model)
+
+    def _note(self, work: Work) -> None:
+        """Fetch and keep what was recorded."""
+        carry, stores = self._device.held
+        rows, probed = jax.device_get((carry.records, carry.probes))
+        applied, received = work.applied[: work.received], work.received
+        for name, column in rows.items():
+            rows[name] = column[:received]
+            if name not in stores[0].info:  # of jobs trained in vain only what their clients record is new
+                rows[name] = np.where(applied, rows[name], column.dtype.type(0))
+        self._told.note(work, rows, probed)
+
+    def _look_around(self, work: Work, record: Record) -> None:
+        """What does not concern learning: bad uploads, checkpoints, the progress bar, observers."""
+        refuse(self._told.rejected, self._on_bad)
+        if self._keeper is not None and self._keeper.due(record.applied) and not self._o.plan.complete:
+            self._keeper.save(record.applied, self._taken())
+        if self._progress is not None and len(work.at) > 1:
+            own = work.layout.schedules[0]
+            staleness = float(np.mean(own.staleness[work.at[:-1]]))
+            latest = float(self.scores()["accuracy"])  # that of the start at least
+            total = max(record.applied, len(self._o.nominal.job))
+            time = float(own.time[work.at[-2]])
+            self._progress(record.applied, total, time=time, staleness=staleness, accuracy=latest)
+        self._watcher.hand_over(wait=True)
+        if self._watcher.all_ended and not self._told.sizes_differ:  # else all are trained, to be counted
+            raise Ended
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def _taken(self) -> Snapshot:
+        self._watcher.hand_over(wait=True)
+        models = {place: jax.tree.leaves(model) for place, model in self._watcher.models.items()}
+        kept = jax.tree.leaves(self._device.held) + jax.tree.leaves(self._told.content())
+        leaves, scores = jax.device_get((kept, self._scores))
+        return Snapshot(self._extensions, leaves, scores, models)
+
+    def _read_past(self) -> None:
+        """What the planner was told before the checkpoint was taken."""
+        if self._snapshot is not None:
+            carry, count = self._device.held.carry, len(jax.tree.leaves(self._device.held))
+            self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
+            self._scores = dict(self._snapshot.scores)
+
+    def _repeat(self, work: Work, probes: Any) -> None:
+        """Tell an extension once more; after the last one the device takes over."""
+        self._told.repeat(work)
+        self._device.measure_up(work)
+        if self._extensions < self._snapshot.groups:
+            return
+        structure: Any = jax.tree.structure(self._device.held)
+        held = jax.tree.unflatten(structure, self._snapshot.leaves[: structure.num_leaves])
+        self._device.take_over(held, work, probes)
+        of_params = jax.tree.structure(self._o.params)
+        models = {place: jax.tree.unflatten(of_params, found) for place, found in self._snapshot.models.items()}
+        self._watcher.restore(self._scores, models)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
+        """Execute the rest of a plan that is complete; ``schedule``: all of it. See ``Plan.end`` for ``spent``."""
+        if self._watcher.all_ended and not self._told.sizes_differ:
+            self._o.plan.stop()
+        else:
+            with contextlib.suppress(Ended):
+                self._extend(record, spent=spent)
+        self._device.close()
+        o, ends, growing, compiled = self._o, self._watcher.ends, self._growing, self._device.stack.programs
+        rows = ends[0][0] + 1 if 0 in ends else len(o.plan.points.time)
+        scores = jax.device_get([self._scores[0, int(position)] for position in o.plan.points.position[:rows]])
+        rule = rule_of(o.components.server, o.components.hyper, o.facts)
+        records, in_vain, in_vain_records = self._told.records()
+        return EngineOutcome(
+            params=ends[0][1] if 0 in ends else jax.device_get(rule.params(self._device.held.carry.server)),
+            scores={name: np.stack([one[name] for one in scores]) for name in scores[0]},
+            records=records,
+            in_vain=in_vain,
+            in_vain_records=in_vain_records,
+            counters={
+                "waves": growing.waves,
+                "mean_width": record.applied / max(growing.waves, 1),
+                "batches": growing.batches,
+                "widths": list(growing.widths),
+                "slots": growing.slots,
+                "useful_steps": growing.useful_steps,
+                "executed_steps": growing.executed_steps,
+                "programs": len(compiled.train) + OTHER_PROGRAMS + (compiled.measure is not None),
+            },
+            probes=self._told.tables(schedule),
+            rows=rows,
+            kept=self._watcher.kept.get(0),
+        )

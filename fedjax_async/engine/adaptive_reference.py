@@ -1,0 +1,101 @@
+"""The oracle of adaptive runs: the plain event loop of ``reference.py``, up to each look of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_async.clock import Ended, Record
+from fedjax_async.engine.evaluation import Points
+from fedjax_async.engine.outset import OBSERVED, Outset
+from fedjax_async.engine.record import EngineOutcome, Progress
+from fedjax_async.engine.reference import Walk
+from fedjax_async.engine.reference_scores import scores_of_examples
+from fedjax_async.engine.watching import Observer
+from fedjax_async.types import Schedule
+
+
+class ReferenceExecutor:
+    """Trains an adaptive run one event at a time; the methods of ``clock.Executor``."""
+
+    seconds = 0.0  # its looks cost nothing beside its training
+
+    def __init__(
+        self, outset: Outset, *, on_bad: str = "reject", progress: Progress | None = None,
+        observer: Observer | None = None,
+    ) -> None:  # fmt: skip
+        self._o, o = outset, outset
+        none = np.zeros(0, np.int64)
+        self._walk = Walk(
+            o.components, o.nominal, o.params, o.key, Points(none, np.zeros(0)),
+            per_client=o.per_client, on_bad=on_bad, norm_limit=o.norm_limit, probes=o.probes, measures=o.measures,
+            progress=progress, observer=observer, facts=o.facts,
+        )  # fmt: skip
+        self._arrivals = self._told = 0
+
+    def advance(self, record: Record) -> dict[str, np.ndarray]:
+        """Train and apply all arrivals of ``record``; what was recorded of those not returned before."""
+        self._go_on(record.schedule())
+        if self._walk.is_over:
+            raise Ended
+        rows = self._walk.records[self._told :]
+        names = [name for name in rows[0] if name != "values_bits"] if rows else []
+        found = {name: np.array([np.asarray(row[name]) for row in rows]) for name in names}
+        if rows:
+            found["accepted"] = found["accepted"] & (found["weight"] != 0)
+        if OBSERVED in self._walk.probing.seen:
+            seen = self._walk.probing.seen[OBSERVED][self._told :]
+            found |= {name: np.array([row[name] for row in seen]) for name in (seen[0] if seen else {})}
+        self._told += len(rows)
+        return found
+
+    def finished(self, record: Record, job: int) -> tuple[float, int]:
+        """Train a job that is under way; norm and bits of its upload."""
+        self._go_on(record.schedule())
+        left = self._walk.run.early[job] = self._walk.run.trained(job)
+        return float(left[2]), int(left[4].get("bits", 0))
+
+    def losses(self, clients: np.ndarray) -> np.ndarray:
+        """The mean loss of the present model on each client's examples, float64."""
+        run, data = self._walk.run, self._o.components.data
+        measure = scores_of_examples(self._o.components.model, bool(np.issubdtype(data.y.dtype, np.integer)))
+
+        def one(who: int) -> float:
+            rows = np.asarray(data.order)[data.offset[who] : data.offset[who] + data.size[who]]
+            loss, _ = measure(run.params(), data.x[rows], data.y[rows])
+            return float(np.mean(np.asarray(loss), dtype=np.float64))
+
+        return np.array([one(int(who)) for who in clients])
+
+    def scores(self) -> Mapping[str, Any]:
+        """The newest evaluation, empty if there is none."""
+        return jax.device_get(self._walk.scores[-1]) if self._walk.scores else {}
+
+    def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
+        """Execute the rest of a plan that is complete; see ``WavesExecutor.finish``."""
+        if self._walk.is_over:
+            self._o.plan.stop()
+        else:
+            self._go_on(schedule, spent)
+        self._walk.follow(schedule, self._o.plan.points)
+        return self._walk.outcome()
+
+    def _go_on(self, schedule: Schedule, spent: bool | None = None) -> None:
+        walk, plan, first = self._walk, self._o.plan, self._arrivals
+        plan.add(schedule.time[first:], schedule.closes[first:])
+        if spent is not None:
+            plan.end(spent)
+        walk.follow(schedule, plan.points)
+        for e in range(first, len(schedule.job)):
+            walk.run.send(e)
+            walk.evaluate(e)
+            if walk.is_over:
+                return
+            walk.arrive(e, max(len(schedule.job), len(self._o.nominal.job)))
+            self._arrivals = e + 1
+        walk.run.send(len(schedule.job))
+        if plan.complete:
+            walk.evaluate(len(schedule.job))

@@ -1,0 +1,358 @@
+"""A plan that grows, as work for the device (host, NumPy): what a look of the server adds to an adaptive run.
+
+Between two looks the planner has sent some messages and applied some arrivals. These become a layout of their own,
+whose positions begin at 0. Messages and trained uploads outlive it: a start model keeps its slot until its upload is
+received, and a job that is under way may be trained before it arrives, when others are trained anyway. Then its
+upload waits in its row. So an adaptive run has as few waves as a planned one, whenever the server looks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock import Outcome, Record
+from fedjax_async.clock.record import DROPPED, NEVER_CAME
+from fedjax_async.engine.batches import Batch, Segment, segments_of
+from fedjax_async.engine.layout import Layout, MergedSlots
+from fedjax_async.types import Schedule
+
+# Outcomes after which a job can no longer arrive; of those below its client has trained it to the end.
+_THROUGH = (*NEVER_CAME, *DROPPED, Outcome.CALLED_OFF)
+_IN_VAIN = (Outcome.LOST, *DROPPED)
+
+
+@dataclasses.dataclass(slots=True)
+class OpenJob:
+    """A job whose start model is kept."""
+
+    job: int
+    client: int
+    number: int
+    steps: int
+    time: float  # of its dispatch
+    version: int
+    corrupt: bool
+    message: int  # what it starts from: its version, or the job itself if messages are personal
+    sent: int  # local position of its dispatch
+    lane: int = -1
+    row: int = -1  # of its lane's store, once it is trained
+
+
+class Work(NamedTuple):
+    """What the device does for an extension.
+
+    The first ``received`` positions of ``layout`` are received; those after them belong to jobs under way that are
+    trained ahead. ``layout.groups[g]`` is trained before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
+    received.
+    """
+
+    layout: Layout
+    received: int
+    applied: np.ndarray  # bool[E'], false: trained in vain
+    jobs: np.ndarray  # int64[received]
+    first: int  # arrivals applied before
+    at: np.ndarray  # int64[n + 1], the local position of each of the n arrivals; last, ``received``
+    sends: bool  # whether messages leave before the first position
+
+
+class Growing:
+    """What is known of a plan so far, with the slots and rows in use.
+
+    ``personal``: messages differ from client to client. ``stateful``: clients keep a state between jobs, so that they
+    also train jobs whose uploads never arrive. ``rows``: of each lane's store of trained uploads, more than
+    ``max_width``.
+    """
+
+    def __init__(
+        self, local_steps: np.ndarray, *, personal: bool, stateful: bool, batching: str, max_width: int, lanes: int,
+        rows: int,
+    ) -> None:  # fmt: skip
+        self._local_steps, self._personal, self._stateful = local_steps, personal, stateful
+        self.batching, self.rows, self._width = batching, rows, max_width
+        powers = tuple(1 << k for k in range((max_width - 1).bit_length()))
+        self.widths = (rows,) if batching == "loop" else (*powers, max_width)
+        self._jobs = self._arrivals = 0
+        self._numbers = np.zeros(len(local_steps), np.int64)
+        self._open: dict[int, OpenJob] = {}
+        self._latest: dict[int, int] = {}  # client -> its last job
+        self._slot: dict[int, int] = {}  # message -> slot
+        self._readers: dict[int, int] = {}  # message -> jobs that start from it
+        self._free_slots: list[int] = []
+        self._free_rows = [list(range(rows)) for _ in range(lanes)]
+        self.slots = self.useful_steps = self.executed_steps = self.waves = self.batches = 0
+
+    def extend(self, record: Record, wanted: int | None = None) -> Work:
+        """What is new in ``record``; ``wanted``: a job under way that must be trained now."""
+        first, old = self._arrivals, self._jobs
+        walked = self._walk(record)
+        self._forget(record)
+        trained = _Dealt(self, walked, old, record, wanted)
+        positions = [*walked.seen, *trained.ahead]
+        layout = self._layout(walked, trained, positions)
+        applied = np.ones(len(positions), np.bool_)
+        applied[: len(walked.arrival)] = np.array(walked.arrival) >= 0
+        at = np.append(np.flatnonzero(applied[: len(walked.seen)]), len(walked.seen))
+        jobs = np.array([one.job for one in walked.seen], np.int64)
+        sends = any(position == 0 for position, _, _ in walked.writes)
+        return Work(layout, len(walked.seen), applied, jobs, first, at, sends)
+
+    def where(self, job: int) -> tuple[int, int]:
+        """Lane and row of a job that is trained and not yet received."""
+        return self._open[job].lane, self._open[job].row
+
+    # --- what is sent and received, and the slots -----------------------------------------------
+
+    def _walk(self, record: Record) -> _Walked:
+        """Go through what is new, in order."""
+        new = record.extension(self._jobs, self._arrivals)
+        walked = _Walked([], [], [], [], new.time, new.closes, new.step)
+        jobs, arriving, e = self._jobs, new.job.tolist(), 0
+        for k, after in enumerate((new.dispatched_after - self._arrivals).tolist()):
+            while e < after:
+                self._receive(walked, self._open[arriving[e]], e)
+                e += 1
+            self._dispatch(record, walked, jobs + k, int(new.client[k]), new.dispatch_time[k], int(new.version[k]))
+        for later in range(e, len(arriving)):
+            self._receive(walked, self._open[arriving[later]], later)
+        self._jobs, self._arrivals = jobs + len(new.client), self._arrivals + len(arriving)
+        return walked
+
+    def _receive(self, walked: _Walked, one: OpenJob, e: int) -> None:
+        walked.seen.append(one)
+        walked.arrival.append(e)
+        walked.slots.append(self._slot[one.message])
+        self._close(one)
+
+    def _dispatch(self, record: Record, walked: _Walked, job: int, client: int, time: float, version: int) -> None:
+        before = self._open.get(self._latest.get(client, -1))
+        if before is not None:  # its upload never came
+            if self._stateful and record.outcomes.get(before.job) in _IN_VAIN:
+                self._untrain(before)
+                self._receive(walked, before, -1)
+            else:
+                self._close(before)
+                self._untrain(before)
+        message = job if self._personal else version
+        one = OpenJob(
+            job, client, int(self._numbers[client]), int(self._local_steps[client]), time, version,
+            job in record.corrupt, message, len(walked.seen),
+        )  # fmt: skip
+        self._open[job], self._latest[client] = one, job
+        self._numbers[client] += 1
+        self._readers[message] = self._readers.get(message, 0) + 1
+        if message not in self._slot:
+            if not self._free_slots:
+                self._free_slots.append(self.slots)
+                self.slots += 1
+            self._slot[message] = self._free_slots.pop()
+            walked.writes.append((len(walked.seen), one, self._slot[message]))
+
+    def _forget(self, record: Record) -> None:
+        """Forget jobs that are over without an arrival, unless their clients still train them in vain."""
+        for job in record.outcomes.keys() & self._open.keys():
+            outcome, one = record.outcomes[job], self._open[job]
+            if outcome in _THROUGH or record.upload_time[job] == np.inf:
+                self._untrain(one)
+                if not (self._stateful and outcome in _IN_VAIN):
+                    self._close(one)
+
+    def _close(self, one: OpenJob) -> None:
+        """The slot of a job may be used by others, from the next position on."""
+        del self._open[one.job]
+        self._readers[one.message] -= 1
+        if not self._readers[one.message]:
+            del self._readers[one.message]
+            self._free_slots.append(self._slot.pop(one.message))
+
+    def _untrain(self, one: OpenJob) -> None:
+        if one.row >= 0:
+            self._free_rows[one.lane].append(one.row)
+            one.lane = one.row = -1
+
+    # --- what is trained, and the rows ------------------------------------------------------------
+
+    def batch_of(self, todo: list[OpenJob], positions: list[int], order: list[int]) -> list[Batch]:
+        """Deal jobs to the lanes, the next one to the lane with the fewest local steps; appends to ``order``."""
+        shares: list[list[tuple[OpenJob, int]]] = [[] for _ in self._free_rows]
+        loads = [0] * len(shares)
+        for one, position in zip(todo, positions, strict=True):
+            able = [k for k, free in enumerate(self._free_rows) if free and len(shares[k]) < self._width]
+            lane = min(able, key=loads.__getitem__)
+            one.lane, one.row = lane, self._free_rows[lane].pop()
+            shares[lane].append((one, position))
+            loads[lane] += one.steps
+        batches = []
+        for lane, share in enumerate(shares):
+            if not share:
+                continue
+            if self.batching == "vmap":
+                share.sort(key=lambda each: -each[0].steps)
+            steps = np.array([one.steps for one, _ in share])
+            segments = [Segment(self.rows, 0, int(steps.max()))]
+            if self.batching == "vmap":
+                segments = segments_of(steps, self.widths)
+            batches.append(Batch(lane, len(order), len(share), segments))
+            order += [position for _, position in share]
+            vmapped = sum(one.width * (one.last - one.first) for one in segments)
+            self.executed_steps += vmapped if self.batching == "vmap" else int(steps.sum())
+        self.waves, self.batches = self.waves + 1, self.batches + len(batches)
+        return batches
+
+    def room(self, *, spare: bool) -> int:
+        """How many jobs can be trained now; with ``spare``, as many as leave a full wave of rows free."""
+        free = sum(map(len, self._free_rows))
+        most = sum(min(self._width, len(rows)) for rows in self._free_rows)
+        return min(most, free - self._width * len(self._free_rows)) if spare else min(most, free - 1)
+
+    def make_room(self, record: Record) -> None:
+        """Give up the upload of the job that will arrive last, unless there are rows left; it is trained again."""
+        if self.room(spare=False) < 1:
+            trained = [one for one in self._open.values() if one.row >= 0]
+            self._untrain(max(trained, key=lambda one: (record.upload_time[one.job], one.client)))
+
+    def release(self, one: OpenJob) -> None:
+        """The upload of a job is received."""
+        self.useful_steps += one.steps
+        self._free_rows[one.lane].append(one.row)
+
+    def under_way(self, record: Record) -> list[OpenJob]:
+        """Jobs that are not trained and will arrive as far as is known, the soonest first."""
+        found = [
+            one for one in self._open.values()
+            if one.row < 0 and record.upload_time[one.job] < np.inf and record.outcomes.get(one.job) not in _THROUGH
+        ]  # fmt: skip
+        return sorted(found, key=lambda one: (record.upload_time[one.job], one.client))
+
+    # --- the layout -------------------------------------------------------------------------------
+
+    def _layout(self, walked: _Walked, dealt: _Dealt, positions: list[OpenJob]) -> Layout:
+        involved = list({one.job: one for one in [*positions, *(one for _, one, _ in walked.writes)]}.values())
+        local = {one.job: k for k, one in enumerate(involved)}
+        count, received = len(positions), len(walked.seen)
+        arrival = np.full(count, -1)
+        arrival[:received] = walked.arrival
+        came = arrival >= 0
+
+        def of_arrivals(values: np.ndarray, fill: np.ndarray | float) -> np.ndarray:
+            column = np.broadcast_to(np.asarray(fill, values.dtype), count).copy()
+            column[came] = values[arrival[came]]
+            return column
+
+        column = {name: np.array([getattr(one, name) for one in involved], np.int64) for name in
+                  ("client", "number", "steps", "version", "sent")}  # fmt: skip
+        job = np.array([local[one.job] for one in positions], np.int64)
+        nothing = np.zeros(len(involved))
+        schedule = Schedule(
+            num_clients=len(self._local_steps),
+            client=column["client"].astype(np.int32),
+            number=column["number"].astype(np.int32),
+            local_steps=column["steps"].astype(np.int32),
+            dispatch_time=np.array([one.time for one in involved], np.float64),
+            upload_time=nothing,
+            dispatched_after=column["sent"],
+            version=column["version"],
+            job=job,
+            time=of_arrivals(walked.time, 0.0),
+            closes=of_arrivals(walked.closes, 0.0),
+            step=of_arrivals(walked.step, column["version"][job]),
+            outcome=nothing.astype(np.int8),
+            freed_time=nothing,
+            corrupt=np.array([one.corrupt for one in involved], np.bool_),
+            copies=nothing.astype(np.int8),
+        )
+        written = np.array([position for position, _, _ in walked.writes], np.int64)
+        write_job = np.array([local[one.job] for _, one, _ in walked.writes], np.int64)
+        slots = MergedSlots(
+            count=self.slots,
+            start_slot=np.array([*walked.slots, *(self._slot[one.message] for one in dealt.ahead)], np.int32),
+            write_bounds=np.searchsorted(written, np.arange(count + 2)),
+            write_slot=np.array([slot for _, _, slot in walked.writes], np.int32),
+            write_client=schedule.client[write_job],
+            write_run=np.zeros(len(written), np.int32),
+            write_job=write_job,
+        )
+        every = np.arange(count)
+        return Layout(
+            schedules=[schedule],
+            run=np.zeros(count, np.int32),
+            source=every,
+            positions=[every],
+            waves=dealt.bounds,
+            bounds=dealt.bounds,
+            groups=dealt.groups,
+            stretches=dealt.bounds,
+            ranks=np.arange(count + 1),
+            slots=slots,
+            batching=self.batching,
+            widths=self.widths if self.batching == "loop" else (),
+            capacity=self.rows if self.batching == "loop" else self._width,
+            train_order=np.array(dealt.order, np.int32),
+            lane=dealt.lane,
+            row=dealt.row,
+            useful_steps=self.useful_steps,
+            executed_steps=self.executed_steps,
+        )
+
+
+class _Walked(NamedTuple):
+    """What is new, in order: positions that are received, writes, and columns of the arrivals."""
+
+    seen: list[OpenJob]
+    arrival: list[int]  # of each position its number among the new arrivals, -1: trained in vain
+    slots: list[int]
+    writes: list[tuple[int, OpenJob, int]]  # position, job, slot
+    time: np.ndarray
+    closes: np.ndarray
+    step: np.ndarray
+
+
+class _Dealt:
+    """The jobs of an extension dealt to lanes, group by group, and the rows that they take."""
+
+    def __init__(self, growing: Growing, walked: _Walked, old: int, record: Record, wanted: int | None) -> None:
+        seen = walked.seen
+        self.groups: list[list[Batch]] = []
+        self.order: list[int] = []
+        self.ahead: list[OpenJob] = []
+        bounds, low, places = [0], 0, list[tuple[int, int]]()
+        later = growing.under_way(record) if wanted is not None or any(one.row < 0 for one in seen) else []
+        asked = [one for one in later if one.job == wanted]
+
+        def train(todo: list[OpenJob], positions: list[int]) -> list[Batch]:
+            """Train these, and as many jobs under way as there is room for."""
+            room = growing.room(spare=True) - len(todo)
+            more = [one for one in later if is_ready(one) and one not in asked][: max(0, room)]
+            positions = positions + [len(seen) + len(self.ahead) + k for k in range(len(more))]
+            self.ahead += more
+            return growing.batch_of(todo + more, positions, self.order)
+
+        def is_ready(one: OpenJob) -> bool:
+            return one.row < 0 and (one.job < old or one.sent <= low)
+
+        while low < len(seen):
+            if seen[low].row < 0:
+                ready = [p for p in range(low, len(seen)) if is_ready(seen[p])][: max(1, growing.room(spare=False))]
+                self.groups.append(train([seen[p] for p in ready], ready))
+            else:
+                self.groups.append([])
+            high = low
+            while high < len(seen) and seen[high].row >= 0:
+                high += 1
+            places += [(one.lane, one.row) for one in seen[low:high]]
+            for one in seen[low:high]:
+                growing.release(one)
+            bounds.append(high)
+            low = high
+        if asked and asked[0].row < 0:
+            growing.make_room(record)
+            position = len(seen) + len(self.ahead)
+            self.ahead += asked
+            self.groups.append(train(asked, [position]))
+            bounds.append(low)
+        places += [(one.lane, one.row) for one in self.ahead]
+        self.bounds = np.array(bounds, np.int64)
+        self.lane = np.array([lane for lane, _ in places], np.int32)
+        self.row = np.array([row for _, row in places], np.int32)

@@ -1,0 +1,215 @@
+"""The device's part of an adaptive run: tables of an extension, compiled programs, and what is held between extensions.
+
+Tables and slots have a size that programs are compiled for. Where an extension needs more, they grow to the next power
+of two, and programs are compiled again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async.engine import programs
+from fedjax_async.engine.batches import Batch, Lanes
+from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.evaluation import differs
+from fedjax_async.engine.extension import Work
+from fedjax_async.engine.kernels import Carry, JobBuffers
+from fedjax_async.engine.measures import inputs_of
+from fedjax_async.engine.outset import Outset
+from fedjax_async.engine.probes import Probes
+from fedjax_async.engine.programs import Measuring, evaluated
+from fedjax_async.engine.run import measured
+from fedjax_async.engine.serving import StackFacts
+from fedjax_async.engine.stack import Member, Stack, held_out
+from fedjax_async.engine.tables import Shape, event_columns, make_tables, padded_length
+from fedjax_async.engine.trainers import Trainers
+
+LEAST = 128  # positions and writes that the tables of an extension hold at least
+CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # tables of probes that no extension changes
+
+
+class Held(NamedTuple):
+    """What the device holds between two extensions."""
+
+    carry: Carry
+    stores: tuple[JobBuffers, ...]  # of each lane, trained uploads
+
+
+class GrowingStack:
+    """A run on the device whose plan grows; :meth:`begin` comes first. ``rows``: of each lane's store."""
+
+    def __init__(self, outset: Outset, member: Member, facts: StackFacts, lanes: int, rows: int, models: bool) -> None:
+        self._o, self._member, self._facts = outset, member, facts
+        self._lanes, self._rows, self._models = lanes, rows, models
+        self._trainers: Any = None  # Trainers, once programs are compiled
+        self._shape: Any = None  # Shape, from the first extension on
+        self.stack: Any = None
+        self.tables: Any = None
+        self.held: Any = None
+
+    # --- tables and programs ----------------------------------------------------------------------
+
+    def begin(self, work: Work, probes: Probes) -> None:
+        """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`place`."""
+        o, data = self._o, self._o.components.data
+        shape = self._shape = self._needed(work)
+        given = ([data], [o.key], [o.components.hyper], [o.norm_limit], [work.applied], [probes])
+        tables = make_tables(work.layout, shape, *given)
+        totals = {"updates": o.facts.updates, "server_steps": o.facts.server_steps}
+        self.tables = tables._replace(**to_devices({n: np.array([v], np.int32) for n, v in totals.items()}, None))
+        own = o.per_client and differs(o.components, o.params)
+        tests = held_out([self._member], per_client=o.per_client, own=own, sharding=None)
+        inputs: list[Any] = [None]
+        if o.measures.wants_anything():
+            inputs = to_devices(inputs_of([data], [o.nominal], [o.measures], o.per_client), None)
+        uncompiled: Any = None
+        params = to_devices(o.params, None)
+        parts = ([self._member], work.layout, shape, self.tables, params, tests, uncompiled)
+        self.stack = Stack(*parts, num_bytes=0, inputs=inputs)
+        self._compile(work)
+        carry = self.stack.programs.start(self.tables, params)
+        self.held = Held(carry, tuple(_zeros(self._store) for _ in range(self._lanes)))
+
+    def _compile(self, work: Work) -> None:
+        o, stack, layout, shape = self._o, self.stack, work.layout, self._shape
+        parts = (o.components.server, o.components.client)
+        shapes = programs.shapes_of(*parts, layout, shape, self.tables, stack.params, self._facts)
+        scratch = self._store = shapes.buffers
+        if not layout.whole:  # jobs of a vmapped batch have the rows of their ranks, so what they leave is moved
+
+            def stored(leaf: Any) -> Any:
+                return jax.ShapeDtypeStruct((self._rows, *leaf.shape[1:]), leaf.dtype)
+
+            self._store = jax.tree.map(stored, scratch)._replace(before=(), work=())
+        y = o.components.data.test_y
+        own, labels = stack.tests[0][3] is not None, bool(np.issubdtype(y.dtype, np.integer))
+        compiled = programs.compile_programs(
+            *parts,
+            o.components.model,
+            layout,
+            shape,
+            self.tables,
+            stack.params,
+            stack.tests[0],
+            stack.inputs[0],
+            shapes._replace(buffers=self._store),
+            what=Measuring(o.measures._replace(training=None), own, o.per_client, labels, len(y), 1),
+            facts=self._facts,
+            models=self._models,
+        )
+        self.stack = stack._replace(programs=compiled, shape=shape)
+
+        def train(width: int, tables: Any, carry: Carry, buffers: Any, span: np.ndarray) -> Any:
+            return compiled.train[width](tables, carry.slots, carry.clients, buffers, span)
+
+        self.close()
+        empty = [np.zeros(0, np.int32)] * 3
+        every = Lanes(np.zeros(1), [[Batch(lane, 0, 0, []) for lane in range(self._lanes)]], *empty)
+        self._trainers = Trainers(every, self.tables, train, lambda: _zeros(scratch))
+        if self.held is not None and layout.whole:
+            self._trainers.buffers = list(self.held.stores)
+
+    def _needed(self, work: Work) -> Shape:
+        layout = work.layout
+        positions = padded_length(len(layout.run) + layout.capacity, LEAST)
+        writes = padded_length(len(layout.slots.write_slot), LEAST)
+        slots = padded_length(layout.slots.count, 1 << (self._o.in_flight + 1).bit_length())
+        needed = Shape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)
+        return needed if self._shape is None else Shape(*map(max, zip(needed, self._shape)))
+
+    def measure_up(self, work: Work) -> None:
+        """Note how large an extension is that is not executed here."""
+        self._shape = self._needed(work)
+
+    def take_over(self, held: Any, work: Work, probes: Probes) -> None:
+        """Go on with what was held after an extension, the last of those noted by :meth:`measure_up`."""
+        self.held = to_devices(held, None)
+        self.place(work, probes)
+        self._compile(work)
+
+    def fit(self, work: Work, probes: Probes) -> None:
+        """Make room for longer tables and more slots than before."""
+        if (needed := self._needed(work)) == self._shape:
+            return
+        self._shape = needed
+        carry, stores = self.held
+        longer = {"slots": needed.slots, "records": needed.positions, "probes": needed.positions}
+        carry = carry._replace(**{name: _longer(getattr(carry, name), length) for name, length in longer.items()})
+        self.held = Held(carry, stores)
+        self.place(work, probes)
+        self._compile(work)
+
+    def place(self, work: Work, probes: Probes) -> None:
+        """Move the tables of an extension to the device; ``probes``: with numbers within the extension."""
+        columns = event_columns(
+            work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]
+        )
+        constant = {name: getattr(self.tables.probing, name) for name in CONSTANT} if columns["probing"] else {}
+        if constant:
+            columns["probing"] = columns["probing"]._replace(**dict.fromkeys(CONSTANT, ()))
+        moved = to_devices(columns, None)
+        if constant:
+            moved["probing"] = moved["probing"]._replace(**constant)
+        self.tables = self.tables._replace(**moved)
+        if self._trainers is not None:
+            self._trainers.on(self.tables)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def send(self, carry: Carry) -> Carry:
+        """Send the messages that leave before the first position."""
+        sent: Carry = programs.send(self._o.components.server, self._facts)(self.tables, carry)
+        return sent
+
+    def train(self, layout: Any, group: list[Batch], carry: Carry, stores: Any) -> tuple[JobBuffers, ...]:
+        """Train the batches of a group; the stores with what they left."""
+        if layout.whole:  # the buffers of the lanes are the stores
+            return tuple(self._trainers.train(group, carry))
+        compiled = self.stack.programs.train
+        for width in {segment.width for batch in group for segment in batch.segments} - compiled.keys():
+            one = programs.train(self._o.components.client, width, "vmap", None, None)
+            span, buffers = np.zeros(4, np.int32), self._trainers.buffers[0]
+            compiled[width] = one.lower(self.tables, carry.slots, carry.clients, buffers, span).compile()
+        left, kept = self._trainers.train(group, carry), list(stores)
+        for batch in group:
+            rows = np.full(layout.capacity, self._rows, np.int32)
+            rows[: batch.jobs] = layout.row[layout.train_order[batch.first : batch.first + batch.jobs]]
+            kept[batch.lane] = programs.keep()(kept[batch.lane], left[batch.lane], rows)
+        return tuple(kept)
+
+    def evaluate(self, carry: Carry, now: tuple[float, int]) -> dict[str, Any]:
+        """Scores at ``now``: virtual time and server steps closed."""
+        stack, real = self.stack._replace(tables=self.tables), self.tables.time.dtype
+        moment = np.asarray(now[0], real), np.asarray(now[1], np.int32)
+        seen = evaluated(carry, stack.tests[0][3] is not None)
+        found: dict[str, Any] = stack.programs.evaluate(self.tables, seen, np.int32(0), moment, *stack.tests[0])
+        return found | measured(stack, carry, 0, moment)
+
+    def losses(self, clients: np.ndarray) -> np.ndarray:
+        """The mean loss of the present model on each client's examples, float64."""
+        components = self._o.components
+        padded = np.resize(clients, 1 << (len(clients) - 1).bit_length())  # few lengths, so few programs
+        measure = programs.losses(components.model, components.server, self._facts)
+        offset, size = components.data.offset[padded], components.data.size[padded]
+        found = measure(self.tables, self.held.carry.server, offset, size)
+        return np.asarray(found, np.float64)[: len(clients)]
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._trainers is not None:
+            self._trainers.close()
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def _longer(table: Any, length: int) -> Any:
+    """The same rows, followed by zeros up to ``length``."""
+    return jax.tree.map(
+        lambda leaf: jnp.concatenate([leaf, jnp.zeros((length - len(leaf), *leaf.shape[1:]), leaf.dtype)]), table
+    )

@@ -1,0 +1,92 @@
+"""What an adaptive run knows when it begins, and the plan as far as it is known while it goes on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_async.clock.decisions import Table
+from fedjax_async.engine.components import Components
+from fedjax_async.engine.evaluation import Every, Points, points_among
+from fedjax_async.engine.measures import NOTHING, Measures
+from fedjax_async.engine.probes import NO_PROBES, Probes
+from fedjax_async.types import Facts, Key, Params, Schedule
+
+OBSERVED = "observed"  # the probe of policies that read losses
+
+
+class Plan:
+    """The evaluations of a run whose plan grows: those before the last arrival are decided."""
+
+    def __init__(self, every: Every, horizon: float | None) -> None:
+        self._every, self._horizon = every, horizon
+        self._events = Table()
+        self._events.append({"time": np.zeros(0), "closes": np.zeros(0, np.bool_)})
+        self.points = Points(np.zeros(0, np.int64), np.zeros(0))
+        self.complete = False
+
+    def add(self, time: np.ndarray, closes: np.ndarray) -> None:
+        """Note new arrivals."""
+        self._events.append({"time": time, "closes": closes})
+        known = self._all(self._horizon)
+        decided = known.position < len(self.closes)  # an arrival at the same moment may follow the last one
+        self.points = Points(known.position[decided], known.time[decided])
+
+    def end(self, spent: bool) -> None:
+        """No arrival follows; ``spent``: the run ends with the last one, and not at the end of its time."""
+        self.points, self.complete = self._all(None if spent else self._horizon), True
+
+    def stop(self) -> None:
+        """The run is stopped: what is executed ends with a point that is no evaluation."""
+        if not self.complete:
+            time = self._events.columns()["time"]
+            end = np.append(self.points.time, time[-1:])
+            self.points = Points(np.append(self.points.position, [len(time)] * (len(time) > 0)).astype(np.int64), end)
+
+    def _all(self, horizon: float | None) -> Points:
+        return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
+
+    @property
+    def closes(self) -> np.ndarray:
+        """Which arrivals complete their server step; bool[E]."""
+        return self._events.columns()["closes"]
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
+        return self.points.position, np.concatenate([[0], np.cumsum(self.closes)])[self.points.position]
+
+    def due(self, first: int) -> list[int]:
+        """The counts of arrivals, ``first`` or more, after which the decided evaluations are.
+
+        ``first`` arrivals were there before the last ones were added: so each count is due once.
+        """
+        position = self.points.position
+        return np.unique(position[np.searchsorted(position, first) :]).tolist()
+
+    def moment(self, arrivals: int) -> tuple[float, int]:
+        """Virtual time and server steps closed of the evaluation after so many arrivals."""
+        time = self.points.time[np.searchsorted(self.points.position, arrivals)]
+        return float(time), int(np.count_nonzero(self.closes[:arrivals]))
+
+
+class Outset(NamedTuple):
+    """What an adaptive run knows when it begins.
+
+    ``nominal``: the plan if the policy decided nothing. ``facts``: those of every plan.
+    """
+
+    components: Components
+    nominal: Schedule
+    facts: Facts
+    local_steps: np.ndarray  # int64[N]
+    params: Params
+    key: Key
+    plan: Plan
+    in_flight: int  # jobs under way at most in the nominal plan
+    asks: bool = False  # whether the policy looks at jobs before they arrive
+    all_arrive: bool = True  # whether every job arrives
+    probes: Probes = NO_PROBES
+    measures: Measures = NOTHING
+    per_client: bool = False
+    norm_limit: float = float("inf")

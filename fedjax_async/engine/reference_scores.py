@@ -1,0 +1,121 @@
+"""The oracle's scores of the model on examples, and its probes, one arrival at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_async.engine.components import Components
+from fedjax_async.engine.probes import (
+    checked,
+    columns_of,
+    held_out_rows,
+    numbers_of,
+    probe_table,
+    resolved_probes,
+    sees,
+)
+from fedjax_async.models import hits
+from fedjax_async.types import Arrival, ClientData, Model, Params, Parts, Schedule
+
+CHUNK = 500  # test examples that are evaluated at a time
+
+
+@lru_cache(maxsize=64)
+def scores_of_examples(model: Model, labels: bool) -> Any:
+    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
+
+    def scores(params: Params, x: Any, y: Any) -> Any:
+        outputs = model.apply(params, x)
+        loss = model.loss(outputs, y)
+        hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
+        return loss, hit.astype(loss.dtype)
+
+    return jax.jit(scores)
+
+
+class Tests:
+    """The test set or the validation part, and the means of loss and accuracy over parts of it."""
+
+    def __init__(self, model: Model, x: Any, y: Any) -> None:
+        labels = bool(np.issubdtype(y.dtype, np.integer))
+        self._scores, self._x, self._y = scores_of_examples(model, labels), np.asarray(x), np.asarray(y)
+        self._real = np.dtype(jnp.result_type(float))
+
+    def each(self, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and hit of every test example in ``rows``."""
+        if not len(rows):
+            return np.zeros(0, self._real), np.zeros(0, self._real)
+        chunk = min(CHUNK, len(self._y))
+        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))  # one shape, so one program
+        found = [self._scores(params, self._x[part], self._y[part]) for part in padded.reshape(-1, chunk)]
+        loss, hit = zip(*jax.device_get(found))
+        return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
+
+    def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
+        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
+        scores = self.each(params, np.arange(len(self._y)))
+        found = {name: mean_of(values) for name, values in zip(("loss", "accuracy"), scores)}
+        if owner is None:
+            return found
+        parts = [owner == i for i in range(num_clients)]
+        clients = {n: np.stack([mean_of(v[own]) for own in parts]) for n, v in zip(("loss", "accuracy"), scores)}
+        return found | {f"client_{name}": values for name, values in clients.items()}
+
+
+def mean_of(values: np.ndarray) -> np.ndarray:
+    """The mean in float64, rounded; NaN of nothing."""
+    mean = np.mean(values, dtype=np.float64) if len(values) else np.nan
+    return np.asarray(mean, values.dtype)
+
+
+@lru_cache(maxsize=64)
+def _probe(name: str, function: Callable[..., Any]) -> Any:
+    return jax.jit(checked(name, function))
+
+
+class Probing:
+    """The probes of a run and the rows that they have seen."""
+
+    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
+        data = components.data
+        self.probes = resolved_probes(probes, data, len(schedule.job))
+        self.shapes = columns_of(self.probes, components, params)
+        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
+        self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
+        self.tests = jax.device_put((data.test_x, data.test_y))
+
+    def parts(self, run: Any, who: int) -> Parts:
+        """The training, validation and test part of a client."""
+
+        def part(x: Any, y: Any, kind: str) -> ClientData:
+            order, offset, size = self.held_out[kind]
+            return ClientData(x, y, order, offset[who], size[who])
+
+        return Parts(
+            run.part(who), part(run.pool[0], run.pool[1], "validation"), part(self.tests[0], self.tests[1], "test")
+        )
+
+    def look(self, run: Any, position: int, arrival: Arrival) -> None:
+        """Call the probes that are due, before the server receives the arrival."""
+        who = int(arrival.client)
+        for name, probe in self.probes.items():
+            if sees(probe, position):
+                given = (run.state, run.memory[who], arrival, self.parts(run, who))
+                self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
+
+    def tables(self, schedule: Schedule, until: int) -> dict[str, Any]:
+        """The table of each probe, for the first ``until`` arrivals."""
+        found = {}
+        for name, shapes in self.shapes.items():
+            numbers = numbers_of(self.probes[name], until)
+            numbers = numbers[numbers < until]
+            seen = self.seen[name][: len(numbers)]
+            columns = {c: np.array([row[c] for row in seen], shape.dtype) for c, shape in shapes.items()}
+            found[name] = probe_table(schedule, numbers, numbers, columns)
+        return found

@@ -1,0 +1,144 @@
+"""What an adaptive run has recorded and told its planner: for the planner, for the results, and for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_async.clock.decisions import Table
+from fedjax_async.engine.extension import Work
+from fedjax_async.engine.outset import OBSERVED
+from fedjax_async.engine.probes import Probes, numbers_of, probe_table
+from fedjax_async.types import Schedule
+
+_OF_JOBS = ("job", "applied")  # columns of the log beside those that are recorded
+_NOT_TOLD = (*_OF_JOBS, "values_bits")
+
+
+class Told:
+    """Records and answers so far, and those of a checkpoint, which the planner is told once more."""
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+        self._log, self._probed = Table(), {name: Table() for name in probes}
+        self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
+        self._rows, self._probed_rows = 0, 0  # that the planner knows
+        self._past: dict[str, Any] = {}
+
+    # --- what is recorded -------------------------------------------------------------------------
+
+    def note(self, work: Work, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
+        """Keep what was recorded at the received positions of an extension, and seen by probes at any of them."""
+        self._log.append({**rows, "job": work.jobs, "applied": work.applied[: work.received]})
+        for name in self._probes:
+            numbers = self._numbers(name, work)
+            at = work.at[numbers - work.first]
+            self._probed[name].append({key: column[at] for key, column in probed[name].items()} | {"number": numbers})
+
+    def _numbers(self, name: str, work: Work) -> np.ndarray:
+        """The numbers of the arrivals of an extension that a probe sees."""
+        numbers = numbers_of(self._probes[name], work.first + len(work.at) - 1)
+        return numbers[(numbers >= work.first) & (numbers < work.first + len(work.at) - 1)]
+
+    def local_probes(self, work: Work) -> dict[str, Any]:
+        """The probes with the numbers of their arrivals within an extension."""
+        return {
+            name: probe._replace(every=1, at=tuple((self._numbers(name, work) - work.first).tolist()))
+            for name, probe in self._probes.items()
+        }
+
+    @property
+    def rejected(self) -> int:
+        """How many of the uploads that the planner does not know yet were rejected."""
+        log = self._log.columns()
+        return int(np.sum(log["applied"][self._rows :] & ~log["accepted"][self._rows :]))
+
+    @property
+    def sizes_differ(self) -> bool:
+        """Whether uploads have sizes of their own."""
+        return "bits" in self._log.columns()
+
+    # --- what the planner is told -----------------------------------------------------------------
+
+    def new_rows(self) -> dict[str, np.ndarray]:
+        """The observed columns of arrivals that were not returned before."""
+        columns = {name: column[self._rows :] for name, column in self._log.columns().items()}
+        self._rows += len(columns["applied"])
+        found = {name: column[columns["applied"]] for name, column in columns.items() if name not in _NOT_TOLD}
+        found["accepted"] = found["accepted"] & (found["weight"] != 0)
+        if OBSERVED in self._probed:
+            seen = self._probed[OBSERVED].columns()
+            found |= {name: column[self._probed_rows :] for name, column in seen.items() if name != "number"}
+            self._probed_rows += int(columns["applied"].sum())
+        return found
+
+    def losses(self, found: np.ndarray) -> np.ndarray:
+        """Note losses that are told."""
+        self._losses.append(found)
+        return found
+
+    def finished(self, found: tuple[float, int]) -> tuple[float, int]:
+        """Note norm and bits of a finished job that are told."""
+        self._finished.append(found)
+        return found
+
+    # --- checkpoints ------------------------------------------------------------------------------
+
+    def content(self) -> dict[str, Any]:
+        """All that a checkpoint keeps, arrays."""
+        return {
+            "records": self._log.columns(),
+            "probes": {name: table.columns() for name, table in self._probed.items()},
+            "losses": np.concatenate([np.zeros(0), *self._losses]),
+            "finished": np.array(self._finished, np.float64).reshape(-1, 2),
+        }
+
+    def read(self, leaves: list[np.ndarray], records: Mapping[str, Any], probes: Mapping[str, Any]) -> None:
+        """Take the content of a checkpoint; ``records`` and ``probes``: dicts of the columns that programs record."""
+        content = self.content() | {"records": dict.fromkeys([*records, *_OF_JOBS], 0)}
+        content["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in probes.items()}
+        self._past = jax.tree.unflatten(jax.tree.structure(content), leaves)
+
+    def repeat(self, work: Work) -> None:
+        """Note an extension from the checkpoint."""
+        begin = len(self._log)
+        self._log.append(
+            {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
+        )
+        for name, held in self._past["probes"].items():
+            known, count = len(self._probed[name]), len(self._numbers(name, work))
+            self._probed[name].append({key: column[known : known + count] for key, column in held.items()})
+
+    def past_losses(self, count: int) -> np.ndarray | None:
+        """The next ``count`` losses of the checkpoint, if it has them."""
+        known = sum(map(len, self._losses))
+        held: np.ndarray = self._past.get("losses", np.zeros(0))
+        return held[known : known + count] if known < len(held) else None
+
+    def past_finished(self) -> tuple[float, int] | None:
+        """Norm and bits of the next finished job of the checkpoint, if it has them."""
+        held, known = self._past.get("finished", np.zeros((0, 2))), len(self._finished)
+        return (float(held[known][0]), int(held[known][1])) if known < len(held) else None
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def records(self) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
+        """Columns of the arrivals; the jobs that were trained in vain, in the order of a planned run, and theirs."""
+        log = self._log.columns()
+        applied = log["applied"]
+        columns = {name: column for name, column in log.items() if name not in _OF_JOBS}
+        vain = np.lexsort((log["job"], np.cumsum(applied), applied))[: int(np.sum(~applied))]
+        of_arrivals = {name: column[applied] for name, column in columns.items()}
+        return of_arrivals, log["job"][vain], {name: column[vain] for name, column in columns.items()}
+
+    def tables(self, schedule: Schedule) -> dict[str, dict[str, np.ndarray]]:
+        """The tables of the probes."""
+        found = {}
+        for name, table in self._probed.items():
+            columns = table.columns()
+            number = columns.pop("number")
+            found[name] = probe_table(schedule, number, number, columns)
+        return found

@@ -1,0 +1,364 @@
+"""Policies against their papers' definitions, written anew in float64 NumPy, and decisions without an engine."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_async.clock import (
+    POLICIES,
+    Choice,
+    Decisions,
+    Ended,
+    Finished,
+    Limits,
+    NothingArrives,
+    Outcome,
+    Policy,
+    Prior,
+    Until,
+    View,
+    bind_policy,
+    chance,
+    check_schedule,
+    fault_counts,
+    plan,
+)
+
+N = 20
+PRIOR = Prior(N, np.arange(1, N + 1), np.linspace(1, 3, N), np.full(N, 5), seed=4)
+DELAY = "lognormal:heterogeneity=0.5"
+WORLDS = {
+    "plain": {},
+    "lossy": {"faults": "drop:probability=0.2+crash:probability=0.1,restart=3"},
+    "late": {
+        "faults": "late:probability=0.3,extra=3+duplicate:probability=0.2",
+        "limits": Limits(timeout=1.5, late="drop"),
+    },
+    "absent": {"availability": "sessions:on=5,off=3"},
+    "stale": {"limits": Limits(max_staleness=2)},
+    "corrupt": {"faults": "corrupt:probability=0.2"},
+}  # fmt: skip
+TIMINGS = ["every:concurrency=5", "buffer:size=3,concurrency=8", "window:length=1.5,concurrency=6",
+           "cohort:size=5,over_selection=2", "cohort:size=5,deadline=2"]  # fmt: skip
+
+
+class Stand:
+    """What stands in the place of an engine: made-up observations, and a check of what is told when."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    def advance(self, record):
+        job = record.extension(0, self.told).job
+        self.told = record.applied
+        ones = np.ones(len(job))
+        return {
+            "weight": ones,
+            "upload_norm": ones,
+            "accepted": ones > 0,
+            "loss": 1 / (1 + job),
+            "rms_loss": 1 / (1 + job % 7),
+        }
+
+    def finished(self, record, job):
+        assert record.applied == self.told, "asked before all that was planned is executed"
+        return 0.1 * (job % 5), 80
+
+    def losses(self, clients):
+        return (clients * 37 % 11).astype(float)
+
+    def scores(self):
+        return {}
+
+
+def planned(timing, decisions=None, **conditions):
+    return plan(
+        timing, DELAY, num_clients=N, local_steps=5, until=Until(updates=60), seed=3, bytes_up=10, decisions=decisions,
+        **conditions,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("timing", "world"), list(itertools.product(TIMINGS, WORLDS)))
+def test_a_policy_without_decisions_leaves_the_plan_as_it_is(timing, world):
+    want = planned(timing, **WORLDS[world])
+    for policy in (Policy(), Policy(every=7), Policy(sends=lambda view, finished: True), Policy(sizes=True)):
+        decisions = Decisions(policy, Stand())
+        have = planned(timing, decisions, **WORLDS[world])
+        assert decisions.looks > 1 or "deadline" in timing
+        for name, a, b in zip(want._fields, want, have):
+            np.testing.assert_array_equal(a, b, err_msg=f"{name} with {policy}")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("timing", "spec"), [
+    ("every:concurrency=5", "power_of_choice:d=6"), ("buffer:size=3,concurrency=8", "oort+adaptive_buffer"),
+    ("window:length=1.5,concurrency=6", "oort:every=4+event_triggered:norm=0.2"),
+    ("cohort:size=5,over_selection=2", "power_of_choice:d=9+event_triggered:norm=0.2+true_bytes"),
+])  # fmt: skip
+def test_plans_of_policies_are_schedules_in_every_world(world, timing, spec):
+    decisions = Decisions(bind_policy(spec)(PRIOR), Stand())
+    schedule = check_schedule(planned(timing, decisions, **WORLDS[world]))
+    counts = fault_counts(schedule)
+    ways = ("applied", "lost", "dropped_late", "dropped_stale", "withheld", "called_off", "given_up", "under_way")
+    assert sum(counts[way] for way in ways) == len(schedule.client)
+    assert (counts["withheld"] > 0) == ("event" in spec)
+    assert not np.isin(np.flatnonzero(schedule.outcome == Outcome.WITHHELD), schedule.job).any()
+    chosen = decisions.tables["chosen"]
+    np.testing.assert_array_equal(chosen["client"], schedule.client)
+    np.testing.assert_array_equal(chosen["time"], schedule.dispatch_time)
+    again = planned(timing, Decisions(bind_policy(spec)(PRIOR), Stand()), **WORLDS[world])
+    assert all(np.array_equal(a, b) for a, b in zip(schedule, again)), "a policy has its chance from the seed alone"
+
+
+def test_true_bytes_take_their_time_and_nothing_else_changes():
+    network = {"network": "link:up=20,down=1e6"}
+    quick = planned("every", Decisions(Policy(sizes=True), Stand()), **network)  # 10 bytes, as planned
+    np.testing.assert_array_equal(quick.time, planned("every", **network).time)
+    twice = Stand()
+    twice.finished = lambda record, job: (1.0, 160)
+    slow = planned("every", Decisions(Policy(sizes=True), twice), **network)
+    first, same = slow.number[slow.job] == 0, quick.number[quick.job] == 0
+    longer = np.sort(slow.upload_time[slow.job][first])[:N] - np.sort(quick.upload_time[quick.job][same])[:N]
+    np.testing.assert_allclose(longer, 0.5, rtol=1e-12)  # 10 bytes more at 20 a second
+
+
+def test_what_joined_policies_decide_twice_is_refused():
+    with pytest.raises(ValueError, match="policy = 'power_of_choice:d=3': must be left out: oort decides the same"):
+        bind_policy("oort+power_of_choice:d=3")(PRIOR)
+    together = bind_policy("oort:every=5+event_triggered:norm=1+true_bytes")(PRIOR)
+    assert together.loss and together.sizes and together.sends and together.choose and together.every == 1
+
+
+def test_timings_refuse_what_they_cannot_ask():
+    choose = bind_policy("oort")(PRIOR)
+    for timing, policy, says in [
+        ("every", choose, "concurrency = 20: must be below 20"),
+        ("buffer:size=3,concurrency=8,sampling=round_robin", choose, "sampling = 'round_robin': must be left out"),
+        ("window:length=1", bind_policy("adaptive_buffer")(PRIOR), "timing = 'window': must be buffer"),
+        ("cohort:size=3", bind_policy("adaptive_buffer")(PRIOR), "timing = 'cohort': must be buffer"),
+        ("participation", Policy(), "timing = 'participation': must be another"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            planned(timing, Decisions(policy, Stand()))
+
+
+def test_a_run_may_end_at_any_look():
+    for at in (2, 20):
+        stand = Stand()
+        advance = stand.advance
+
+        def ending(record, advance=advance, at=at):
+            if record.applied >= at:
+                raise Ended
+            return advance(record)
+
+        stand.advance = ending
+        schedule = planned("every:concurrency=5", Decisions(Policy(), stand))
+        assert len(schedule.job) == at
+        whole = planned("every:concurrency=5")
+        np.testing.assert_array_equal(schedule.job, whole.job[:at])
+    with pytest.raises(NothingArrives):
+        plan("every:concurrency=2", "constant:mean=9", num_clients=N, local_steps=1, until=Until(time=5.0),
+             decisions=Decisions(Policy(), Stand()))  # fmt: skip
+
+
+# --- the papers' definitions --------------------------------------------------------------------------
+
+
+def view(rows=(), losses=None, time=0.0, **more):
+    """A view of arrivals ``(client, seconds, loss, rms_loss)``."""
+    columns = {
+        name: np.array([row[k] for row in rows]) for k, name in enumerate(("client", "seconds", "loss", "rms_loss"))
+    }
+    columns["client"] = columns["client"].astype(int)
+    return View(time, 0, columns | more, {}, losses or (lambda clients: np.zeros(len(clients))))
+
+
+def test_every_policy_is_tested_here():
+    tested = {"uniform", "power_of_choice", "oort", "linear", "adaptive_buffer", "event_triggered", "true_bytes"}
+    assert set(POLICIES) == tested
+    assert bind_policy("uniform:every=3")(PRIOR) == Policy(every=3)
+
+
+def test_power_of_choice_takes_the_highest_losses_of_d_candidates_drawn_by_their_examples():
+    """Cho et al. (2020): A of d clients drawn without replacement with p_k = B_k / sum B; the m largest F_k(w) of A."""
+    losses = np.random.default_rng(0).normal(size=N)
+    choose = bind_policy("power_of_choice:d=6")(PRIOR).choose
+    rng, idle = chance.generator(PRIOR.seed, "policy"), np.array([2, 3, 5, 7, 11, 13, 17, 19])
+    drawn = np.zeros(N)
+    for turn in range(2000):
+        clients, scores = choose(view(losses=lambda clients: losses[clients]), idle, 2)
+        share = PRIOR.examples[idle] / PRIOR.examples[idle].sum()
+        candidates = rng.choice(idle, 6, replace=False, p=share)
+        want = sorted(candidates, key=lambda client: -losses[client])[:2]
+        assert list(clients) == want and list(scores) == [losses[client] for client in want], turn
+        drawn[candidates] += 1
+    assert (np.diff(drawn[idle]) > -60).all(), "more examples, more often a candidate"
+    candidates = chance.generator(PRIOR.seed, "policy").choice(idle, 6, replace=False, p=share)
+    for rounding in (0.0, 1e-7):
+        alike = view(losses=lambda clients, rounding=rounding: 1.0986 + rounding * clients)
+        first = bind_policy("power_of_choice:d=6")(PRIOR).choose(alike, idle, 2).clients
+        np.testing.assert_array_equal(first, candidates[:2])
+    for count, among in ((5, idle), (2, idle[:1])):  # d at least as many as wanted, at most as many as are there
+        assert len(choose(view(losses=lambda clients: losses[clients]), among, min(count, len(among))).clients) == min(
+            count, len(among)
+        )
+
+
+class Oort:
+    """Algorithm 1 of Lai et al. (2021) for one client at a time, with T as the documented percentile."""
+
+    def __init__(self, prior, *, alpha, epsilon, decay, least, c, clip, percentile, pace, window):
+        self.prior, self.alpha, self.epsilon, self.decay, self.least = prior, alpha, epsilon, decay, least
+        self.c, self.clip, self.level, self.pace, self.window = c, clip, percentile, pace, window
+        self.U, self.D, self.L = {}, {}, {}
+        self.R, self.history = 0, []
+
+    def feedback(self, client, seconds, squares):
+        size = self.prior.examples[client]
+        self.U[client], self.D[client] = size * math.sqrt(sum(squares) / size), seconds
+
+    def utility(self, client):
+        U = min(self.U[client], float(np.quantile(list(self.U.values()), self.clip)))
+        util = U + math.sqrt(0.1 * math.log(self.R) / self.L[client])
+        T = float(np.percentile(list(self.D.values()), self.level))
+        return util * (T / self.D[client]) ** self.alpha if self.D[client] > T else util
+
+    def begin(self):
+        self.R += 1
+        done, W = len(self.history), self.window
+        if done >= 2 * W and done % W == 0 and sum(self.history[-2 * W : -W]) > sum(self.history[-W:]):
+            self.level = min(100.0, self.level + self.pace)
+
+    def pool(self, idle, exploited):
+        """Clients with at least c of the utility of the ``exploited``-th best, and the probability of each."""
+        util = {client: self.utility(client) for client in idle if client in self.U}
+        bar = self.c * sorted(util.values(), reverse=True)[exploited - 1]
+        return {client: value for client, value in util.items() if value >= bar}
+
+    def end(self, chosen):
+        self.epsilon = max(self.least, self.epsilon * self.decay)
+        self.history.append(sum(self.U.get(client, 0.0) for client in chosen))
+        self.L.update(dict.fromkeys(chosen, self.R))
+
+
+OPTIONS = {"alpha": 1.5, "epsilon": 0.6, "decay": 0.9, "least": 0.25, "c": 0.8, "clip": 0.9, "percentile": 30.0,
+           "pace": 15.0, "window": 4}  # fmt: skip
+SPEC = "oort:penalty=1.5,exploration=0.6,decay=0.9,least=0.25,cutoff=0.8,clip=0.9,percentile=30,pace=15,window=4"
+
+
+def test_oort_is_algorithm_1():
+    rng, oort, choose = np.random.default_rng(1), Oort(PRIOR, **OPTIONS), bind_policy(SPEC)(PRIOR).choose
+    rows, levels, explored = [], set(), 0
+    for turn in range(60):
+        idle = np.sort(rng.choice(N, 12, replace=False))
+        oort.begin()
+        levels.add(oort.level)
+        fresh = [client for client in idle.tolist() if client not in oort.U]
+        clients, scores = choose(view(rows), idle, 4)
+        assert len(set(clients.tolist())) == len(clients) == 4 and set(clients.tolist()) <= set(idle.tolist())
+        new = [client for client in clients.tolist() if client in fresh]
+        wanted = min(oort.epsilon * 4, len(fresh))
+        assert math.floor(wanted) <= len(new) <= math.ceil(wanted) or len(new) == 4 - (len(idle) - len(fresh))
+        explored += len(new)
+        old = [client for client in clients.tolist() if client not in fresh]
+        if old:
+            able = oort.pool(idle.tolist(), len(old))
+            for client, score in zip(clients.tolist(), scores):
+                if client in old:
+                    assert client in able, "below the cut-off"
+                    np.testing.assert_allclose(score, able[client], rtol=1e-12)
+        oort.end(clients.tolist())
+        for client in clients.tolist():
+            # losses fall, so that the pacer has to act
+            squares = rng.exponential(3.0 / (1 + turn), PRIOR.examples[client])
+            seconds = float(rng.exponential(2.0))
+            oort.feedback(client, seconds, squares.tolist())
+            rows.append((client, seconds, 0.0, math.sqrt(squares.mean())))
+    assert len(levels) > 1 and explored > 10
+
+
+def test_oort_draws_by_utility_and_explores_by_speed():
+    def often(rows, idle, options, times=1200):
+        hits = np.zeros(N)
+        for seed in range(times):
+            choose = bind_policy(f"oort:{options}")(PRIOR._replace(seed=seed)).choose
+            hits[choose(view(rows), idle, 1).clients] += 1
+        return hits / times
+
+    rows = [(0, 1.0, 0.0, 30.0), (1, 1.0, 0.0, 14.0), (2, 1.0, 0.0, 9.0), (3, 1.0, 0.0, 0.5)]  # utilities 30, 28, 27, 2
+    found = often(rows, np.arange(4), "exploration=0,least=0,cutoff=0.8,clip=1")
+    np.testing.assert_allclose(found[:4], np.array([30, 28, 27, 0]) / 85, atol=0.05)
+    found = often([], np.arange(N), "exploration=1,least=1")
+    np.testing.assert_allclose(found, 1 / PRIOR.seconds / (1 / PRIOR.seconds).sum(), atol=0.03)
+
+
+def test_linear_draws_by_the_softmax_of_its_scores():
+    spec, rows = (
+        "linear:loss=1.5,speed=-0.5,examples=0.25,age=2,temperature=0.7",
+        [(3, 2.0, 0.0, 0.5), (7, 4.0, 0.0, 2.5)],
+    )
+    idle, hits = np.array([3, 7, 11]), np.zeros(N)
+    loss, seconds = np.array([0.5, 2.5, 2.5]), np.array([2.0, 4.0, PRIOR.seconds[11]])
+    columns = [np.log(loss), -np.log(seconds), np.log(PRIOR.examples[idle]), np.log([2.0, 2.0, 2.0])]
+    score = sum(w * (column - column.mean()) for w, column in zip((1.5, -0.5, 0.25, 2.0), columns))
+    for seed in range(1500):
+        choose = bind_policy(spec)(PRIOR._replace(seed=seed)).choose
+        clients, scores = choose(view(rows), idle, 1)
+        np.testing.assert_allclose(scores, score[idle == clients], rtol=1e-12)
+        hits[clients] += 1
+    want = np.exp(score / 0.7) / np.exp(score / 0.7).sum()
+    np.testing.assert_allclose(hits[idle] / 1500, want, atol=0.05)
+    cold = bind_policy("linear:loss=0,age=1,temperature=1e-6")(PRIOR).choose
+    assert sorted(np.concatenate([cold(view(), np.arange(N), 4).clients for _ in range(5)])) == list(range(N))
+
+
+def test_the_adaptive_buffer_is_adasync():
+    """Dutta et al. (2021): K = K_0 sqrt(F(w_0) / F(w)), here rounded up, from the first and the last losses."""
+    buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=3")(PRIOR).buffer
+    losses = [2.0, 2.2, 1.8]
+    assert [buffer(view([(0, 1.0, loss, 0.0) for loss in losses[:k]])) for k in range(4)] == [2] * 4
+    for loss in np.linspace(1.9, 0.05, 40):
+        losses.append(loss)
+        want = min(9, max(2, math.ceil(2 * math.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])))))
+        assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == want
+    assert want == 9
+
+
+def test_the_event_trigger_is_the_norm():
+    sends = bind_policy("event_triggered:norm=0.5")(PRIOR).sends
+    assert [sends(view(), Finished(0, 0, norm, 8)) for norm in (0.0, 0.49, 0.5, 3.0)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(("spec", "says"), [
+    ("power_of_choice:d=0", "d = 0"), ("power_of_choice:d=21", "d = 21: must be at most 20"),
+    ("oort:least=1", "least = 1: must be at most exploration"), ("oort:decay=0", "decay = 0"),
+    ("oort:pace=200", "pace"), ("oort:window=0", "window = 0"), ("oort:penalty=-1", "penalty = -1"),
+    ("oort:clip=2", "clip = 2"), ("linear:temperature=0", "temperature = 0"), ("linear:age=x", "age = 'x'"),
+    ("adaptive_buffer:size=3,most=2", "most = 2: must be at least 3"), ("adaptive_buffer:recent=0", "recent = 0"),
+    ("event_triggered:norm=0", "norm = 0"), ("event_triggered", "needs the option norm"),
+    ("uniform:every=0", "every = 0"),
+    ("ort", "did you mean 'oort'"), ("oort:speed=1", "no option 'speed'"),
+])  # fmt: skip
+def test_options_out_of_range_are_refused(spec, says):
+    with pytest.raises(ValueError, match=says):
+        bind_policy(spec)(PRIOR)
+
+
+def test_what_a_policy_returns_is_checked():
+    for choice, says in [
+        (Choice(np.array([0, 0]), np.zeros(2)), "different clients"),
+        (Choice(np.array([0, 99]), np.zeros(2)), "different clients among the idle"),
+        (Choice(np.arange(9), np.zeros(9)), "between 1 and 5 clients"),
+        (Choice(np.array([1]), np.zeros(3)), "of equal length"),
+        ([1, 2], "a Choice"),
+    ]:
+        policy = Policy(choose=lambda view, idle, count, choice=choice: choice)
+        with pytest.raises(ValueError, match=f"policy.choose.*{says}"):
+            planned("every:concurrency=5", Decisions(policy, Stand()))
+    with pytest.raises(ValueError, match=r"policy.buffer\(view\) = 0"):
+        planned("buffer:size=2,concurrency=5", Decisions(Policy(buffer=lambda view: 0), Stand()))

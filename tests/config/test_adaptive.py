@@ -1,0 +1,191 @@
+"""Runs with a policy, from settings to results: equal to planned ones, saved, resumed, swept, stopped, refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_async import Settings, clock, data, resume, simulate
+from fedjax_async.clock import Choice, Policy
+from fedjax_async.config import AdaptiveExperiment, prepare
+from fedjax_async.config.sweeping import execute_group, plan_groups
+from fedjax_async.results import explain, gantt, load
+from tests.engine.test_checkpoint import Killed, killer
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(90, 4)).astype(np.float32)
+Y = (X @ RNG.normal(size=(4, 3))).argmax(axis=1)
+PARTS = np.split(np.arange(60), [5, 12, 20, 24, 40])
+DATA = data.from_arrays(clients=[(X[part], Y[part]) for part in PARTS], test=(X[60:], Y[60:]))
+COMMON = {"data": DATA, "model": "logistic", "method": "fedbuff@buffer:size=2,concurrency=3", "updates": 20,
+          "delay": "lognormal:mean=1,heterogeneity=0.5", "batch_size": 4, "seed": 2}  # fmt: skip
+
+
+def run(**changes):
+    return simulate(**(COMMON | changes))
+
+
+def learned(found):
+    return found.params, dict(found.evaluations), dict(found.updates), list(found.schedule), dict(found.per_client)
+
+
+def same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+TIMELESS = {"look_seconds"}
+
+
+def counted(found):
+    return {name: value for name, value in found.counters.items() if name not in TIMELESS}
+
+
+@pytest.mark.filterwarnings("ignore::fedjax_async.notices.RunWarning")
+@pytest.mark.parametrize("changes", [
+    {"eval_updates": 3}, {"updates": None, "time": 12.0}, {"method": "fedavg@cohort:size=3", "eval_steps": 2},
+    {"eval_time": 1.5, "compress": "topk:ratio=0.5", "faults": "drop:probability=0.3"},
+])  # fmt: skip
+def test_uniform_is_the_planned_run(changes):
+    want, have = run(**changes), run(**changes, policy="uniform")
+    same(learned(want), learned(have))
+    assert have.counters["looks"] > 5 and have.counters["look_seconds"] > 0
+    alike = {name: want.counters[name] for name in ("updates", "server_steps", "lost", "rejected", "useful_steps")}
+    assert alike.items() <= have.counters.items()
+
+
+def test_without_evaluations_asked_for_there_are_about_fifty():
+    settings = Settings(policy="uniform", updates=120, model="logistic")
+    assert prepare(settings).settings.eval_updates == 3
+    by_time = dataclasses.replace(settings, time=100.0)
+    assert prepare(by_time).settings.eval_time == 2.0
+    assert prepare(dataclasses.replace(settings, updates=None, server_steps=60)).settings.eval_steps == 2
+
+
+def test_what_was_observed_and_chosen_is_in_the_run(tmp_path):
+    found = run(policy="oort", out=tmp_path / "run", plots=False)
+    assert {"observed", "chosen"} == set(found.probes)
+    chosen, observed = found.probes["chosen"], found.probes["observed"]
+    np.testing.assert_array_equal(chosen["client"], found.schedule.client)
+    np.testing.assert_array_equal(observed["client"], found.updates["client"])
+    texts = [text.get_text().strip() for text in gantt(found.schedule, 6, scores=chosen["score"]).axes[0].texts]
+    assert f"{chosen['score'][np.isfinite(chosen['score'])][0]:.3g}" in texts
+    with pytest.raises(ValueError, match="scores = "):
+        gantt(found.schedule, scores=chosen["score"][1:])
+    assert (observed["rms_loss"] >= observed["loss"] * (1 - 1e-6)).all()
+    kept = load(tmp_path / "run")
+    same(kept.probes["chosen"], chosen)
+    assert kept.settings["policy"] == "oort"
+
+
+def test_a_killed_run_goes_on_in_its_folder(tmp_path):
+    options = {"policy": "power_of_choice:d=4", "checkpoint": 4, "plots": False, "dataset": "fashion_mnist_6k"}
+    options |= {"clients": 8, "batch_size": 64, "updates": 16}
+    common = {name: value for name, value in COMMON.items() if name != "data"} | options
+    want = simulate(**common, out=tmp_path / "whole")
+    with pytest.raises(Killed):
+        simulate(**common, out=tmp_path / "killed", progress=killer(9))
+    assert list((tmp_path / "killed" / "checkpoints").glob("*.npz"))
+    have = resume(tmp_path / "killed", plots=False)
+    same((learned(want), want.probes), (learned(have), have.probes))
+    assert counted(want) == counted(have)
+
+
+def test_a_sweep_runs_them_one_by_one_and_gives_the_same():
+    common = {name: value for name, value in COMMON.items() if name != "data"} | {"dataset": DATA}
+    both = [("oort", 2), ("oort", 3), (None, 2), (None, 3)]
+    settings = [Settings(**(common | {"policy": policy, "seed": seed})) for policy, seed in both]
+    groups = plan_groups(settings)
+    assert [len(group.stacks) for group in groups] == [2, min(2, len(groups[1].stacks))]
+    finished = {}
+    for group in groups:
+        execute_group(settings, group, on_finished=finished.__setitem__)
+    same(learned(finished[0]), learned(run(policy="oort")))
+    same(finished[1].schedule.client, run(policy="oort", seed=3).schedule.client)
+
+
+def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
+    seen = []
+    whole = run(policy="oort", eval_updates=4, callbacks=[seen.append])
+    np.testing.assert_array_equal([one.time for one in seen], whole.evaluations["time"])
+    np.testing.assert_array_equal([one.update for one in seen], whole.evaluations["update"])
+    assert [one.last for one in seen] == [False] * (len(seen) - 1) + [True]
+    target = float(whole.evaluations["accuracy"][2])
+    first = int(np.argmax(whole.evaluations["accuracy"] >= target))
+    for engine in ("waves", "reference"):
+        short = run(policy="oort", eval_updates=4, stop_at=target, keep_best=True, engine=engine)
+        assert short.stopped.evaluation == first and len(short.evaluations["time"]) == first + 1
+        np.testing.assert_array_equal(short.updates["client"], whole.updates["client"][: 4 * first])
+        np.testing.assert_allclose(short.best.value, whole.evaluations["accuracy"][: first + 1].max(), rtol=1e-6)
+
+
+def test_an_explained_run_is_trained_again_along_its_own_schedule():
+    found = run(policy="power_of_choice:d=4")
+    told = explain(found, say=lambda line: None, dataset=DATA)
+    np.testing.assert_array_equal(told.arrivals["client"], found.updates["client"])
+    assert told.drift < 1e-6
+
+
+def test_a_policy_of_your_own():
+    def slowest_first(prior):
+        def choose(view, idle, count):
+            order = np.argsort(-prior.seconds[idle])[:count]
+            return Choice(idle[order], prior.seconds[idle][order])
+
+        return Policy(choose=choose)
+
+    found = run(policy=slowest_first)
+    assert found.settings["policy"].startswith("(object") and "policy" in found.settings["own"]
+    seconds = prepare_of({"policy": "uniform"}).prior.seconds
+    assert set(found.schedule.client[:3]) == set(np.argsort(-seconds)[:3])
+    for wrong in (lambda prior: 3, lambda prior: Policy(choose=1), lambda prior: Policy(every=0), lambda prior: 1 / 0):
+        with pytest.raises(ValueError, match=r"^policy"):
+            run(policy=wrong)
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"policy": "ort"}, "policy = 'ort': unknown; did you mean 'oort'"),
+    ({"policy": "oort", "method": "fedasync"}, "concurrency = 6: must be below 6"),
+    ({"policy": "adaptive_buffer", "method": "fedavg@cohort:size=2"}, "timing = 'cohort': must be buffer"),
+    ({"policy": "uniform", "method": "fedasync@participation"}, "timing = 'participation'"),
+    ({"policy": "true_bytes"}, "policy = 'true_bytes': must be left out, or given with compress"),
+    ({"policy": "uniform", "privacy": "dp:clip=1,noise=1"}, "privacy = .*guarantees follow from a plan"),
+    ({"policy": "uniform", "method": "fedbuff+swa:start=0.5"}, "method = .*need not know the server_steps"),
+    ({"policy": "uniform", "method": "orthodyn:switch=share", "time": 9.0}, "method = .*need not know the updates"),
+    ({"policy": "adaptive_buffer", "method": "fedmedian:size=2@buffer:size=2"}, "size of the rule's buffer"),
+    ({"policy": "uniform", "timing": clock.TIMINGS["buffer"](size=2), "method": "fedbuff"}, "timing = .*no policy"),
+    ({"policy": 3}, "policy = 3"), ({"policy": "uniform", "topology": "ring"}, "topology"),
+    ({"policy": "uniform", "method": "pushcen"}, "policy = 'uniform': must be left out"),
+    ({"policy": "power_of_choice:d=7"}, "d = 7: must be at most 6"),
+])  # fmt: skip
+def test_what_cannot_adapt_is_refused_before_anything_compiles(changes, says):
+    with pytest.raises(ValueError, match=says):
+        prepare_of(changes)
+
+
+def test_probes_stand_beside_the_tables_of_a_policy():
+    norms = {"norms": lambda state, memory, arrival, parts: {"bias": arrival.upload["output"]["bias"][0]}}
+    found = run(policy="power_of_choice:d=4", probes=norms)
+    again = simulate(**(COMMON | {"policy": "power_of_choice:d=4", "engine": "reference"}), probes=norms)
+    assert len(found.probes["norms"]["bias"]) == len(found.updates["client"])
+    np.testing.assert_allclose(found.probes["norms"]["bias"], again.probes["norms"]["bias"], atol=1e-5)
+    with pytest.raises(ValueError, match="probe name = 'chosen': must be another"):
+        run(policy="uniform", probes={"chosen": norms["norms"]})
+
+
+def prepare_of(changes):
+    common = {name: value for name, value in COMMON.items() if name != "data"}
+    return prepare(Settings(**({**common, "dataset": DATA} | changes)))
+
+
+def test_rules_that_know_the_length_of_the_run_adapt_where_it_is_known():
+    for changes in (
+        {"method": "fedbuff+swa:start=0.5", "updates": None, "server_steps": 6},
+        {"method": "orthodyn:switch=share"},
+    ):
+        assert isinstance(prepare_of({"policy": "uniform", **changes}), AdaptiveExperiment)
+        planned, looking = run(**changes), run(**changes, policy="uniform")
+        same(planned.params, looking.params)
