@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async.types import Array, Params, Path
 
@@ -108,6 +109,15 @@ def shared(tree: Any, params: Any, private: Callable[[Path], bool] | None) -> An
         return bool(jax.tree.structure(part) == structure)
 
     return jax.tree.map(lambda part: split(part, private)[0] if is_model(part) else part, tree, is_leaf=is_model)
+
+
+def leaves_read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
+    """For each leaf of the arguments (arrays, or their shapes): whether the results of ``function`` depend on it.
+
+    The function is traced and not run.
+    """
+    traced = jax.make_jaxpr(function)(*arguments).jaxpr
+    return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
 
 
 def norm(tree: Any) -> Array:

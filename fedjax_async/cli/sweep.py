@@ -23,7 +23,7 @@ from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.ray_tasks import finished
 from fedjax_async.results.significance import INTERVALS
 from fedjax_async.results.sweep_report import write_sweep
-from fedjax_async.results.sweeps import Sweep, Work, collect, plan_sweep, resolved, run_work
+from fedjax_async.results.sweeps import Sweep, SweepWork, collect, plan_sweep, resolved, run_work
 from fedjax_async.results.tables import table
 
 NO_VALIDATION = (
@@ -99,7 +99,7 @@ def size_text(size: float) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(size / 1e6, 0.1):.{0 if size >= 1e7 else 1}f} MB"
 
 
-def describe(work: Work) -> str:
+def describe(work: SweepWork) -> str:
     """The plan as text: groups, runs, stacks, memory, updates."""
     lines = [f"{len(work.points)} runs: {_axes(work.points)}"]
     left = len(work.points) - len(work.finished)
@@ -148,7 +148,7 @@ def _is_waited_for(arguments: argparse.Namespace) -> bool:
     return arguments.submit is not None and cluster.parse_target(arguments.submit)[0] in cluster.WAITED
 
 
-def _submit(arguments: argparse.Namespace, file: File, work: Work, limits: dict[str, int | None]) -> None:
+def _submit(arguments: argparse.Namespace, file: File, work: SweepWork, limits: dict[str, int | None]) -> None:
     jobs = cluster.submit(work, arguments.out, arguments.submit, **limits)
     for job in jobs:
         print(f"job {job.id}: {_shown(job)}")
@@ -178,7 +178,7 @@ def _wait(jobs: Sequence[cluster.Job], again: str) -> None:
     check.require(not failed, "submit", "ray", f"{how}; the same command goes on, and with --collect writes tables")
 
 
-def _train(arguments: argparse.Namespace, work: Work, file: File) -> None:
+def _train(arguments: argparse.Namespace, work: SweepWork, file: File) -> None:
     try:
         progress = False if arguments.quiet else None
         found = run_work(work, folder=arguments.out, progress=progress)

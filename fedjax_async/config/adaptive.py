@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 
-from fedjax_async import check
+from fedjax_async import check, tree
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency, energy
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.config import contracts, own
@@ -303,8 +302,7 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
         return state, memory, info, rule.params(state), rule.dispatch(state, memory, Request())[0]
 
     count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
-    traced = jax.make_jaxpr(outputs)(count, count, params, jax.eval_shape(jax.random.key, 0), pool).jaxpr
-    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    used = tree.leaves_read(outputs, count, count, params, jax.eval_shape(jax.random.key, 0), pool)
     return used[0], used[1]
 
 

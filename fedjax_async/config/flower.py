@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async import check, registry, tree
 from fedjax_async.clock import TIMINGS
@@ -129,7 +128,7 @@ class Rounds:
             return self.rule.dispatch(state, memory, Request(local_steps=steps, weight=weight))
 
         numbers = jnp.int32(1), jnp.float32(1)
-        work = any(_read(sent, *numbers, self.state, self.blank)[:2])
+        work = any(tree.leaves_read(sent, *numbers, self.state, self.blank)[:2])
         check.require(not work, "method", self.method, "one whose messages do not depend on the work of their jobs")
 
         def received(steps: Any, start: Params, state: Any, memory: Any) -> Any:
@@ -138,7 +137,7 @@ class Rounds:
             arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), steps)
             return self.rule.receive(state, memory, arrival)
 
-        self.reads_steps = _read(received, numbers[0], message.params, self.state, self.blank)[0]
+        self.reads_steps = tree.leaves_read(received, numbers[0], message.params, self.state, self.blank)[0]
 
     def _params(self, arrays: Arrays) -> Params:
         """The arrays of floats; those of whole numbers are kept as they are."""
@@ -204,12 +203,6 @@ def layout_of(arrays: Arrays) -> dict[str, str]:
 
 def _kind(array: np.ndarray) -> str:
     return "floats" if jnp.issubdtype(array.dtype, jnp.floating) else "whole numbers"
-
-
-def _read(function: Callable[..., Any], *arguments: Any) -> list[bool]:
-    """Which leaves of the arguments the results depend on."""
-    traced = jax.make_jaxpr(function)(*arguments).jaxpr
-    return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
 
 
 def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from fedjax_async.clock import Ended, Record
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.components import bound, rule_of, shapes_of_server
 from fedjax_async.engine.evaluation import Points
-from fedjax_async.engine.extension import Growing, Work
+from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import described
@@ -156,7 +156,7 @@ class WavesExecutor:
         self.seconds += clock_time.perf_counter() - begin
         self._look_around(work, record)
 
-    def _execute(self, work: Work, due: list[int]) -> None:
+    def _execute(self, work: ExtensionWork, due: list[int]) -> None:
         """Send, train, receive and evaluate; waits for the device."""
         layout, device = work.layout, self._device
         carry, stores = device.held
@@ -187,7 +187,7 @@ class WavesExecutor:
         model = None if copying is None else copying(device.tables, carry.server, np.int32(0))
         self._watcher.add((0, arrivals), found, model)
 
-    def _note(self, work: Work) -> None:
+    def _note(self, work: ExtensionWork) -> None:
         """Fetch and keep what was recorded."""
         carry, stores = self._device.held
         rows, probed = jax.device_get((carry.records, carry.probes))
@@ -198,7 +198,7 @@ class WavesExecutor:
                 rows[name] = np.where(applied, rows[name], column.dtype.type(0))
         self._told.note(work, rows, probed)
 
-    def _look_around(self, work: Work, record: Record) -> None:
+    def _look_around(self, work: ExtensionWork, record: Record) -> None:
         """What does not concern learning: bad uploads, checkpoints, the progress bar, observers."""
         refuse(self._told.rejected, self._on_bad)
         if self._keeper is not None and self._keeper.due(record.applied) and not self._o.plan.complete:
@@ -230,7 +230,7 @@ class WavesExecutor:
             self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
             self._scores = dict(self._snapshot.scores)
 
-    def _repeat(self, work: Work, probes: Any) -> None:
+    def _repeat(self, work: ExtensionWork, probes: Any) -> None:
         """Tell an extension once more; after the last one the device takes over."""
         self._told.repeat(work)
         self._device.measure_up(work)

@@ -41,7 +41,7 @@ class OpenJob:
     row: int = -1  # of its lane's store, once it is trained
 
 
-class Work(NamedTuple):
+class ExtensionWork(NamedTuple):
     """What the device does for an extension.
 
     The first ``received`` positions of ``layout`` are received; those after them belong to jobs under way that are
@@ -84,7 +84,7 @@ class Growing:
         self._free_rows = [list(range(rows)) for _ in range(lanes)]
         self.slots = self.useful_steps = self.executed_steps = self.waves = self.batches = 0
 
-    def extend(self, record: Record, wanted: int | None = None) -> Work:
+    def extend(self, record: Record, wanted: int | None = None) -> ExtensionWork:
         """What is new in ``record``; ``wanted``: a job under way that must be trained now."""
         first, old = self._arrivals, self._jobs
         walked = self._walk(record)
@@ -97,7 +97,7 @@ class Growing:
         at = np.append(np.flatnonzero(applied[: len(walked.seen)]), len(walked.seen))
         jobs = np.array([one.job for one in walked.seen], np.int64)
         sends = any(position == 0 for position, _, _ in walked.writes)
-        return Work(layout, len(walked.seen), applied, jobs, first, at, sends)
+        return ExtensionWork(layout, len(walked.seen), applied, jobs, first, at, sends)
 
     def where(self, job: int) -> tuple[int, int]:
         """Lane and row of a job that is trained and not yet received."""

@@ -16,7 +16,7 @@ from fedjax_async.engine import programs
 from fedjax_async.engine.batches import Batch, Lanes
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import differs
-from fedjax_async.engine.extension import Work
+from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.measures import inputs_of
 from fedjax_async.engine.outset import Outset
@@ -53,7 +53,7 @@ class GrowingStack:
 
     # --- tables and programs ----------------------------------------------------------------------
 
-    def begin(self, work: Work, probes: Probes) -> None:
+    def begin(self, work: ExtensionWork, probes: Probes) -> None:
         """Allocate for the first extension, compile, and send its first messages; ``probes``: see :meth:`place`."""
         o, data = self._o, self._o.components.data
         shape = self._shape = self._needed(work)
@@ -74,7 +74,7 @@ class GrowingStack:
         carry = self.stack.programs.start(self.tables, params)
         self.held = Held(carry, tuple(_zeros(self._store) for _ in range(self._lanes)))
 
-    def _compile(self, work: Work) -> None:
+    def _compile(self, work: ExtensionWork) -> None:
         o, stack, layout, shape = self._o, self.stack, work.layout, self._shape
         parts = (o.components.server, o.components.client)
         shapes = programs.shapes_of(*parts, layout, shape, self.tables, stack.params, self._facts)
@@ -113,7 +113,7 @@ class GrowingStack:
         if self.held is not None and layout.whole:
             self._trainers.buffers = list(self.held.stores)
 
-    def _needed(self, work: Work) -> Shape:
+    def _needed(self, work: ExtensionWork) -> Shape:
         layout = work.layout
         positions = padded_length(len(layout.run) + layout.capacity, LEAST)
         writes = padded_length(len(layout.slots.write_slot), LEAST)
@@ -121,17 +121,17 @@ class GrowingStack:
         needed = Shape(1, len(self._o.local_steps), layout.capacity, positions, writes, slots)
         return needed if self._shape is None else Shape(*map(max, zip(needed, self._shape)))
 
-    def measure_up(self, work: Work) -> None:
+    def measure_up(self, work: ExtensionWork) -> None:
         """Note how large an extension is that is not executed here."""
         self._shape = self._needed(work)
 
-    def take_over(self, held: Any, work: Work, probes: Probes) -> None:
+    def take_over(self, held: Any, work: ExtensionWork, probes: Probes) -> None:
         """Go on with what was held after an extension, the last of those noted by :meth:`measure_up`."""
         self.held = to_devices(held, None)
         self.place(work, probes)
         self._compile(work)
 
-    def fit(self, work: Work, probes: Probes) -> None:
+    def fit(self, work: ExtensionWork, probes: Probes) -> None:
         """Make room for longer tables and more slots than before."""
         if (needed := self._needed(work)) == self._shape:
             return
@@ -143,7 +143,7 @@ class GrowingStack:
         self.place(work, probes)
         self._compile(work)
 
-    def place(self, work: Work, probes: Probes) -> None:
+    def place(self, work: ExtensionWork, probes: Probes) -> None:
         """Move the tables of an extension to the device; ``probes``: with numbers within the extension."""
         columns = event_columns(
             work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_async import check, tree
 from fedjax_async.engine.components import Client, Server, bound, rule_of
@@ -198,8 +197,7 @@ def check_shared_messages(
     state = jax.eval_shape(lambda tables, states: state_of(tables, states, jnp.int32(0)), tables, carry.server)
     count = len(jax.tree.leaves(state))
     receiving = jax.make_jaxpr(received)(state, tables, carry, buffers).jaxpr
-    sending = jax.make_jaxpr(sent)(state, tables).jaxpr
-    _, read = dce_jaxpr(sending, [True] * len(sending.outvars))
+    read = tree.leaves_read(sent, state, tables)
     changed = [out is not given for out, given in zip(receiving.outvars, receiving.invars[:count])]
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     both = [path for path, moves, seen in zip(paths, changed, read[:count]) if moves and seen]
@@ -223,8 +221,7 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
         arrival = _arrived(tables, carry, buffers._replace(message=message), position)
         return rule_at(server, tables, facts, run).receive(state, memory, arrival)
 
-    traced = jax.make_jaxpr(received)(buffers.message, tables, carry, buffers).jaxpr
-    _, read = dce_jaxpr(traced, [True] * len(traced.outvars))
+    read = tree.leaves_read(received, buffers.message, tables, carry, buffers)
     return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.message))])
 
 

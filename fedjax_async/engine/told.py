@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_async.clock.decisions import Table
-from fedjax_async.engine.extension import Work
+from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED
 from fedjax_async.engine.probes import Probes, numbers_of, probe_table
 from fedjax_async.types import Schedule
@@ -30,7 +30,7 @@ class Told:
 
     # --- what is recorded -------------------------------------------------------------------------
 
-    def note(self, work: Work, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
+    def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
         """Keep what was recorded at the received positions of an extension, and seen by probes at any of them."""
         self._log.append({**rows, "job": work.jobs, "applied": work.applied[: work.received]})
         for name in self._probes:
@@ -38,12 +38,12 @@ class Told:
             at = work.at[numbers - work.first]
             self._probed[name].append({key: column[at] for key, column in probed[name].items()} | {"number": numbers})
 
-    def _numbers(self, name: str, work: Work) -> np.ndarray:
+    def _numbers(self, name: str, work: ExtensionWork) -> np.ndarray:
         """The numbers of the arrivals of an extension that a probe sees."""
         numbers = numbers_of(self._probes[name], work.first + len(work.at) - 1)
         return numbers[(numbers >= work.first) & (numbers < work.first + len(work.at) - 1)]
 
-    def local_probes(self, work: Work) -> dict[str, Any]:
+    def local_probes(self, work: ExtensionWork) -> dict[str, Any]:
         """The probes with the numbers of their arrivals within an extension."""
         return {
             name: probe._replace(every=1, at=tuple((self._numbers(name, work) - work.first).tolist()))
@@ -102,7 +102,7 @@ class Told:
         content["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in probes.items()}
         self._past = jax.tree.unflatten(jax.tree.structure(content), leaves)
 
-    def repeat(self, work: Work) -> None:
+    def repeat(self, work: ExtensionWork) -> None:
         """Note an extension from the checkpoint."""
         begin = len(self._log)
         self._log.append(

@@ -16,7 +16,7 @@ from fedjax_async.local.batches import batch, mean_loss, part_mean, permute
 from fedjax_async.local.curve import Curve, curve_training
 from fedjax_async.local.feedback import ef21, feedback
 from fedjax_async.local.job import arrival_key, job_key, local_steps, run_job, run_steps
-from fedjax_async.local.metrics import METRICS, euclidean, hyperbolic, metric_of
+from fedjax_async.local.metrics import PROXIMAL_METRICS, euclidean, hyperbolic, metric_of
 from fedjax_async.local.optimizers import DECAYS, OPTIMIZERS
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
@@ -34,8 +34,8 @@ FEEDBACKS: dict[str, Callable[..., ClientAlgorithm]] = {
 __all__ = [
     "DECAYS",
     "FEEDBACKS",
-    "METRICS",
     "OPTIMIZERS",
+    "PROXIMAL_METRICS",
     "Curve",
     "WithinJob",
     "anchored_training",

@@ -87,7 +87,8 @@ def curve_training(
     Args:
       optimizer, batch_size, proximal, scale: as in ``local_training``; ``scale`` multiplies both learning rates;
         a ``WithinJob`` counts the steps of the end and of the control point by themselves.
-      metric: of the proximal term, a name in ``METRICS``; ``sigma`` and ``beta`` are the options of ``hyperbolic``.
+      metric: of the proximal term, a name in ``PROXIMAL_METRICS``; ``sigma`` and ``beta`` are the options of
+        ``hyperbolic``.
       control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
       gamma: share of dphi along the chord that is removed, in [0, 1].
       order: ``alternate``, or ``after``: all steps of the end first, then ``control_epochs`` epochs of the control

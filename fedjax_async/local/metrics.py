@@ -1,7 +1,7 @@
 """Proximal metrics: how far a client's weights are from the model that it started from.
 
 A proximal term is ``(mu / 2) metric(w, w_0)``. A metric is any differentiable function of two pytrees, such as those
-made by the factories here; ``METRICS`` names these.
+made by the factories here; ``PROXIMAL_METRICS`` names these.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fedjax_async import check, registry
 from fedjax_async.geometry import lorentz_penalty
 from fedjax_async.types import Array, Params, Traced
 
-Metric = Callable[[Params, Params], Array]  # (weights, those of the start) -> float[]
+ProximalMetric = Callable[[Params, Params], Array]  # (weights, those of the start) -> float[]
 
 
-def euclidean() -> Metric:
+def euclidean() -> ProximalMetric:
     """``||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2)."""
 
     def metric(weights: Params, start: Params) -> Array:
@@ -29,7 +29,7 @@ def euclidean() -> Metric:
     return metric
 
 
-def hyperbolic(*, sigma: Traced = 1.0, beta: Traced = 1.0) -> Metric:
+def hyperbolic(*, sigma: Traced = 1.0, beta: Traced = 1.0) -> ProximalMetric:
     """``exp(||pi_L(w) - pi_L(w_0)||_L^2 / sigma)`` in the Lorentz model (FedMRUR: An et al. 2023).
 
     Finite, with a finite gradient, for all finite weights: the exponent is bounded (``geometry.lorentz_penalty``).
@@ -44,13 +44,13 @@ def hyperbolic(*, sigma: Traced = 1.0, beta: Traced = 1.0) -> Metric:
     return lambda weights, start: lorentz_penalty(weights, start, sigma=sigma, beta=beta)
 
 
-METRICS: dict[str, Callable[..., Metric]] = {"euclidean": euclidean, "hyperbolic": hyperbolic}
+PROXIMAL_METRICS: dict[str, Callable[..., ProximalMetric]] = {"euclidean": euclidean, "hyperbolic": hyperbolic}
 
 
-def metric_of(name: str, sigma: Traced | None = None, beta: Traced | None = None) -> Metric:
+def metric_of(name: str, sigma: Traced | None = None, beta: Traced | None = None) -> ProximalMetric:
     """The metric called ``name``; an option that is ``None`` keeps its default."""
     given = {key: value for key, value in (("sigma", sigma), ("beta", beta)) if value is not None}
-    factory = registry.find("metric", METRICS, name)
+    factory = registry.find("metric", PROXIMAL_METRICS, name)
     known = registry.options_of(factory)
     for key, value in given.items():
         check.require(key in known, key, value, f"left out: the metric {name!r} does not take it")

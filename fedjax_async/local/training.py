@@ -12,7 +12,7 @@ import optax
 from fedjax_async import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
 from fedjax_async.local.dp_sgd import PerExample, noised_gradient, require_usable
-from fedjax_async.local.metrics import Metric, metric_of
+from fedjax_async.local.metrics import ProximalMetric, metric_of
 from fedjax_async.local.private import keeping
 from fedjax_async.local.sharpness import gradients_a_step
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State
@@ -44,7 +44,7 @@ def local_training(
     proximal: Any = 0.0,
     scale: Scale = None,
     correct: Callable[[Params, Params, Message], Params] | None = None,
-    metric: Metric | str | None = None,
+    metric: ProximalMetric | str | None = None,
     keep_optimizer: bool = False,
     shuffle: bool = True,
     per_example: PerExample | None = None,
@@ -68,7 +68,8 @@ def local_training(
         term, for example for control variates. A wrapper passes its client's state in ``message.extra`` and hands
         this client's own state on (private leaves are in it). Gradient and weights have no running statistics: a
         wrapper adds ``trained(model, control)``, not ``control``.
-      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``, or a name in ``METRICS``.
+      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``, or a name in
+        ``PROXIMAL_METRICS``.
       keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
         rejected leaves it as it was.
       shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
@@ -183,12 +184,12 @@ def batch_gradient(
     return jax.grad(objective, has_aux=True)
 
 
-def proximal_term(proximal: Any, metric: Metric | str | None) -> Callable[[Params, Params, Params], Params]:
+def proximal_term(proximal: Any, metric: ProximalMetric | str | None) -> Callable[[Params, Params, Params], Params]:
     """``pulled(gradient, weights, start) -> gradient``, the gradient plus that of ``(mu/2) metric(weights, start)``."""
     check.non_negative("proximal", proximal)
     distance = metric_of(metric) if isinstance(metric, str) else metric
     known = distance is None or callable(distance)
-    check.require(known, "metric", metric, "a function metric(w, w_0), or a name in METRICS")
+    check.require(known, "metric", metric, "a function metric(w, w_0), or a name in PROXIMAL_METRICS")
     if isinstance(proximal, (int, float)) and proximal == 0:
         return lambda gradient, weights, start: gradient
 

@@ -24,7 +24,7 @@ from fedjax_async.results import callbacks as looking
 from fedjax_async.results.array_jobs import Call
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.runs import load_plugins
-from fedjax_async.results.sweeps import Work, begin_streams, plan_sweep, train_into
+from fedjax_async.results.sweeps import SweepWork, begin_streams, plan_sweep, train_into
 
 LOGS = "jobs"  # submitit's own files, inside the sweep's folder
 # option of --submit -> submitit's parameter
@@ -139,7 +139,7 @@ STARTS: dict[str, Callable[[Path, str], Start]] = {
 
 
 def submit(
-    work: Work,
+    work: SweepWork,
     folder: str | Path,
     target: str,
     *,

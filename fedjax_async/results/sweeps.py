@@ -66,7 +66,7 @@ class Sweep(NamedTuple):
         return self.kept[index] if self.folder is None else sweep_folder.load_run(self.folder, self.points[index])
 
 
-class Work(NamedTuple):
+class SweepWork(NamedTuple):
     """What is left to do of a sweep. Runs are given by their index into ``points``."""
 
     points: tuple[Point, ...]
@@ -103,7 +103,7 @@ def plan_sweep(
     probes: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
-) -> Work:
+) -> SweepWork:
     """Find out which runs are finished, and how the others are grouped; writes nothing.
 
     Finished runs are planned too, so that a continued sweep has the same stacks as before, and therefore the same
@@ -120,10 +120,10 @@ def plan_sweep(
         options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
         groups = sweeping.plan_groups([point.settings for point in points], **options)
     if folder is None:
-        return Work(tuple(points), frozenset(), tuple(groups), probes, callbacks)
+        return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     finished = _finished(points, Path(folder), callbacks)
     left = (_left(group, finished, points, Path(folder)) for group in groups)
-    return Work(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
+    return SweepWork(tuple(points), finished, tuple(group for group in left if group.stacks), probes, callbacks)
 
 
 def _finished(points: Sequence[Point], folder: Path, callbacks: Callbacks | None = None) -> frozenset[int]:
@@ -148,7 +148,7 @@ def _left(group: Group, finished: frozenset[int], points: Sequence[Point], folde
 
 
 def train(
-    work: Work,
+    work: SweepWork,
     *,
     on_finished: Callable[[int, Run], None],
     folder: Path | None = None,
@@ -192,7 +192,7 @@ def train(
             each.close()
 
 
-def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
+def run_work(work: SweepWork, *, folder: str | Path | None = None, progress: bool | None = None) -> Sweep:
     """Train what :func:`plan_sweep` left to do, in memory or into ``folder``, the one given to ``plan_sweep``.
 
     The folder is locked meanwhile; ``ValueError`` as in :func:`claimed`.
@@ -210,7 +210,7 @@ def run_work(work: Work, *, folder: str | Path | None = None, progress: bool | N
     return Sweep(work.points, folder, roles=work.roles)
 
 
-def begin_streams(folder: Path, work: Work) -> None:
+def begin_streams(folder: Path, work: SweepWork) -> None:
     """Remove what other runs streamed into the folders of this sweep; stream finished runs that were not streamed yet.
 
     Called before ``sweep_folder.begin``: unless the folder has the definition of this sweep, its runs are others.
@@ -225,7 +225,7 @@ def begin_streams(folder: Path, work: Work) -> None:
             streams.clear(place)
 
 
-def train_into(folder: Path, work: Work, *, progress: bool | None = None) -> None:
+def train_into(folder: Path, work: SweepWork, *, progress: bool | None = None) -> None:
     """Train what is left; each run is written into the sweep's folder as soon as it is finished."""
 
     def save(index: int, run: Run) -> None:

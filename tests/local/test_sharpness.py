@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_async.geometry import lorentz_penalty
-from fedjax_async.local import METRICS, OPTIMIZERS, hyperbolic, local_training, run_job
+from fedjax_async.local import OPTIMIZERS, PROXIMAL_METRICS, hyperbolic, local_training, run_job
 from tests.local import textbook
 from tests.local.made_up import client_data, message, pool, softmax_regression, start_arrays
 from tests.local.test_training import flat, groups
@@ -86,7 +86,7 @@ def test_bad_options_are_refused(name, options, message_):
 
 def test_the_euclidean_metric_is_the_proximal_term_of_fedprox():
     with jax.enable_x64(True):
-        for metric in (METRICS["euclidean"](), "euclidean"):
+        for metric in (PROXIMAL_METRICS["euclidean"](), "euclidean"):
             given, usual = (trained(optax.sgd(LR), proximal=MU, metric=m) for m in (metric, None))
             np.testing.assert_allclose(given, usual, rtol=1e-12)
 

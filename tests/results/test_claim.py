@@ -125,7 +125,7 @@ def test_nothing_is_executed_for_a_bad_place(bad, monkeypatch):
     monkeypatch.setattr(sweeps, "resolved", never)
     refused(bad, lambda: sweeps.sweep(SMALL, {"lr": [0.1]}, out=bad))
     monkeypatch.setattr(sweep_folder, "begin", never)
-    refused(bad, lambda: sweeps.run_work(sweeps.Work((), frozenset(), ()), folder=bad))
+    refused(bad, lambda: sweeps.run_work(sweeps.SweepWork((), frozenset(), ()), folder=bad))
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
