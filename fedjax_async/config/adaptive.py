@@ -47,7 +47,7 @@ JOBS = 8  # of which the mean is taken for what a server knows of a client's spe
 Replan = Callable[[Decisions], Schedule]
 
 
-class _Live:
+class _GrowingPlan:
     """What becomes of an adaptive run: its plan as far as it is known, and in the end its schedule."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class AdaptiveExperiment(NamedTuple):
     prior: Prior
     replan: Replan
     facts: Facts
-    live: _Live
+    growing: _GrowingPlan
 
     @property
     def described(self) -> dict[str, Any]:
@@ -102,17 +102,17 @@ class AdaptiveExperiment(NamedTuple):
     @property
     def schedule(self) -> Schedule:
         """The schedule, nominal until the run is over."""
-        return self.nominal.schedule if self.live.schedule is None else self.live.schedule
+        return self.nominal.schedule if self.growing.schedule is None else self.growing.schedule
 
     @property
     def points(self) -> Points:
         """The evaluations, as far as they are decided; nominal before the run."""
-        return self.nominal.points if self.live.plan is None else self.live.plan.points
+        return self.nominal.points if self.growing.plan is None else self.growing.plan.points
 
     @property
     def complete(self) -> bool:
         """Whether all evaluations are decided."""
-        return self.live.plan is not None and self.live.plan.complete
+        return self.growing.plan is not None and self.growing.plan.complete
 
     @property
     def total(self) -> int:
@@ -121,7 +121,7 @@ class AdaptiveExperiment(NamedTuple):
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
-        return self.nominal.counts() if self.live.plan is None else self.live.plan.counts()
+        return self.nominal.counts() if self.growing.plan is None else self.growing.plan.counts()
 
     def columns(self, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What an engine found at an evaluation, as the results have it."""
@@ -134,8 +134,8 @@ class AdaptiveExperiment(NamedTuple):
     def run(self, **options: Any) -> EngineOutcome:
         """Run it on the engine of its settings; ``options``: those of its executor."""
         e, s = self.nominal, self.settings
-        plan = self.live.plan = Plan(every_of(s), s.time)
-        self.live.schedule = None
+        plan = self.growing.plan = Plan(every_of(s), s.time)
+        self.growing.schedule = None
         policy = self.policy(self.prior)
         probes = dict(e.probes) | ({OBSERVED: Probe(observed_loss(e.components.model))} if policy.loss else {})
         outset = Outset(
@@ -156,7 +156,7 @@ class AdaptiveExperiment(NamedTuple):
         )
         executor: Any = EXECUTORS[s.engine](outset, **options)
         decisions = Decisions(policy, executor)
-        schedule = self.live.schedule = self.replan(decisions)
+        schedule = self.growing.schedule = self.replan(decisions)
         spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
         outcome = executor.finish(decisions.record, schedule, spent)
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
@@ -164,7 +164,7 @@ class AdaptiveExperiment(NamedTuple):
 
     def recorded(self, outcome: EngineOutcome) -> Run:
         """The tables of the run from what the engine returned."""
-        e, schedule, plan = self.nominal, self.live.schedule, self.live.plan
+        e, schedule, plan = self.nominal, self.growing.schedule, self.growing.plan
         options: dict[str, Any] = {"waits": waits_for_close(e.components)}
         options["gradients"] = gradients_of(e.components, schedule)
         if self.settings.energy is not None:
@@ -207,7 +207,7 @@ def adaptive(run: Resolved, nominal: Experiment, replan: Replan) -> AdaptiveExpe
     for field, needed, known in zip(("updates", "server_steps"), used, (only_updates, only_steps)):
         allowed = f"one that need not know the {field} of the run beforehand, or a run that ends by {field} alone"
         check.require(not needed or known, "method", str(s.method), allowed)
-    return AdaptiveExperiment(s, nominal, model, prior, replan, facts, _Live())
+    return AdaptiveExperiment(s, nominal, model, prior, replan, facts, _GrowingPlan())
 
 
 def checked_policy(model: Any, prior: Prior) -> Policy:

@@ -83,11 +83,8 @@ class WavesExecutor:
         self._device = GrowingStack(outset, member, facts, lanes, self._growing.rows, models)
         self._watcher, self._told = Watcher([start], [observer]), Told(member.probes)
         self._scores: dict[tuple[int, int], dict[str, Any]] = {}
-        self._extensions, self._evaluated, self.seconds = (
-            0,
-            -1,
-            0.0,
-        )  # evaluated: after how many arrivals, the last time
+        self._extensions, self.seconds = 0, 0.0
+        self._evaluated = -1  # arrivals applied before the last evaluation
         self._snapshot: Any = None  # Snapshot, if there is a checkpoint
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
