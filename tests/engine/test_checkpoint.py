@@ -130,7 +130,7 @@ def test_a_changed_byte_anywhere_is_found_or_does_no_harm(saved):
             have = keeper.restore()
         except ValueError as error:
             found += 1
-            assert "damaged or foreign" in str(error) and "\n" not in str(error)
+            assert "damaged or of another format" in str(error) and "\n" not in str(error)
         else:
             assert have.groups == want.groups and have.scores == want.scores, place
             for a, b in zip(have.leaves, want.leaves, strict=True):
@@ -144,11 +144,11 @@ def test_files_of_others_are_refused(saved):
     about = arrays["about"].tobytes()
     for text in (about.replace(b"fedjax_async checkpoint 2", b"something else"), b"{", b"[]", b"\xff"):
         disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(text, np.uint8)}))
-        with pytest.raises(ValueError, match="damaged or foreign"):
+        with pytest.raises(ValueError, match="damaged or of another format"):
             again(saved)
     for changed in (arrays | {"leaf 0000": np.zeros(10, np.float32)}, {"about": arrays["about"]}, {"a": np.ones(3)}):
         disk.write(path, disk.npz_bytes(changed))
-        with pytest.raises(ValueError, match="damaged or foreign"):
+        with pytest.raises(ValueError, match="damaged or of another format"):
             again(saved)
 
 
