@@ -106,8 +106,8 @@ def choose_widths(
 
     ``histogram``: see :func:`active_histogram`. In units of one job's local step: a step of a batch with ``a`` active
     jobs costs ``overhead + w``, where ``w >= a`` is the next chosen width, and each width costs ``compiling`` once.
-    Dynamic programming over the ladder. ``limit`` is at least the largest number of active jobs, and one chosen width
-    always is.
+    Dynamic programming over the ladder. ``limit`` must be at least the largest number of active jobs; the widest chosen
+    width is too.
     """
     check.whole("most", most)
     used = np.flatnonzero(histogram)

@@ -126,11 +126,11 @@ class GrowingStack:
         return needed if self._shape is None else Shape(*map(max, zip(needed, self._shape)))
 
     def measure_up(self, work: Work) -> None:
-        """Record the sizes that an extension needs which is not executed, since the checkpoint has its results."""
+        """Record the sizes that an extension needs. It is not executed: the checkpoint has its results."""
         self._shape = self._needed(work)
 
     def take_over(self, held: Any, work: Work, probes: Probes) -> None:
-        """Go on from a checkpoint: ``held`` after the last extension that :meth:`measure_up` got."""
+        """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
         self.held = to_devices(held, None)
         self.place(work, probes)
         self._compile(work)
