@@ -16,7 +16,7 @@ from fedjax_async import check
 from fedjax_async.clock.forecast import host_memory
 
 JOBS = "jobs"  # the only axis of the mesh
-LONGEST = 200  # at most so many characters of the original error in our message
+LONGEST = 200  # at most so many characters of the original message are quoted
 
 
 def make_mesh(devices: int | None) -> Mesh | None:

@@ -26,7 +26,7 @@ _IN_VAIN = (Outcome.LOST, *DROPPED)
 
 @dataclasses.dataclass(slots=True)
 class OpenJob:
-    """A job under way, whose start model is kept."""
+    """A job whose start model is kept: it is under way, or must still be trained in vain."""
 
     job: int
     client: int
@@ -36,7 +36,7 @@ class OpenJob:
     version: int
     corrupt: bool
     message: int  # what it starts from: its version, or the job itself if messages are personal
-    sent: int  # local position of its dispatch
+    sent: int  # position of its dispatch in the extension that sent it
     lane: int = -1  # of its trained upload; -1: not trained
     row: int = -1  # of its lane's store; -1: not trained
 

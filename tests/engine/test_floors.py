@@ -73,7 +73,7 @@ def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
     """Unscaled signs take equally long steps for any gradient, and staleness delays the change of direction.
 
     Each arrival is a server step, so only the staleness (clients in flight - 1) differs. Over eight seeds it raised the
-    floor by factors of 2.1 to 2.9; with a quarter of the heterogeneity the fresh floor was lower by a
+    floor by factors of 2.1 to 2.9. With a quarter of the heterogeneity, the floor without staleness was lower by a
     factor of 2.7 or more.
     """
     signs, one = [("sign", "off")], "buffer:size=1,concurrency={}"
