@@ -1,33 +1,37 @@
-"""The engine: executes schedules. It knows no names; ``config`` gives it objects.
+"""The engine: executes schedules. It knows no methods by name; ``config`` gives it objects.
 
-Start with :func:`run_waves` (``run.py``): one schedule, or a stack of them, from the first message to the outcome.
+Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` several, from the first message to the
+outcome.
 
 Order of reading: ``components.py`` (what is trained), ``layout.py`` and ``batches.py`` (which jobs are trained
 together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (local training) and
-``serving.py`` (the server), ``several.py`` (both for several waves), ``programs.py`` (all compiled), ``stack.py`` (all
-of these for some runs), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the programs).
-``evaluation.py``, ``probes.py`` and ``probing.py`` observe a run; ``watching.py`` hands its evaluations over while it
-runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``checkpoint.py`` are one feature each.
-``record.py`` makes the tables of a run.
-``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` are a run as one function that JAX differentiates,
-``attribution.py`` is the probe that explains a run. ``reference.py`` is the oracle: one event at a time.
+``serving.py`` (the server), ``several.py`` (several waves in one call), ``programs.py`` (the compiled programs),
+``stack.py`` (runs laid out and compiled), ``trainers.py``, ``loop.py`` and ``run.py`` (the loop that calls the
+programs). ``evaluation.py``, ``measures.py``, ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands its
+evaluations over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py`` and ``checkpoint.py``
+are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
+``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
+differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
+is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.
 
-Adaptive runs, whose plan is made while they go on, begin with :class:`WavesExecutor` (``adaptive.py``), which the
-planner calls: ``outset.py`` (what is known at the start), ``extension.py`` (what a look adds to the plan, dealt to
-slots, lanes and rows), ``growing_stack.py`` (the device's part) and ``told.py`` (what the planner is told, also by a
-checkpoint). ``adaptive_reference.py`` is their oracle.
+The plan of an adaptive run grows while the run executes. Such runs begin with :class:`WavesExecutor` (``adaptive.py``),
+which the planner calls: ``outset.py`` (what is known at the start), ``extension.py`` (what is new in the plan, dealt to
+slots, lanes and rows), ``growing_stack.py`` (the part on the device) and ``told.py`` (what the planner is told, also
+from a checkpoint). ``adaptive_reference.py`` is their oracle.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``): ``peer_layout.py``, ``peer_tables.py``,
-``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py`` and ``peer_programs.py`` do
-for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes, the loop (``loop.py``),
-checkpoints and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
+``peer_kernels.py`` (mix, train, push, write), ``peer_evaluation.py``, ``peer_probes.py``, ``peer_programs.py`` and
+``peer_record.py`` do for them what the files without ``peer_`` do for runs with a server. Both share batches, lanes,
+the loop (``loop.py``), checkpoints and devices. ``peer_outcome.py`` is the result, ``peer_reference.py`` the oracle.
 
-Words of this room: a *stack* is runs that advance side by side, each of them a *member*. All their arrivals stand in
-one order; a *position* is a place in it, a *rank* a stretch of it in which no run occurs twice. A *wave* is jobs that
-may be trained together. A *group* is trained at the same time, one *batch* a *lane*; a lane is a host thread with
-*buffers* of its own, a *row* in them holds one job. A *segment* is the local steps of a batch that one compiled call
-executes at one width, a *stretch* the positions that one call of ``receive`` takes from one lane. A *slot* holds a
-start model, and a *write* puts a message into a slot.
+Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
+are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs
+twice. A *wave* is a set of jobs that may be trained together. A wave is cut into *batches*. A *group* is the batches
+that are trained at the same time, one in each *lane*. A lane is a host thread with its own *buffers*; each *row* of
+them holds one job. A *segment* is the local steps of a batch that one compiled call executes at one width. A *stretch*
+is a range of positions that one call of ``receive`` takes from one lane. A *slot* holds a start model, and a *write*
+puts a message into a slot. In an adaptive run, a *look* is a moment at which the policy sees the results so far, and an
+*extension* is what the plan has gained since the last look.
 """
 
 from typing import TYPE_CHECKING

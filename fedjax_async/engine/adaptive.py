@@ -1,11 +1,11 @@
-"""Execute a plan that is still being made, in waves: the fast engine of adaptive runs.
+"""Execute a growing plan in waves: the fast engine of adaptive runs.
 
-The planner calls :class:`WavesExecutor` whenever the server looks. What the plan has gained since then is an extension
-(``extension.py``): its tables go to the device, its jobs are trained by the same programs as those of a planned run
-(``growing_stack.py``), and what was recorded comes back (``told.py``), which is what the look waits for.
+The planner calls :class:`WavesExecutor` at every look of the policy. What the plan has gained since the last look is an
+extension (``extension.py``). Its tables go to the device, the same programs as for a planned run train its jobs
+(``growing_stack.py``), and the planner waits for what they recorded (``told.py``).
 
-A checkpoint also holds all that the planner was told. A run that goes on from it is planned again from the start, and
-told the same, until the device takes over.
+A checkpoint also holds all that the planner was told. A resumed run is planned again from the start. The planner is
+told the same results again, up to the checkpoint; from then on the device trains.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from fedjax_async.engine.told import Told
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Schedule
 
-AHEAD = 3  # full waves of uploads that may wait in the stores
+AHEAD = 3  # full waves of trained uploads that may wait in the stores until they arrive
 
 
 class WavesExecutor:
     """Trains an adaptive run in waves. The options are those of ``run_waves``, the methods of ``clock.Executor``.
 
-    ``seconds``: what the host's looks took, beside training, evaluating and compiling.
+    ``seconds``: real time that the host spent on extensions, without training, evaluation and compilation.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WavesExecutor:
         self._watcher, self._told = Watcher([start], [observer]), Told(member.probes)
         self._scores: dict[tuple[int, int], dict[str, Any]] = {}
         self._extensions, self.seconds = 0, 0.0
-        self._evaluated = -1  # arrivals applied before the last evaluation
+        self._evaluated = -1  # arrivals applied before the newest evaluation, -1 if there is none
         self._snapshot: Any = None  # Snapshot, if there is a checkpoint
         if keeper is not None:
             keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
@@ -94,12 +94,12 @@ class WavesExecutor:
     # --- what the planner calls -------------------------------------------------------------------
 
     def advance(self, record: Record) -> dict[str, np.ndarray]:
-        """Train and apply all arrivals of ``record``; what was recorded of those not returned before."""
+        """Train and apply all arrivals of ``record``; returns the recorded columns of those not returned before."""
         self._extend(record)
         return self._told.new_rows()
 
     def finished(self, record: Record, job: int) -> tuple[float, int]:
-        """Train a job that is under way; norm and bits of its upload."""
+        """Train a job that is under way; returns norm and bits of its upload."""
         self._extend(record, job)
         found = self._told.past_finished()
         if found is None:
@@ -110,7 +110,7 @@ class WavesExecutor:
         return self._told.finished(found)
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
-        """The mean loss of the present model on each client's examples, float64."""
+        """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
         past = self._told.past_losses(len(clients))
         return self._told.losses(self._device.losses(clients) if past is None else past)
 
@@ -122,7 +122,7 @@ class WavesExecutor:
     # --- an extension -----------------------------------------------------------------------------
 
     def _extend(self, record: Record, wanted: int | None = None, spent: bool | None = None) -> None:
-        """Execute what is new; ``spent``: nothing follows, see ``Plan.end``."""
+        """Execute what is new in ``record``; ``wanted``: a job under way to train now; ``spent``: see ``Plan.end``."""
         begin = clock_time.perf_counter()
         work = self._growing.extend(record, wanted)
         self.seconds += clock_time.perf_counter() - begin
@@ -177,7 +177,7 @@ class WavesExecutor:
         jax.block_until_ready((carry.rejected, [store.norm for store in stores]))
 
     def _evaluate(self, carry: Any, arrivals: int) -> None:
-        """Evaluate after so many arrivals."""
+        """Evaluate after ``arrivals`` arrivals."""
         device = self._device
         found = self._scores[0, arrivals] = device.evaluate(carry, self._o.plan.moment(arrivals))
         copying = device.stack.programs.model if self._watcher.wants_model(0) else None
@@ -191,7 +191,7 @@ class WavesExecutor:
         applied, received = work.applied[: work.received], work.received
         for name, column in rows.items():
             rows[name] = column[:received]
-            if name not in stores[0].info:  # of jobs trained in vain only what their clients record is new
+            if name not in stores[0].info:  # for jobs trained in vain, only the client's columns are written
                 rows[name] = np.where(applied, rows[name], column.dtype.type(0))
         self._told.note(work, rows, probed)
 
@@ -203,12 +203,12 @@ class WavesExecutor:
         if self._progress is not None and len(work.at) > 1:
             own = work.layout.schedules[0]
             staleness = float(np.mean(own.staleness[work.at[:-1]]))
-            latest = float(self.scores()["accuracy"])  # that of the start at least
+            latest = float(self.scores()["accuracy"])  # the start is always evaluated
             total = max(record.applied, len(self._o.nominal.job))
             time = float(own.time[work.at[-2]])
             self._progress(record.applied, total, time=time, staleness=staleness, accuracy=latest)
         self._watcher.hand_over(wait=True)
-        if self._watcher.all_ended and not self._told.sizes_differ:  # else all are trained, to be counted
+        if self._watcher.all_ended and not self._told.sizes_differ:  # else all train, to count their bytes
             raise Ended
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -221,14 +221,14 @@ class WavesExecutor:
         return Snapshot(self._extensions, leaves, scores, models)
 
     def _read_past(self) -> None:
-        """What the planner was told before the checkpoint was taken."""
+        """Read from the checkpoint what the planner was told before it was taken."""
         if self._snapshot is not None:
             carry, count = self._device.held.carry, len(jax.tree.leaves(self._device.held))
             self._told.read(self._snapshot.leaves[count:], carry.records, carry.probes)
             self._scores = dict(self._snapshot.scores)
 
     def _repeat(self, work: ExtensionWork, probes: Any) -> None:
-        """Tell an extension once more; after the last one the device takes over."""
+        """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         self._told.repeat(work)
         self._device.measure_up(work)
         if self._extensions < self._snapshot.groups:
@@ -243,7 +243,7 @@ class WavesExecutor:
     # --- the end ----------------------------------------------------------------------------------
 
     def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
-        """Execute the rest of a plan that is complete; ``schedule``: all of it. See ``Plan.end`` for ``spent``."""
+        """Execute the rest of a complete plan; ``schedule``: the whole plan; ``spent``: see ``Plan.end``."""
         if self._watcher.all_ended and not self._told.sizes_differ:
             self._o.plan.stop()
         else:

@@ -1,4 +1,4 @@
-"""The oracle of adaptive runs: the plain event loop of ``reference.py``, up to each look of the server."""
+"""The oracle of adaptive runs: the plain event loop of ``reference.py``, up to each look of the policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedjax_async.types import Schedule
 class ReferenceExecutor:
     """Trains an adaptive run one event at a time; the methods of ``clock.Executor``."""
 
-    seconds = 0.0  # its looks cost nothing beside its training
+    seconds = 0.0  # its time outside training is negligible
 
     def __init__(
         self, outset: Outset, *, on_bad: str = "reject", progress: Progress | None = None,
@@ -37,7 +37,7 @@ class ReferenceExecutor:
         self._arrivals = self._told = 0
 
     def advance(self, record: Record) -> dict[str, np.ndarray]:
-        """Train and apply all arrivals of ``record``; what was recorded of those not returned before."""
+        """Train and apply all arrivals of ``record``; returns the recorded columns of those not returned before."""
         self._go_on(record.schedule())
         if self._walk.is_over:
             raise Ended
@@ -53,13 +53,13 @@ class ReferenceExecutor:
         return found
 
     def finished(self, record: Record, job: int) -> tuple[float, int]:
-        """Train a job that is under way; norm and bits of its upload."""
+        """Train a job that is under way; returns norm and bits of its upload."""
         self._go_on(record.schedule())
         left = self._walk.run.early[job] = self._walk.run.trained(job)
         return float(left[2]), int(left[4].get("bits", 0))
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
-        """The mean loss of the present model on each client's examples, float64."""
+        """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
         run, data = self._walk.run, self._o.components.data
         measure = scores_of_examples(self._o.components.model, bool(np.issubdtype(data.y.dtype, np.integer)))
 
@@ -75,7 +75,7 @@ class ReferenceExecutor:
         return jax.device_get(self._walk.scores[-1]) if self._walk.scores else {}
 
     def finish(self, record: Record, schedule: Schedule, spent: bool) -> EngineOutcome:
-        """Execute the rest of a plan that is complete; see ``WavesExecutor.finish``."""
+        """Execute the rest of a complete plan; see ``WavesExecutor.finish``."""
         if self._walk.is_over:
             self._o.plan.stop()
         else:

@@ -1,11 +1,12 @@
-"""A probe of what each arrival does to the losses of some examples, and how a server step is divided among arrivals.
+"""A probe of how each arrival changes the losses of some examples, and how a server step is divided among arrivals.
 
-Where every arrival moves the server's model, from ``x`` to ``x'``, it caused ``F(x') - F(x)``, to first order
-``<grad F(x), x' - x>``. Where several arrivals share a server step, each is measured against an arrival of a client
-that returns the server's own model: ``p_k`` is the difference that its upload makes to the model if the step closed
-right after it. Later arrivals of the step change by which number a mean is divided: ``keep_k`` is the factor by which
-the k-th arrival shrinks what was there before. The step is then ``x' - x = sum_k p_k prod_{j > k} keep_j`` for every
-mean and sum of uploads. What a rule adds to that (curvature of F, momentum, medians) is divided evenly.
+If every arrival moves the server's model, from ``x`` to ``x'``, the arrival caused ``F(x') - F(x)``, to first order
+``<grad F(x), x' - x>``. If several arrivals share a server step, each is compared with an arrival of a client that
+returns the server's own model: ``p_k`` is the difference that the k-th upload makes to the model if the step closes
+right after it. In a mean, every later arrival of the step increases the divisor: ``keep_k`` is the factor by which the
+k-th arrival scales the sum of the parts before it. For every mean and sum of uploads the step is then
+``x' - x = sum_k p_k prod_{j > k} keep_j``. The rest of the change (curvature of F, momentum, medians) is divided
+evenly among the accepted arrivals of the step.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ AttributionProbe = Callable[[State, State, Arrival, Parts], dict[str, Array]]
 
 
 def is_shared(rule: ServerAlgorithm, facts: Facts) -> bool:
-    """Whether several arrivals may share a step of the server's model."""
+    """Whether several arrivals may share a server step."""
     return rule.close is not None and not facts.every_closes
 
 
 def make_attribution(
     components: Components, facts: Facts, rows: tuple[np.ndarray, np.ndarray], groups: int | None
 ) -> AttributionProbe:
-    """A probe with the losses of the examples before and after each arrival, in sums that later are divided up.
+    """A probe of the losses of the examples before and after each arrival; :func:`divided` reads its columns.
 
     Args:
-      facts: of the run.
+      facts: the facts about the run.
       rows: the examples, x and y, [M, ...].
-      groups: G, the number of classes; y are labels then. None: one group of all examples.
+      groups: G, the number of classes, if y are labels and each class is a group. None: all examples are one group.
 
-    The columns of the probe: ``before g``, ``after g`` and ``first g`` for each group, the sums of its examples'
-    losses, divided by M: at the server's model before the arrival, at the model if the step closes with it, and the
-    derivative along ``p_k``; ``keep``, see above; ``accuracy before`` and ``accuracy after``; and ``counts``, whether
-    the upload was accepted.
+    The columns of the probe: for each group g the sum of its examples' losses divided by M, at the server's model
+    before the arrival (``before g``), at the model if the step closes with the arrival (``after g``), and its
+    derivative along ``p_k`` (``first g``); ``keep``, see above; ``accuracy before`` and ``accuracy after``; ``counts``,
+    whether the upload was accepted.
     """
     rule = rule_of(components.server, components.hyper, facts)
     shared = is_shared(rule, facts)
@@ -73,7 +74,7 @@ def make_attribution(
             so_far = jax.tree.map(jnp.subtract, rule.params(closed(rule, state, memory)[0]), now)
             keep = _share_kept(so_far, jax.tree.map(jnp.subtract, without, now))
         part, counts = jax.tree.map(jnp.subtract, after, without), arrival.weight > 0
-        if shared:  # a rejected upload has no part in its step, not even by rounding
+        if shared:  # rounding must not give a rejected upload a part in its step
             part = tree.where(counts, part, jax.tree.map(jnp.zeros_like, part))
         losses, slopes, hits, new_losses, new_hits = measure(now, after, part, x, y)
         columns = {"before": summed(losses), "after": summed(new_losses), "first": summed(slopes)}
@@ -85,9 +86,10 @@ def make_attribution(
 
 
 def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tuple[Array, ...]]:
-    """``measure(now, after, part, x, y) -> (losses, slopes, hits, losses after, hits after)``, one value an example.
+    """``measure(now, after, part, x, y) -> (losses, slopes, hits, losses after, hits after)``, each [M].
 
-    ``slopes``: derivatives of the losses at ``now`` along ``part``, in reverse mode, since some layers have no other.
+    ``slopes``: derivatives of the losses at ``now`` along ``part``, in reverse mode, since some layers define no
+    forward mode.
     """
     each = each_row(total)
 
@@ -104,7 +106,7 @@ def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tup
 
 
 def _share_kept(so_far: Params, left: Params) -> Array:
-    """The factor that takes ``so_far`` to ``left`` (least squares); 1 where nothing had arrived."""
+    """The factor that maps ``so_far`` to ``left`` (least squares); 1 if nothing has arrived before."""
     real = jnp.result_type(float)
     size, along = (optax.tree.vdot(so_far, other).astype(real) for other in (so_far, left))
     usable = jnp.isfinite(size) & jnp.isfinite(along) & (size > 0)
@@ -112,10 +114,11 @@ def _share_kept(so_far: Params, left: Params) -> Array:
 
 
 def divided(table: dict[str, Any], step: np.ndarray, closes: np.ndarray, *, shared: bool) -> tuple[np.ndarray, ...]:
-    """``(exact, first order)`` of each arrival, float64[E, G] both, from the probe's columns, [E] each.
+    """The changes of the losses that each arrival caused: ``(exact, first order)``, each float64[E, G].
 
-    ``step``, ``closes``: of the schedule's arrivals, [E]. The exact differences of the arrivals of a server step sum to
-    its change of the losses, those of a run to that of the run. The arrivals of a step that never closes moved nothing.
+    ``table``: the probe's columns, [E] each. ``step``, ``closes``: columns of the schedule, [E]. ``shared``: see
+    :func:`is_shared`. The exact changes of the arrivals of a server step sum to the change of the losses by that step,
+    and over a run to the change by the run. Arrivals of a step that never closes caused no change.
     """
     groups = sum(name.startswith("before ") for name in table)
     before, after, first = (

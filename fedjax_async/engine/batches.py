@@ -1,8 +1,8 @@
 """How the jobs of a wave become batches, one a lane, and the compiled calls that train a batch (host, NumPy).
 
-A batch is trained in one of two ways. ``vmap``: its ``n`` jobs run at once at the next width of a short list, and
-the width narrows as jobs finish. ``loop``: one job after the other, any number of them in one call of one program.
-Both are decided from the schedule alone, so the best list of widths is computed, not guessed.
+A batch is trained in one of two ways. ``vmap``: its ``n`` jobs run at once, padded to the next of a few compiled
+widths, and narrower widths follow as jobs finish. ``loop``: one job after the other, any number of them in one call of
+one program. Both follow from the schedule alone, so the best widths can be computed before the run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fedjax_async import check
 # How a compiled call trains the jobs of its batch: all at once, or one after the other.
 BATCHINGS = ("vmap", "loop")
 
-# Fewer useful local steps per executed one than this, and the run compiles more widths.
+# A run compiles more widths if the share of useful local steps among the executed ones would be smaller than this.
 LEAST_USEFUL = 0.8
 
-# Jobs that a looped lane may have trained before their wave, and how many arrivals ahead they are looked for.
+# How many jobs a looped lane may hold that were trained before their wave, and how many arrivals ahead it searches.
 SPARE = 2
 LOOK_AHEAD = 32
 
 
 class Segment(NamedTuple):
-    """One compiled call: local steps ``first .. last-1`` of a wave's leading jobs at one width."""
+    """One compiled call: local steps ``first .. last-1`` of the longest jobs of a batch, at one width."""
 
     width: int
     first: int
@@ -45,11 +45,11 @@ class Batch(NamedTuple):
 class Lanes(NamedTuple):
     """Jobs dealt to lanes, group by group."""
 
-    bounds: np.ndarray  # int64[G + 1], positions: the uploads that the server receives after group g was trained
+    bounds: np.ndarray  # int64[G + 1]: after group g the server receives positions bounds[g] .. bounds[g+1]-1
     groups: list[list[Batch]]  # at most one batch a lane
     train_order: np.ndarray  # int32[E], positions
     lane: np.ndarray  # int32[E], which lane trains a position
-    row: np.ndarray  # int32[E], in which row of its lane's buffers
+    row: np.ndarray  # int32[E], which row of its lane's buffers a position has
 
     @property
     def lanes(self) -> int:
@@ -58,11 +58,11 @@ class Lanes(NamedTuple):
 
     @property
     def stretches(self) -> np.ndarray:
-        """Bounds of stretches of positions, within which all uploads are in one lane's buffers; int64."""
+        """Bounds of the stretches: all uploads of a stretch are in one lane's buffers; int64, positions."""
         return np.union1d(self.bounds, 1 + np.flatnonzero(np.diff(self.lane))).astype(np.int64)
 
     def unreceived(self, group: int, capacity: int) -> list[Batch]:
-        """The jobs, one a batch, that are trained before ``group`` and received in it or later."""
+        """The jobs that are trained before ``group`` and received with it or later, each as a batch of one job."""
         begin = self.groups[group][0].first if group < len(self.groups) else len(self.train_order)
         index = np.flatnonzero(self.train_order[:begin] >= self.bounds[group])
         position = self.train_order[index]
@@ -70,7 +70,7 @@ class Lanes(NamedTuple):
         return [Batch(*one) for one in zip(self.lane[position].tolist(), index.tolist(), [1] * len(index), segments)]
 
     def executed_steps(self) -> int:
-        """Local steps that vmapped batches execute, of jobs and of padding."""
+        """Local steps that vmapped batches execute, padding included."""
         return sum(s.width * (s.last - s.first) for group in self.groups for b in group for s in b.segments)
 
 
@@ -86,10 +86,10 @@ def ladder(top: int) -> list[int]:
 
 
 def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """How many local-step ticks run with exactly ``a`` active jobs; int64[max width + 1].
+    """For how many local steps exactly ``a`` jobs of a batch are active; int64[max width + 1].
 
-    ``order_steps``: local steps of the arrivals, sorted from long to short within each wave, int[E];
-    ``bounds``: wave boundaries, int[V + 1].
+    ``order_steps``: local steps of the jobs, sorted from long to short within each batch, int[E];
+    ``bounds``: bounds of the batches, int[batches + 1].
     """
     counts = np.diff(bounds)
     following = np.append(order_steps[1:], 0).astype(np.int64)
@@ -102,11 +102,12 @@ def active_histogram(order_steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 def choose_widths(
     histogram: np.ndarray, limit: int, *, most: int = 6, overhead: float = 0.35, compiling: float = 500.0
 ) -> tuple[int, ...]:
-    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of the histogram's ticks.
+    """At most ``most`` widths from ``ladder(limit)`` that minimise the cost of all local steps in the histogram.
 
-    In units of one job's local step: a tick with ``a`` active jobs costs ``overhead + w``, where
-    ``w >= a`` is the next chosen width, and each width costs ``compiling`` once. Dynamic programme
-    over the ladder; a width that holds the widest tick is always chosen. ``limit`` is at least that.
+    ``histogram``: see :func:`active_histogram`. In units of one job's local step: a step of a batch with ``a`` active
+    jobs costs ``overhead + w``, where ``w >= a`` is the next chosen width, and each width costs ``compiling`` once.
+    Dynamic programming over the ladder. ``limit`` must be at least the largest number of active jobs; the widest chosen
+    width is too.
     """
     check.whole("most", most)
     used = np.flatnonzero(histogram)
@@ -115,7 +116,8 @@ def choose_widths(
     steps = ladder(limit)
     candidates = np.array([w for w, below in zip(steps, [0, *steps]) if below < used[-1]])
     counts = np.cumsum(histogram)
-    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])  # at most so many active
+    # ticks[i]: local steps with at most candidates[i - 1] active jobs
+    ticks = np.concatenate([[0], counts[np.minimum(candidates, len(counts) - 1)]])
     cost = np.full((most + 1, len(candidates) + 1), np.inf)
     cost[:, 0] = 0.0
     cut = np.zeros((most + 1, len(candidates) + 1), np.int64)
@@ -132,7 +134,7 @@ def choose_widths(
 
 
 def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
-    """Useful local steps over executed ones if every tick runs at the next of ``widths``."""
+    """The share of useful local steps among the executed ones, if each step runs at the next of ``widths``."""
     histogram = np.trim_zeros(histogram, "b")
     active = np.arange(len(histogram))
     padded = np.asarray(widths)[np.searchsorted(widths, active)]
@@ -141,11 +143,11 @@ def useful_share(histogram: np.ndarray, widths: tuple[int, ...]) -> float:
 
 
 def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
-    """Cut one wave into batches of at most ``max_width`` jobs, the work spread over the lanes.
+    """Cut one wave into batches of at most ``max_width`` jobs, with about equal work for each lane.
 
-    ``steps``: local steps of the wave's jobs in order of arrival, int[W]. Returns the boundaries,
-    int[batches + 1]. A wave that fits into one round of lanes is cut by local steps, a longer one by
-    number of jobs.
+    ``steps``: local steps of the wave's jobs in order of arrival, int[W]. Returns the bounds of the batches,
+    int[batches + 1]. A wave with at most one batch a lane is cut into equal numbers of local steps if the batches then
+    fit, any other wave into equal numbers of jobs.
     """
     jobs = len(steps)
     fewest = -(-jobs // max_width)
@@ -161,7 +163,7 @@ def cut_wave(steps: np.ndarray, max_width: int, lanes: int) -> np.ndarray:
 
 
 def segments_of(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
-    """Stretches of one wave; ``steps`` is sorted from long to short, int[W]."""
+    """The segments of one batch; ``steps``: local steps of its jobs, from long to short, int[W]."""
     level = next(i for i, w in enumerate(widths) if w >= len(steps))
     found, tick = [], 0
     while level >= 0:
@@ -178,7 +180,10 @@ def segments_of(steps: np.ndarray, widths: tuple[int, ...]) -> list[Segment]:
 def widths_of(
     sorted_steps: np.ndarray, bounds: np.ndarray, max_width: int, devices: int, costs: dict[str, Any]
 ) -> tuple[int, ...]:
-    """The widths to compile; a short run saves steps rather than compilations."""
+    """The widths to compile, multiples of ``devices``; ``sorted_steps``, ``bounds``: see :func:`active_histogram`.
+
+    The cost of compilation is ignored where it would make the share of useful steps too small, as in a short run.
+    """
     active = active_histogram(sorted_steps, bounds)
     histogram = np.bincount(-(-np.arange(len(active)) // devices), weights=active).astype(np.int64)
     limit = -(-max_width // devices)
@@ -191,13 +196,13 @@ def widths_of(
 def looped_lanes(
     ready: np.ndarray, steps: np.ndarray, max_width: int, lanes: int, devices: int, capacity: int, fill: bool
 ) -> Lanes:
-    """Deal the jobs of looped batches to lanes, so that no lane waits for another where that can be helped.
+    """Deal the jobs of looped batches to lanes, so that the lanes wait for each other as little as possible.
 
     ``ready``: int[E], how many positions must have been received before the job of a position may be trained;
-    ``steps``: int[E], local steps of each position. A group is the longest run of positions that are ready at its
-    start, up to ``max_width`` jobs a lane. Each lane trains a stretch of it. With ``fill``, a lane that would be done
-    before the others also trains jobs of later positions that are ready already. Their rows stay occupied until they
-    are received, so a lane holds at most ``capacity - max_width`` of them. Without it, rows are as in
+    ``steps``: int[E], local steps of each position. A group is the longest range of positions that are ready at its
+    start, up to ``max_width`` jobs a lane. Each lane trains consecutive jobs of it. With ``fill``, a lane that would
+    finish before the others also trains jobs of later positions that are ready already. Their rows stay occupied until
+    they are received, so a lane holds at most ``capacity - max_width`` of them. Without ``fill``, rows are as in
     :func:`vmapped_lanes`.
     """
     ready_at, work = ready.tolist(), steps.tolist()
@@ -212,7 +217,7 @@ def looped_lanes(
             if not trained[high]:
                 todo.append(high)
             high += 1
-        if not todo:  # all of them were trained before: they are received with the group before
+        if not todo:  # all of them are trained already: they are received with the previous group
             bounds[-1] = high
             continue
         shares = _shares(todo, work, max_width, lanes)
@@ -237,7 +242,7 @@ def looped_lanes(
 
 
 def _rows(dealt: Lanes, capacity: int, devices: int) -> np.ndarray:
-    """Rows of batches that are received at once; each device holds ``capacity / devices`` consecutive rows."""
+    """Rows of batches that are received as a whole; each device holds ``capacity / devices`` consecutive rows."""
     begins = np.array([batch.first for group in dealt.groups for batch in group], np.int64)
     rank = np.arange(len(dealt.train_order))
     rank -= np.repeat(begins, np.diff(begins, append=len(rank)))
@@ -247,7 +252,7 @@ def _rows(dealt: Lanes, capacity: int, devices: int) -> np.ndarray:
 
 
 def _rows_kept(dealt: Lanes, capacity: int) -> np.ndarray:
-    """Rows of batches some jobs of which are received later: a row is free again once its job is received."""
+    """Rows if some jobs of a batch are received with a later group: a row is free once its job is received."""
     row = np.zeros_like(dealt.train_order)
     free = [list(range(capacity)) for _ in range(1 + int(dealt.lane.max(initial=0)))]
     kept: list[tuple[int, int]] = []  # (position, lane)
@@ -264,7 +269,7 @@ def _rows_kept(dealt: Lanes, capacity: int) -> np.ndarray:
 
 
 def _shares(todo: list[int], work: list[int], max_width: int, lanes: int) -> list[list[int]]:
-    """Consecutive jobs for each lane, of about equal local steps and at most ``max_width`` jobs; some may be empty."""
+    """Consecutive jobs for each lane, with about equal local steps and at most ``max_width`` jobs; may be empty."""
     if lanes == 1:
         return [todo]
     steps = [work[position] for position in todo]
@@ -286,9 +291,9 @@ def _fill(
     low: int,
     high: int,
 ) -> list[int]:
-    """Add jobs of positions from ``high`` on, ready at ``low``, to lanes that would be done before the others.
+    """Add jobs of positions from ``high`` on, ready at ``low``, to lanes that would finish before the others.
 
-    ``room``: how many a lane may take. Returns the positions that were added.
+    ``room``: how many jobs each lane may add. Returns the positions that were added.
     """
     loads = [sum(work[position] for position in share) for share in shares]
     longest, added = max(loads), []
@@ -311,7 +316,7 @@ def vmapped_lanes(
 ) -> tuple[Lanes, tuple[int, ...]]:
     """Cut ``waves`` (int64[V + 1], positions) into batches of at most ``max_width`` jobs, and choose their widths.
 
-    ``devices`` share the jobs of a batch, the i-th longest going to device ``i % devices``.
+    ``devices`` share the jobs of a batch: the i-th longest job is trained on device ``i % devices``.
     """
     cuts, first_of_group = [np.zeros(1, np.int64)], [0]
     for low, high in itertools.pairwise(waves.tolist()):
@@ -335,12 +340,12 @@ def vmapped_lanes(
 
 
 class Dealt(NamedTuple):
-    """Jobs dealt to lanes, and what the programs that train them must hold."""
+    """Jobs dealt to lanes, and the sizes of the programs that train them."""
 
     lanes: Lanes
     widths: tuple[int, ...]
     capacity: int  # rows of a lane's buffers
-    executed_steps: int  # at the widths, with those of padding
+    executed_steps: int  # local steps, padding included
 
 
 def deal(
@@ -358,7 +363,8 @@ def deal(
 ) -> Dealt:
     """Deal jobs to lanes in batches of at most ``max_width``; ``batching`` is one of ``BATCHINGS``.
 
-    ``ready``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`. ``most``: jobs under way at a time.
+    ``ready``, ``fill``: see :func:`looped_lanes`; ``waves``: see :func:`vmapped_lanes`; ``costs``: see
+    :func:`choose_widths`. ``most``: how many jobs can be under way at a time.
     """
     # a capacity that does not depend on the plan's details lets runs share compiled programs
     widest = min(max_width, most)

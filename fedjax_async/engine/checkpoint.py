@@ -1,8 +1,9 @@
 """Checkpoints of an unfinished stack of runs: exact, atomic, one ``.npz`` each, without pickling.
 
-A checkpoint is taken between two groups of batches. It holds the carry, the evaluations so far, the models that
-observers want kept, and the number of groups done. Everything else (schedule, layout, random numbers) follows from the
-settings, so a resumed run continues bit for bit.
+A checkpoint is taken between two groups of batches, in an adaptive run between two extensions. It holds the carry, the
+evaluations so far, the models that observers want kept, and the number of groups done; in an adaptive run also the
+trained uploads and what the planner was told. Everything else (schedule, layout, random numbers) follows from the
+settings, so a resumed run gives the same result bit for bit.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from fedjax_async import check, disk
 
 FORMAT = "fedjax_async checkpoint 2"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
-KEEP = 2  # the newest and the one before
+KEEP = 2  # checkpoints that are kept: the newest and the one before
 PACKAGES = ("fedjax-async", "jax", "jaxlib", "numpy")
 
 
 class Snapshot(NamedTuple):
     """What a checkpoint holds of a stack."""
 
-    groups: int  # of batches that are done
-    leaves: list[np.ndarray]  # of ``Carry``
+    groups: int  # groups of batches that are done; in an adaptive run: extensions
+    leaves: list[np.ndarray]  # of ``Carry``; in an adaptive run also of the stores and of ``Told.content``
     scores: dict[tuple[int, int], dict[str, np.ndarray]]  # (run, its arrivals) -> evaluation
-    models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves, of those that observers keep
+    models: Mapping[tuple[int, int], list[np.ndarray]] = MappingProxyType({})  # leaves of models that observers keep
 
 
 def surroundings() -> dict[str, str | int]:
-    """Versions and device. A run is exact only on those that it began with."""
+    """Versions, device and cores. A resumed run is exact only if these are the same as at its start."""
     device = jax.devices()[0]
     versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
     # the number of cores decides how a wave is cut into batches
@@ -58,8 +59,9 @@ def _installed(name: str) -> bool:
 class Keeper:
     """The checkpoints of one stack in one folder, taken every ``every`` updates; ``identity`` tells runs apart.
 
-    ``seconds``: one is taken so many seconds of real time after the one before, too. This is only for runs of a single
-    process: several would not agree on the moment.
+    ``seconds``: a checkpoint is also taken when this much real time has passed since the last one. This is only for
+    runs of a single process: several processes would not agree on the moment. Raises ``ValueError`` unless ``every`` is
+    a whole number >= 1.
     """
 
     def __init__(self, folder: Path, every: int, identity: Mapping[str, Any], seconds: float = math.inf) -> None:
@@ -70,18 +72,18 @@ class Keeper:
         self._last = 0
 
     def identify(self, name: str, value: Any) -> None:
-        """Add to the identity, which a checkpoint must share with the run that continues from it."""
+        """Add to the identity; a run can resume only from a checkpoint with the same identity."""
         self._identity[name] = json.loads(json.dumps(value, default=str))
 
     def due(self, position: int) -> bool:
-        """Whether ``every`` updates or ``seconds`` have passed since the last checkpoint."""
+        """Whether ``every`` updates, or ``seconds`` and any update, have passed since the last checkpoint."""
         late = position > self._last and time.monotonic() - self._saved >= self._seconds
         return late or position - self._last >= self._every
 
     def save(self, position: int, snapshot: Snapshot) -> None:
-        """Write a checkpoint; the ones before stay until this one is complete, then the newest ``KEEP`` are left.
+        """Write a checkpoint; once it is complete, remove all but the newest ``KEEP``.
 
-        ``OSError`` if it cannot be written, such as on a full disk.
+        Raises ``OSError`` if it cannot be written, such as on a full disk.
         """
         arrays = _named(snapshot)
         about = {
@@ -114,7 +116,7 @@ class Keeper:
     def restore(self) -> Snapshot | None:
         """The newest checkpoint, ``None`` if there is none yet.
 
-        ``ValueError`` if it belongs to another configuration or software, or is damaged.
+        Raises ``ValueError`` if it is damaged or belongs to other settings, versions or another device.
         """
         steps = completed(self.folder)
         if not steps:
@@ -152,7 +154,7 @@ def _file(folder: Path, position: int) -> Path:
 
 
 def _read(folder: Path, position: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The description and the arrays of a checkpoint. Anything wrong is a one-line error that says what to do."""
+    """The description and the arrays of a checkpoint; raises ``ValueError`` with one line that says what to do."""
     path = _file(folder, position)
     try:
         arrays = disk.read_npz(path)
@@ -165,7 +167,7 @@ def _read(folder: Path, position: int) -> tuple[dict[str, Any], dict[str, np.nda
         others = [step for step in completed(folder) if step != position]
         advice = f"remove that file to go on from update {others[-1]}" if others else "remove it to start again"
         raise ValueError(
-            f"checkpoint = {str(path)!r}: is damaged or foreign ({_first_line(error)}); {advice}"
+            f"checkpoint = {str(path)!r}: is damaged or of another format ({_first_line(error)}); {advice}"
         ) from error
     return about, arrays
 
@@ -194,4 +196,4 @@ def _digest(array: np.ndarray) -> str:
 
 def _first_line(error: Exception) -> str:
     line = (str(error).splitlines() or [type(error).__name__])[0]
-    return line if len(line) <= 200 else f"{line[:90]} ... {line[-90:]}"  # the reason stands at the end
+    return line if len(line) <= 200 else f"{line[:90]} ... {line[-90:]}"  # the reason is at the end

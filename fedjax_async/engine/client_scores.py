@@ -1,6 +1,6 @@
-"""Columns of the evaluations from the scores of single clients: mean, deviation, and the worst tenth.
+"""Columns of the evaluations from the scores of single clients: mean, standard deviation, mean of the worst tenth.
 
-They are computed here once, when a run's tables are made. Tables and pictures read the columns.
+They are computed once, when a run's tables are made; tables and plots read the columns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether a score, by its name, is a loss or an error.
+    """Whether a score is a loss or an error, judged by its name.
 
     >>> smaller_is_better("own_loss"), smaller_is_better("tuned_accuracy")
     (True, False)
@@ -20,16 +20,16 @@ def smaller_is_better(name: str) -> bool:
 
 
 def client_columns(per_client: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Three columns, float64[rows], of each score ``NAME`` [rows, N]; clients without test rows are left out.
+    """Three columns, float64[rows], for each score ``NAME`` [rows, N]; clients without test rows are left out.
 
-    - ``client_NAME``: the mean over the clients, each counted alike, however many test rows it has;
-    - ``client_NAME_std``: the standard deviation between the clients (divisor n: these are all clients);
-    - ``client_NAME_worst``: the mean of the worst tenth of the clients (rounded up): those of the lowest scores, or of
-      the highest losses and errors. At each evaluation these may be other clients. Li et al., "Fair resource
+    - ``client_NAME``: the mean over the clients, with equal weights;
+    - ``client_NAME_std``: the standard deviation over the clients (divisor n, since all clients are counted);
+    - ``client_NAME_worst``: the mean over the worst tenth of the clients (rounded up): those with the lowest scores, or
+      with the highest losses and errors. The worst clients may differ between evaluations. Li et al., "Fair resource
       allocation in federated learning", 2020, table 1.
 
     A client without test rows has NaN for every score of every evaluation. A NaN of any other client, such as the loss
-    of a model that diverged, makes the columns NaN.
+    of a model that diverged, makes the columns of that evaluation NaN.
     """
     if not per_client:
         return {}
@@ -43,7 +43,7 @@ def client_columns(per_client: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
             continue
         ordered = np.sort(-of_tested if smaller_is_better(name) else of_tested, axis=1)
         worst = np.mean(ordered[:, : -(-count // 10)], axis=1) + np.zeros(rows)
-        worst[np.isnan(of_tested).any(axis=1)] = np.nan  # sorted last, but a diverged model is the worst of all
+        worst[np.isnan(of_tested).any(axis=1)] = np.nan  # NaN is sorted last, but a diverged model is the worst
         columns |= {
             f"client_{name}": np.mean(of_tested, axis=1),
             f"client_{name}_std": np.std(of_tested, axis=1),

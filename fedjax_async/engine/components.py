@@ -1,4 +1,4 @@
-"""What a run is made of, and which of its numbers are traced."""
+"""The components of a run, and which of its numbers are traced."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Peer = PeerAlgorithm | Callable[[Hyper], PeerAlgorithm]
 class Components(NamedTuple):
     """Server, client, model and data of a run.
 
-    ``server`` and ``client`` are algorithms, or functions of ``hyper`` that return one. Runs whose
-    components differ in ``hyper`` and data only share compiled programs, and may run side by side.
+    ``server`` and ``client`` are algorithms, or functions that return one from ``hyper``. Runs share compiled programs
+    and may run side by side if their components differ only in ``hyper`` and ``data``.
     """
 
     server: Server
@@ -39,7 +39,7 @@ class Components(NamedTuple):
 
 
 class PeerComponents(NamedTuple):
-    """Nodes, local training, model and data of a decentralised run; otherwise as :class:`Components`."""
+    """Peer algorithm, local training, model and data of a decentralised run; otherwise as :class:`Components`."""
 
     peer: Peer
     client: Client
@@ -59,7 +59,7 @@ def rule_of(server: Server, hyper: Mapping[str, Any], facts: Facts) -> ServerAlg
 
 
 def waits_for_close(components: Components) -> bool:
-    """Whether uploads change the model only when their server step is completed: whether the rule has a ``close``."""
+    """Whether uploads change the model only when their server step closes: whether the rule has a ``close``."""
     return rule_of(components.server, components.hyper, Facts(len(components.data.size))).close is not None
 
 
@@ -70,14 +70,14 @@ def facts_of(schedule: Schedule) -> Facts:
 
 
 def shapes_of_server(components: Components, params: Params, facts: Facts) -> tuple[Any, Any]:
-    """Shapes of the server's state and of one client's memory at the start of a run with these facts."""
+    """Shapes of the server's state and of its memory about one client, at the start of a run with these facts."""
     rule = rule_of(components.server, components.hyper, facts)
     state, memory = jax.eval_shape(rule.init, params)
     return state, memory
 
 
 def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.ndarray:
-    """The gradients of the loss that each job (of a run without a server: each event) computes; int64[J]."""
+    """How many gradients of the loss each job computes (without a server: each event); int64[J]."""
     steps = np.asarray(schedule.local_steps, np.int64)
     client = bound(components.client, components.hyper)
     if client.gradients is None:
@@ -87,16 +87,16 @@ def gradients_of(components: Components | PeerComponents, schedule: Any) -> np.n
 
 
 def row_of(rows: np.ndarray) -> jax.ShapeDtypeStruct:
-    """Shape [1, ...] and dtype of a row as a program sees it: in 64 bits only where JAX has them switched on."""
+    """Shape [1, ...] and dtype of a row as a program sees it: 64-bit types only where JAX has them enabled."""
     return jax.ShapeDtypeStruct((1, *rows.shape[1:]), jax.dtypes.canonicalize_dtype(rows.dtype))
 
 
 def split_options(
     factory: Callable[..., Any], options: Mapping[str, Any], without: Collection[str] = ()
 ) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
-    """Split options, defaults included, into ``(static options, traced numbers)``; ``without`` are left out.
+    """Split options, defaults included, into ``(static options, traced numbers)``, leaving out those in ``without``.
 
-    Traced are the numbers that the factory annotates ``Traced``. A zero stays static, since it may switch a term off.
+    A number is traced if the factory annotates it ``Traced``. A zero stays static, since it may switch a term off.
     """
     static, traced = [], {}
     for name, parameter in registry.options_of(factory).items():

@@ -1,4 +1,4 @@
-"""Devices: the mesh over which the jobs of a batch are spread, and sizes of device memory."""
+"""Devices: the mesh that shards the jobs of a batch, and the size of device memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_async import check
 from fedjax_async.clock.forecast import host_memory
 
-JOBS = "jobs"  # the only axis
-LONGEST = 200  # characters of a reason in an error
+JOBS = "jobs"  # the only axis of the mesh
+LONGEST = 200  # at most so many characters of the original message are quoted
 
 
 def make_mesh(devices: int | None) -> Mesh | None:
-    """A mesh of ``devices`` devices; ``None`` for one device.
+    """A mesh of the first ``devices`` devices; ``None`` for one device or ``devices`` None.
 
-    With several processes (``jax.distributed``) it holds the devices of all of them, and every process
-    must run the same program: each trains its share and keeps the whole server state.
+    With several processes (``jax.distributed``) the mesh has the devices of all of them. Every process must run the
+    same program: each trains its share and keeps the whole server state. Raises ``ValueError`` if there are fewer
+    devices.
     """
     check.whole("devices", 1 if devices is None else devices, high=len(jax.devices()))
     if devices is None or devices == 1:
@@ -32,31 +33,31 @@ def make_mesh(devices: int | None) -> Mesh | None:
 
 
 def everywhere(mesh: Mesh | None) -> NamedSharding | None:
-    """The sharding of arrays that every device holds whole; ``None`` for a single device."""
+    """The sharding of arrays that are replicated on every device; ``None`` for a single device."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
 
 def spread(mesh: Mesh | None) -> NamedSharding | None:
-    """The sharding of arrays that are divided among the devices along the first axis."""
+    """The sharding of arrays that are split over the devices along the first axis; ``None`` for a single device."""
     return None if mesh is None else NamedSharding(mesh, PartitionSpec(JOBS))
 
 
 def to_devices(tree: Any, sharding: NamedSharding | None) -> Any:
-    """``jax.device_put`` that also works for devices of other processes, each of which passes the same values."""
+    """``jax.device_put``, also for devices of other processes; every process must pass the same values."""
     if sharding is None or sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
     def one(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.jit(jax.random.wrap_key_data)(one(jax.random.key_data(leaf)))
-        values = np.asarray(jnp.asarray(leaf))  # in the dtype that JAX keeps it in
+        values = np.asarray(jnp.asarray(leaf))  # in JAX's dtype for it
         return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
     return jax.tree.map(one, tree)
 
 
 def placed(shapes: Any, sharding: NamedSharding | None) -> Any:
-    """Shapes of arrays that are to have this sharding."""
+    """The same shapes and dtypes with this sharding, to compile for."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
 
 
@@ -64,7 +65,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "
 
 
 def parse_size(field: str, text: str) -> int:
-    """Bytes from text such as ``4GB``, ``512 MiB`` or ``2e9``.
+    """Bytes from text such as ``4GB``, ``512 MiB`` or ``2e9``; ``ValueError``, naming ``field``, for other text.
 
     >>> parse_size("memory_limit", "1.5GB"), parse_size("memory_limit", "2 KiB")
     (1500000000, 2048)
@@ -79,26 +80,27 @@ def parse_size(field: str, text: str) -> int:
 
 
 def bytes_of(tree: Any) -> int:
-    """Bytes of all arrays of a tree (arrays or their shapes)."""
+    """Bytes of all arrays of a tree; its leaves are arrays or their shapes."""
     return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def temporary_bytes(compiled: Any) -> int:
-    """Temporary memory of one call of a compiled program; 0 where the backend does not say."""
+    """Bytes of temporary memory of one call of a compiled program; 0 where the backend does not say."""
     found = compiled.memory_analysis()
     return 0 if found is None else int(found.temp_size_in_bytes)
 
 
 def device_memory() -> int:
-    """Bytes of memory that a run may use on the first device; 8 GiB where the backend does not say, as on a CPU."""
+    """Bytes of memory that JAX may use on the first device; 8 GiB where the backend does not say, as on a CPU."""
     statistics = jax.devices()[0].memory_stats() or {}
     return int(statistics.get("bytes_limit", 2**33))
 
 
 def require_fits(model: str, params: Any) -> None:
-    """``ValueError`` unless a few copies of the params (arrays or their shapes) fit the memory of the first device.
+    """Raise ``ValueError`` unless four copies of the params (arrays or their shapes) fit the first device's memory.
 
     Training needs at least four: the global model, a start model, the local model and its gradient.
+    ``model``: its name, for the error.
     """
     on_host = jax.devices()[0].platform == "cpu"
     memory, size = host_memory() if on_host else device_memory(), bytes_of(params)
@@ -107,14 +109,14 @@ def require_fits(model: str, params: Any) -> None:
 
 
 REMEDIES = (
-    "lower it with a smaller max_width (jobs in a batch), lanes = 1, remat, slots = 'bfloat16' or batch_size; "
-    "memory_limit chooses the batches by itself, and in a sweep trains fewer runs at a time"
+    "use less with lanes = 1, remat, slots = 'bfloat16', or a smaller batch_size or max_width (jobs in a batch); "
+    "with memory_limit, batches are chosen to fit, and a sweep trains fewer runs at a time"
 )
 
 
 @contextlib.contextmanager
 def naming_remedies() -> Iterator[None]:
-    """Turn the errors of a device or a host without memory into one ``MemoryError`` that says what lowers the need."""
+    """Turn an out-of-memory error of device or host into a ``MemoryError`` that names settings that need less."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

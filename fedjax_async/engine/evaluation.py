@@ -1,6 +1,6 @@
 """When the global model is evaluated, the evaluation itself, and the scores of a stack of runs.
 
-An evaluation never changes the run. Scores stay on the device until the end: the loop does not wait for them.
+An evaluation never changes the run. The scores stay on the device, so that the loop does not wait for them.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ from fedjax_async.types import (
 
 
 class Points(NamedTuple):
-    """Where to evaluate: after ``position[i]`` arrivals, reported at virtual time ``time[i]``."""
+    """When to evaluate: after ``position[i]`` arrivals, reported at virtual time ``time[i]``."""
 
     position: np.ndarray  # int64[V]
     time: np.ndarray  # float64[V]
 
 
 class Every(NamedTuple):
-    """An evaluation every so many virtual seconds, updates or server steps, or at given times.
+    """When to evaluate: every ``time`` virtual seconds, ``updates`` updates or ``steps`` server steps, or ``at`` times.
 
-    At most one of the fields; none means about 50 evaluations, equally spaced in virtual time.
+    At most one field may be given; without any, there are about 50 evaluations, equally spaced in virtual time.
     The start and the end of the run are always evaluated.
     """
 
     time: float | None = None
     updates: int | None = None
     steps: int | None = None
-    at: Sequence[float] | None = None
+    at: Sequence[float] | None = None  # virtual seconds
 
 
-MOST_POINTS = 1_000_000  # a finer grid is taken for a mistake: each of its points evaluates a whole test set
+MOST_POINTS = 1_000_000  # more is taken for a mistake, since each evaluation reads the whole test set
 
 
 def require_few(every: Every, *, time: float | None = None, updates: int | None = None) -> None:
-    """``ValueError`` if ``every`` asks for more than ``MOST_POINTS`` evaluations of a run of this length.
+    """Raise ``ValueError`` if ``every`` asks for more than ``MOST_POINTS`` evaluations of a run of this length.
 
-    ``updates``: applied arrivals, or closed steps where ``every`` counts these. Errors name fields as settings do.
+    ``time``: the length in virtual seconds. ``updates``: in applied arrivals, or in server steps if ``every.steps`` is
+    given. The error names the setting.
     """
     gap: float | None
     length: float | None
@@ -87,10 +88,12 @@ def evaluation_points(schedule: Schedule, every: Every, horizon: float | None = 
 
 
 def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon: float | None = None) -> Points:
-    """The evaluations that ``every`` asks for among arrivals at ``arrived`` (ascending) that ``closes`` server steps.
+    """The evaluations that ``every`` asks for, in order.
 
-    A virtual time sees every arrival applied at or before it, up to rounding (``clock.at_or_before``).
-    ``horizon``: the end of the run in virtual seconds, if it was bounded by time; else the last arrival is the end.
+    ``arrived``: when each arrival is applied, ascending, float64[E]; ``closes``: whether it closes its server step,
+    bool[E]. An evaluation at a virtual time follows all arrivals at or before that time, up to rounding
+    (``clock.at_or_before``). ``horizon``: the end of the run in virtual seconds, if its budget is a time; else the run
+    ends with the last arrival. Raises ``ValueError`` for invalid fields of ``every``.
     """
     if sum(value is not None for value in every) > 1:
         given = ", ".join(f"eval_{name} = {value}" for name, value in every._asdict().items() if value is not None)
@@ -125,7 +128,7 @@ def points_among(arrived: np.ndarray, closes: np.ndarray, every: Every, horizon:
 
 
 def owners(data: FederatedData) -> np.ndarray:
-    """Which client each test row belongs to (N for none); int32[T]."""
+    """Which client each test row belongs to (N for none); int32[T]. ``ValueError`` without test rows of clients."""
     if data.test_order is None or data.test_size is None or data.test_offset is None:
         raise ValueError("per_client = True: needs data with a test split per client (see test_fraction)")
     owner = np.full(len(data.test_y), len(data.size), np.int32)
@@ -135,7 +138,7 @@ def owners(data: FederatedData) -> np.ndarray:
 
 
 def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Array], Any], Array, Array], Any]:
-    """``each(measure, x, y)``: a pytree ``[total, ...]`` from ``measure`` of batches of the rows, ``[B, ...]``."""
+    """``each(measure, x, y)``: ``measure`` of all ``total`` rows, computed in batches; a pytree of [total, ...]."""
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
     # the last batch overlaps the one before; only its new rows are used
@@ -155,9 +158,9 @@ def each_row(total: int, batch_size: int = 500) -> Callable[[Callable[[Array, Ar
 
 
 def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-    """The loss of each example, and whether its class is right, 0 or 1: NaN for targets that are not ``labels``.
+    """``(loss, hit)`` of each example, [B] each; ``hit``: whether its predicted class is right, 0 or 1.
 
-    Of a sequence of labels, the share that is right.
+    For a sequence of labels, ``hit`` is the share of right ones. Without ``labels`` (targets are no classes) it is NaN.
     """
     outputs = model.apply(params, x)
     loss = model.loss(outputs, y)
@@ -175,9 +178,9 @@ def make_evaluate(
 ) -> Callable[..., dict[str, Array]]:
     """``evaluate(params, test_x, test_y, owner) -> {loss, accuracy[, client_loss, client_accuracy]}``.
 
-    Means over the ``total`` rows of the test set, computed in batches; accuracy is NaN for targets
-    that are not class ``labels``. With ``num_clients`` also the means over each client's own rows,
-    [N] (NaN for a client without any); ``owner`` is then int32[total], else ``None``.
+    Means over the ``total`` rows of the test set, computed in batches; without ``labels`` (targets are not classes),
+    accuracy is NaN. With ``num_clients`` also the means over each client's own rows, [N], NaN for a client without
+    test rows; ``owner`` is then int32[total], else ``None``.
     """
     each = each_row(total, batch_size)
 
@@ -194,10 +197,10 @@ def make_evaluate(
 
 
 def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
-    """The validation rows of all clients as one part; None if no client holds any out.
+    """The validation rows of all clients together; None if no client holds out any.
 
-    ``length``: of its ``order``, padded with zeros. ``x`` and ``y`` are None: the rows are of the training pool. Data
-    that are streamed have no pool on the device, so the part has a copy of its rows.
+    ``order`` is padded with zeros to ``length``. ``x`` and ``y`` are None, since the rows are those of the training
+    pool. Streamed data have no pool on the device; ``x`` and ``y`` are then copies of the validation rows.
     """
     if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
         return None
@@ -212,7 +215,10 @@ def validation_part(data: FederatedData, length: int | None = None) -> ClientDat
 
 
 def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable[..., dict[str, Array]]:
-    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``."""
+    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``.
+
+    Without ``labels`` (targets are not classes), the accuracy is NaN.
+    """
 
     def validate(params: Params, part: ClientData) -> dict[str, Array]:
         loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
@@ -224,9 +230,8 @@ def make_validate(model: Model, labels: bool, batch_size: int = 500) -> Callable
 class Scores:
     """When each run of a stack is evaluated, and the results.
 
-    ``positions``: per run, the positions of its arrivals. ``ranks``: bounds of the ranks, which the program that
-    receives uploads does not cut. An evaluation then happens at the end of its rank, which holds no other arrival of
-    the run.
+    ``positions``: per run, the positions of its arrivals. ``ranks``: bounds of the ranks, if the program that receives
+    uploads applies whole ranks. A run is then evaluated at the end of a rank; the rank has no other arrival of the run.
     """
 
     def __init__(
@@ -244,54 +249,54 @@ class Scores:
         self.at: dict[tuple[int, int], dict[str, Any]] = {}
 
     def cuts(self, *bounds: int) -> list[tuple[int, int]]:
-        """Split stretches of positions between ``bounds``, in order, at every evaluation that falls into one."""
+        """The ranges ``(low, high)`` between consecutive ``bounds``, in order, split at every evaluation inside."""
         first, last = bisect_right(self.stops, bounds[0]), bisect_left(self.stops, bounds[-1])
         inner = self.stops[first:last]
         return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
 
     def due(self, position: int) -> bool:
-        """Whether a run is evaluated after ``position`` arrivals."""
+        """Whether any run is evaluated after the first ``position`` arrivals of the stack."""
         return position in self._due
 
     def evaluate(self, position: int, evaluate: Callable[[int, int], dict[str, Any]]) -> None:
-        """Evaluate every run that is due after ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
+        """Evaluate every run that is due after the first ``position`` arrivals: ``evaluate(run, its own arrivals)``."""
         for run, local in self._due.get(position, ()):
             self.at[run, local] = evaluate(run, local)
 
     def latest(self) -> float:
-        """The newest accuracy that is computed already, NaN if there is none. Never waits for the device."""
+        """The newest accuracy that is already computed, NaN if there is none. Never waits for the device."""
         for scores in reversed(self.at.values()):
             if getattr(scores["accuracy"], "is_ready", lambda: True)():
                 found = np.asarray(scores["accuracy"])
-                tested = found[~np.isnan(found)]  # of several models, the mean of those that have tests
+                tested = found[~np.isnan(found)]  # without a server: the mean of the nodes that have test rows
                 return float(tested.mean()) if len(tested) else float("nan")
         return float("nan")
 
     def columns(self, run: int, rows: int) -> dict[str, np.ndarray]:
-        """The first ``rows`` evaluations of a run, one row a point: arrays [V] and, per client, [V, N]."""
+        """The first ``rows`` evaluations of a run, by name of the score: arrays [rows] and, per client, [rows, N]."""
         fetched = {local: jax.device_get(scores) for (r, local), scores in self.at.items() if r == run}
         names = next(iter(fetched.values()))
         return {name: np.stack([fetched[int(p)][name] for p in self._points[run].position[:rows]]) for name in names}
 
 
 class OwnTests(NamedTuple):
-    """The test rows of each client, and the request for a message to it."""
+    """The test rows of each client, and what a request for a message to it says."""
 
     order: Any  # int32[T], rows of the test set
     offset: Any  # int32[N]
     size: Any  # int32[N]
-    local_steps: Any  # int32[N], of each client's first job
-    weight: Any  # float[N]
+    local_steps: Any  # int32[N], K of each client's first job; 1 if it has none
+    weight: Any  # float[N], example counts
 
 
 def differs(components: Components, params: Params) -> bool:
-    """Whether clients may have models of their own: the server has memory of them, or their algorithm has ``own``."""
+    """Whether clients may have models of their own: the server keeps memory, or the client algorithm has ``own``."""
     _, memory = shapes_of_server(components, params, Facts(len(components.data.size)))
     return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 
 
 def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
-    """The tables of one run, on the host."""
+    """The :class:`OwnTests` of one run, on the host."""
     order, offset, size = held_out_rows(data, "test")
     rows = np.zeros(max(len(data.test_y), len(order)), np.int32)  # equally long for runs that share a program
     rows[: len(order)] = order
@@ -301,15 +306,15 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
 
 
 def now_of(points: Points, schedule: Schedule, position: int, real: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Virtual time, in dtype ``real``, and server steps closed of the evaluation after ``position`` arrivals."""
+    """Virtual time, in dtype ``real``, and server steps closed, at the evaluation after ``position`` arrivals."""
     time = points.time[np.searchsorted(points.position, position)]
     return np.asarray(time, real), np.asarray(np.count_nonzero(schedule.closes[:position]), np.int32)
 
 
 def make_own(model: Model, labels: bool, batch_size: int = 256) -> Callable[..., dict[str, Array]]:
-    """``evaluate_own(params_of, test_x, test_y, tests) -> {loss, accuracy}`` of the models ``params_of(i)``.
+    """``evaluate_own(params_of, test_x, test_y, tests) -> {client_own_loss, client_own_accuracy}``.
 
-    Loss and accuracy are float[N], NaN for a client without test rows.
+    Model ``params_of(i)`` is evaluated on the test rows of client i; float[N], NaN for a client without test rows.
     """
 
     def evaluate_own(
@@ -335,10 +340,10 @@ def own_models(
     now: tuple[Array, Array],
     tests: OwnTests,
 ) -> Callable[[Array], Params]:
-    """``params_of(i)``: what the algorithm of client i makes of the message that the server would send it now.
+    """``params_of(i)``: the model that client i itself would use if the server sent it a message now.
 
-    By default that is the message's params. ``memory_of(i)`` and ``kept_of(i)`` are the rows of client i; ``now`` is
-    (virtual time, server steps closed).
+    That is ``client.own`` of the message, by default the message's params. ``memory_of(i)`` and ``kept_of(i)`` are the
+    server's and the client's rows of client i; ``now`` is (virtual time, server steps closed).
     """
 
     def params_of(i: Array) -> Params:
@@ -351,10 +356,10 @@ def own_models(
 
 
 def _full(rule: ServerAlgorithm, state: State, params: Params) -> Params:
-    """A message's params in the dtype of the server's: start models may be kept at half precision."""
+    """The message's params in the dtypes of the server's params: start models may be stored at half precision."""
     return jax.tree.map(lambda sent, kept: sent.astype(kept.dtype), params, rule.params(state))
 
 
 def rows_at(table: State, first: Any) -> Callable[[Array], State]:
-    """Rows of a table of clients, from the row ``first`` on."""
+    """``row(i)``: row ``first + i`` of a table of clients."""
     return lambda i: tree.gather(table, first + i)

@@ -1,9 +1,9 @@
-"""A plan that grows, as work for the device (host, NumPy): what a look of the server adds to an adaptive run.
+"""An extension as work for the device (host, NumPy): what an adaptive run's plan has gained since the last look.
 
 Between two looks the planner has sent some messages and applied some arrivals. These become a layout of their own,
-whose positions begin at 0. Messages and trained uploads outlive it: a start model keeps its slot until its upload is
-received, and a job that is under way may be trained before it arrives, when others are trained anyway. Then its
-upload waits in its row. So an adaptive run has as few waves as a planned one, whenever the server looks.
+whose positions begin at 0. Start models and trained uploads outlive this layout. A start model keeps its slot until its
+upload is received. A job under way may be trained together with others before it arrives; its upload then waits in its
+row. So an adaptive run needs few waves, however often the policy looks.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from fedjax_async.engine.batches import Batch, Segment, segments_of
 from fedjax_async.engine.layout import Layout, MergedSlots
 from fedjax_async.types import Schedule
 
-# Outcomes after which a job can no longer arrive; of those below its client has trained it to the end.
+# A job with an outcome in _THROUGH can no longer arrive; with one in _IN_VAIN, its client has trained it to the end.
 _THROUGH = (*NEVER_CAME, *DROPPED, Outcome.CALLED_OFF)
 _IN_VAIN = (Outcome.LOST, *DROPPED)
 
 
 @dataclasses.dataclass(slots=True)
 class OpenJob:
-    """A job whose start model is kept."""
+    """A job whose start model is kept: it is under way, or must still be trained in vain."""
 
     job: int
     client: int
     number: int
     steps: int
-    time: float  # of its dispatch
+    time: float  # of its dispatch, virtual seconds
     version: int
     corrupt: bool
     message: int  # what it starts from: its version, or the job itself if messages are personal
-    sent: int  # local position of its dispatch
-    lane: int = -1
-    row: int = -1  # of its lane's store, once it is trained
+    sent: int  # position of its dispatch in the extension that sent it
+    lane: int = -1  # of its trained upload; -1: not trained
+    row: int = -1  # of its lane's store; -1: not trained
 
 
 class ExtensionWork(NamedTuple):
     """What the device does for an extension.
 
-    The first ``received`` positions of ``layout`` are received; those after them belong to jobs under way that are
-    trained ahead. ``layout.groups[g]`` is trained before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
+    The first ``received`` positions of ``layout`` are received. The others are jobs under way that are trained before
+    they arrive. ``layout.groups[g]`` is trained right before the positions ``layout.bounds[g] .. bounds[g+1]-1`` are
     received.
     """
 
     layout: Layout
     received: int
     applied: np.ndarray  # bool[E'], false: trained in vain
-    jobs: np.ndarray  # int64[received]
+    jobs: np.ndarray  # int64[received], the job of each received position
     first: int  # arrivals applied before
-    at: np.ndarray  # int64[n + 1], the local position of each of the n arrivals; last, ``received``
+    at: np.ndarray  # int64[n + 1], the position of each of the n applied arrivals, then ``received``
     sends: bool  # whether messages leave before the first position
 
 
 class Growing:
-    """What is known of a plan so far, with the slots and rows in use.
+    """The plan so far, with the slots and rows in use.
 
-    ``personal``: messages differ from client to client. ``stateful``: clients keep a state between jobs, so that they
-    also train jobs whose uploads never arrive. ``rows``: of each lane's store of trained uploads, more than
-    ``max_width``.
+    ``local_steps``: of a job of each client, int[N]. ``personal``: messages differ from client to client. ``stateful``:
+    clients keep a state between jobs, so jobs whose uploads never arrive are trained too. ``rows``: how many trained
+    uploads the store of each lane holds, more than ``max_width``.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Growing:
         self.slots = self.useful_steps = self.executed_steps = self.waves = self.batches = 0
 
     def extend(self, record: Record, wanted: int | None = None) -> ExtensionWork:
-        """What is new in ``record``; ``wanted``: a job under way that must be trained now."""
+        """The work for what is new in ``record``; ``wanted``: a job under way that must be trained now."""
         first, old = self._arrivals, self._jobs
         walked = self._walk(record)
         self._forget(record)
@@ -100,13 +100,13 @@ class Growing:
         return ExtensionWork(layout, len(walked.seen), applied, jobs, first, at, sends)
 
     def where(self, job: int) -> tuple[int, int]:
-        """Lane and row of a job that is trained and not yet received."""
+        """``(lane, row)`` of a job that is trained and not yet received."""
         return self._open[job].lane, self._open[job].row
 
     # --- what is sent and received, and the slots -----------------------------------------------
 
     def _walk(self, record: Record) -> _Walked:
-        """Go through what is new, in order."""
+        """Dispatch and receive what is new in ``record``, in order."""
         new = record.extension(self._jobs, self._arrivals)
         walked = _Walked([], [], [], [], new.time, new.closes, new.step)
         jobs, arriving, e = self._jobs, new.job.tolist(), 0
@@ -151,7 +151,7 @@ class Growing:
             walked.writes.append((len(walked.seen), one, self._slot[message]))
 
     def _forget(self, record: Record) -> None:
-        """Forget jobs that are over without an arrival, unless their clients still train them in vain."""
+        """Close jobs that can no longer arrive, except those that must still be trained in vain."""
         for job in record.outcomes.keys() & self._open.keys():
             outcome, one = record.outcomes[job], self._open[job]
             if outcome in _THROUGH or record.upload_time[job] == np.inf:
@@ -160,7 +160,7 @@ class Growing:
                     self._close(one)
 
     def _close(self, one: OpenJob) -> None:
-        """The slot of a job may be used by others, from the next position on."""
+        """Forget a job; once no other job starts from its message, the slot is free from the next position on."""
         del self._open[one.job]
         self._readers[one.message] -= 1
         if not self._readers[one.message]:
@@ -175,7 +175,7 @@ class Growing:
     # --- what is trained, and the rows ------------------------------------------------------------
 
     def batch_of(self, todo: list[OpenJob], positions: list[int], order: list[int]) -> list[Batch]:
-        """Deal jobs to the lanes, the next one to the lane with the fewest local steps; appends to ``order``."""
+        """Deal jobs to the lanes, each to the lane with the fewest local steps so far; appends to ``order``."""
         shares: list[list[tuple[OpenJob, int]]] = [[] for _ in self._free_rows]
         loads = [0] * len(shares)
         for one, position in zip(todo, positions, strict=True):
@@ -202,24 +202,24 @@ class Growing:
         return batches
 
     def room(self, *, spare: bool) -> int:
-        """How many jobs can be trained now; with ``spare``, as many as leave a full wave of rows free."""
+        """How many jobs can be trained now so that one row stays free; with ``spare``, rows for a full wave."""
         free = sum(map(len, self._free_rows))
         most = sum(min(self._width, len(rows)) for rows in self._free_rows)
         return min(most, free - self._width * len(self._free_rows)) if spare else min(most, free - 1)
 
     def make_room(self, record: Record) -> None:
-        """Give up the upload of the job that will arrive last, unless there are rows left; it is trained again."""
+        """If too few rows are free, discard the upload of the job that will arrive last; it is trained again later."""
         if self.room(spare=False) < 1:
             trained = [one for one in self._open.values() if one.row >= 0]
             self._untrain(max(trained, key=lambda one: (record.upload_time[one.job], one.client)))
 
     def release(self, one: OpenJob) -> None:
-        """The upload of a job is received."""
+        """Free the row of a job whose upload is received."""
         self.useful_steps += one.steps
         self._free_rows[one.lane].append(one.row)
 
     def under_way(self, record: Record) -> list[OpenJob]:
-        """Jobs that are not trained and will arrive as far as is known, the soonest first."""
+        """Jobs that are not trained yet and, as far as is known, will arrive; in order of arrival."""
         found = [
             one for one in self._open.values()
             if one.row < 0 and record.upload_time[one.job] < np.inf and record.outcomes.get(one.job) not in _THROUGH
@@ -298,11 +298,11 @@ class Growing:
 
 
 class _Walked(NamedTuple):
-    """What is new, in order: positions that are received, writes, and columns of the arrivals."""
+    """What is new in the record, in order: positions that are received, writes, and columns of the arrivals."""
 
     seen: list[OpenJob]
-    arrival: list[int]  # of each position its number among the new arrivals, -1: trained in vain
-    slots: list[int]
+    arrival: list[int]  # the number of each position among the new arrivals; -1: trained in vain
+    slots: list[int]  # the slot from which the job of each position starts
     writes: list[tuple[int, OpenJob, int]]  # position, job, slot
     time: np.ndarray
     closes: np.ndarray
@@ -322,7 +322,7 @@ class _Dealt:
         asked = [one for one in later if one.job == wanted]
 
         def train(todo: list[OpenJob], positions: list[int]) -> list[Batch]:
-            """Train these, and as many jobs under way as there is room for."""
+            """Train ``todo``, and as many jobs under way as there is room for."""
             room = growing.room(spare=True) - len(todo)
             more = [one for one in later if is_ready(one) and one not in asked][: max(0, room)]
             positions = positions + [len(seen) + len(self.ahead) + k for k in range(len(more))]

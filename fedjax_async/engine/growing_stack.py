@@ -1,7 +1,7 @@
-"""The device's part of an adaptive run: tables of an extension, compiled programs, and what is held between extensions.
+"""An adaptive run on the device: tables of an extension, compiled programs, and the state between extensions.
 
-Tables and slots have a size that programs are compiled for. Where an extension needs more, they grow to the next power
-of two, and programs are compiled again.
+Programs are compiled for one size of the tables and slots. If an extension needs more, the size grows to the next power
+of two and the programs are compiled again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ from fedjax_async.engine.stack import Member, Stack, held_out
 from fedjax_async.engine.tables import Shape, event_columns, make_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
 
-LEAST = 128  # positions and writes that the tables of an extension hold at least
-CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # tables of probes that no extension changes
+LEAST = 128  # the tables of an extension have room for at least so many positions and writes
+CONSTANT = ("validation_order", "test_x", "test_y", "test_order")  # probes' tables that extensions do not change
 
 
 class Held(NamedTuple):
     """What the device holds between two extensions."""
 
     carry: Carry
-    stores: tuple[JobBuffers, ...]  # of each lane, trained uploads
+    stores: tuple[JobBuffers, ...]  # trained uploads, one store a lane
 
 
 class GrowingStack:
-    """A run on the device whose plan grows; :meth:`begin` comes first. ``rows``: of each lane's store."""
+    """A run on the device whose plan grows.
+
+    ``rows``: rows of the store of each lane. ``models``: whether to compile the program that copies the model. Call
+    :meth:`begin` first.
+    """
 
     def __init__(self, outset: Outset, member: Member, facts: StackFacts, lanes: int, rows: int, models: bool) -> None:
         self._o, self._member, self._facts = outset, member, facts
@@ -79,7 +83,7 @@ class GrowingStack:
         parts = (o.components.server, o.components.client)
         shapes = programs.shapes_of(*parts, layout, shape, self.tables, stack.params, self._facts)
         scratch = self._store = shapes.buffers
-        if not layout.whole:  # jobs of a vmapped batch have the rows of their ranks, so what they leave is moved
+        if not layout.whole:  # vmap writes its i-th job to row i of the buffers, so the results are copied to the store
 
             def stored(leaf: Any) -> Any:
                 return jax.ShapeDtypeStruct((self._rows, *leaf.shape[1:]), leaf.dtype)
@@ -122,17 +126,17 @@ class GrowingStack:
         return needed if self._shape is None else Shape(*map(max, zip(needed, self._shape)))
 
     def measure_up(self, work: ExtensionWork) -> None:
-        """Note how large an extension is that is not executed here."""
+        """Record the sizes that an extension needs. It is not executed: the checkpoint has its results."""
         self._shape = self._needed(work)
 
     def take_over(self, held: Any, work: ExtensionWork, probes: Probes) -> None:
-        """Go on with what was held after an extension, the last of those noted by :meth:`measure_up`."""
+        """Go on from a checkpoint; ``held``: the state after the last extension given to :meth:`measure_up`."""
         self.held = to_devices(held, None)
         self.place(work, probes)
         self._compile(work)
 
     def fit(self, work: ExtensionWork, probes: Probes) -> None:
-        """Make room for longer tables and more slots than before."""
+        """If an extension needs longer tables or more slots, enlarge them and compile again."""
         if (needed := self._needed(work)) == self._shape:
             return
         self._shape = needed
@@ -144,7 +148,7 @@ class GrowingStack:
         self._compile(work)
 
     def place(self, work: ExtensionWork, probes: Probes) -> None:
-        """Move the tables of an extension to the device; ``probes``: with numbers within the extension."""
+        """Move the tables of an extension to the device; ``probes``: their arrivals numbered within the extension."""
         columns = event_columns(
             work.layout, self._shape, [self._o.components.data], [work.applied], [probes], begins=[0]
         )
@@ -161,12 +165,12 @@ class GrowingStack:
     # --- calls ------------------------------------------------------------------------------------
 
     def send(self, carry: Carry) -> Carry:
-        """Send the messages that leave before the first position."""
+        """Send the messages that are due before the first position."""
         sent: Carry = programs.send(self._o.components.server, self._facts)(self.tables, carry)
         return sent
 
     def train(self, layout: Any, group: list[Batch], carry: Carry, stores: Any) -> tuple[JobBuffers, ...]:
-        """Train the batches of a group; the stores with what they left."""
+        """Train the batches of a group; returns the stores with their uploads."""
         if layout.whole:  # the buffers of the lanes are the stores
             return tuple(self._trainers.train(group, carry))
         compiled = self.stack.programs.train
@@ -182,7 +186,7 @@ class GrowingStack:
         return tuple(kept)
 
     def evaluate(self, carry: Carry, now: tuple[float, int]) -> dict[str, Any]:
-        """Scores at ``now``: virtual time and server steps closed."""
+        """The scores at ``now`` (virtual time, server steps closed)."""
         stack, real = self.stack._replace(tables=self.tables), self.tables.time.dtype
         moment = np.asarray(now[0], real), np.asarray(now[1], np.int32)
         seen = evaluated(carry, stack.tests[0][3] is not None)
@@ -190,7 +194,7 @@ class GrowingStack:
         return found | measured(stack, carry, 0, moment)
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
-        """The mean loss of the present model on each client's examples, float64."""
+        """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
         components = self._o.components
         padded = np.resize(clients, 1 << (len(clients) - 1).bit_length())  # few lengths, so few programs
         measure = programs.losses(components.model, components.server, self._facts)
@@ -199,7 +203,7 @@ class GrowingStack:
         return np.asarray(found, np.float64)[: len(clients)]
 
     def close(self) -> None:
-        """End the threads."""
+        """End the host threads."""
         if self._trainers is not None:
             self._trainers.close()
 
@@ -209,7 +213,7 @@ def _zeros(shapes: Any) -> Any:
 
 
 def _longer(table: Any, length: int) -> Any:
-    """The same rows, followed by zeros up to ``length``."""
+    """The table padded with rows of zeros to ``length``."""
     return jax.tree.map(
         lambda leaf: jnp.concatenate([leaf, jnp.zeros((length - len(leaf), *leaf.shape[1:]), leaf.dtype)]), table
     )

@@ -1,7 +1,7 @@
-"""The client side of a run as compiled programs: local training into the buffers of a lane.
+"""The client side of a run as compiled programs: local training whose results go into the buffers of a lane.
 
-Only this file and ``serving.py`` know buffers, slots and tables of N clients. The algorithms that they call see one
-client at a time. A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
+The algorithms see one client at a time. Only this file and ``serving.py`` know buffers, slots and tables of N clients.
+A stack of R runs shares one set of tables; the run of a job selects its key and hyperparameters.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from fedjax_async.types import Array, ClientAlgorithm, ClientData, Message, Stat
 
 
 class Carry(NamedTuple):
-    """What a compiled step changes and hands on to the next (donated from call to call)."""
+    """The state that one compiled call changes and the next one gets (donated from call to call)."""
 
     server: State  # [R, ...]; without the axis where R = 1
-    memory: State  # rows about clients, [R * N, ...], or ()
-    clients: State  # rows of clients, [R * N, ...], or ()
+    memory: State  # the server's memory about each client, [R * N, ...], or ()
+    clients: State  # the state of each client, [R * N, ...], or ()
     slots: Message  # start models, [S, ...]
-    records: dict[str, Array]  # what is recorded of arrivals, [E'] a column
-    rejected: Array  # int32[], uploads refused so far
+    records: dict[str, Array]  # recorded columns of the arrivals, [E'] each
+    rejected: Array  # int32[], uploads rejected so far
     probes: Mapping[str, dict[str, Array]] = {}  # probe -> column -> values, [E']
 
 
 class JobBuffers(NamedTuple):
-    """What the jobs of one lane leave for the server, C rows each (donated from call to call)."""
+    """The results of the jobs of one lane, for the server; C rows each (donated from call to call)."""
 
-    # of jobs that may go on in the next call; () where each ends in the call that begins it
-    message: Any  # Message; kept too where the server reads what jobs started from
-    before: State  # the clients' rows before the job
+    # the next three are for jobs that go on in the next call; () if each job ends in the call that begins it
+    message: Any  # Message; also kept if the server reads start models
+    before: State  # the clients' states before the job
     work: State  # of unfinished jobs
     upload: Any
-    after: State  # the clients' rows after the job
+    after: State  # the clients' states after the job
     norm: Array  # float[C]
     accepted: Array  # bool[C]
-    info: dict[str, Array]  # what clients record of their uploads, [C] a column
+    info: dict[str, Array]  # columns that clients record about their uploads, [C] each
 
 
 def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
-    """The hyperparameters of a run. Where R = 1 nothing is indexed."""
+    """The hyperparameters of a run. For R = 1 no index is traced."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
 
 
@@ -79,7 +79,7 @@ def make_buffers(client: ClientAlgorithm | ClientFamily, capacity: int, whole: b
 
 
 def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
-    """What the client records of an upload."""
+    """What the client records about an upload; {} if nothing."""
     return {} if client.info is None else client.info(state)
 
 
@@ -94,11 +94,12 @@ def finished(
 ) -> tuple[Any, State, Array, Array, dict[str, Array]]:
     """End one job: ``(upload, client state, norm of the upload, accepted, info)``.
 
-    An upload is rejected if it or the new state of its client is not finite, or if its norm is above ``limit``. It is
-    then replaced by zeros, and the client keeps its state from before the job. The norm is Euclidean, over all
-    that is uploaded but running statistics, as that of ``server.clip_by_norm``; it is recorded if finite, else 0.
-    ``corrupt``: the upload is lost to non-finite values on its way. Where ``applied`` is false the server never
-    applies it, and the client's state is what the client makes of that. ``info`` is of the upload as it was sent.
+    ``work``: after the last local step. ``state``: the client's state before the job. An upload is rejected if it or
+    the new state of its client is not finite, if its norm is above ``limit``, or if it is ``corrupt``: turned into NaN
+    on its way. A rejected upload is replaced by zeros, and the client keeps its state from before the job. The norm is
+    Euclidean, over the upload without running statistics, as in ``server.clip_by_norm``. It is 0 if the upload is
+    corrupt, or if it or the new state is not finite. If ``applied`` is false, the server never applies the upload, and
+    ``client.unsent`` gives the client's state. ``info`` is about the upload as it was sent.
     """
     upload, after = client.finish(work, message, state)
     norm = tree.norm(weights_in(upload))
@@ -111,9 +112,9 @@ def finished(
 
 
 def make_advance(client: ClientAlgorithm | ClientFamily, data: ClientData, *, equal: bool = False) -> Any:
-    """One local step of one job. It has no effect once the job has done its steps; unchanged leaves cost nothing.
+    """One local step of one job, without effect once the job has done its steps. Unchanged leaves cost nothing.
 
-    ``equal``: no job ends before the others, so nothing is compared.
+    ``equal``: all jobs have as many steps, so the step counts need no comparison.
     """
 
     def advance(
@@ -139,9 +140,9 @@ def make_train(
 ) -> Any:
     """``train(tables, slots, clients, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
 
-    ``span`` = (index of the batch's first job in ``train_order``, its jobs, first local step, end of the steps).
-    With several ``devices`` each runs this program on its share: every ``devices``-th job. ``local_steps``: of every
-    job, if known when this is compiled; each job then begins and ends in one call.
+    ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
+    steps). With several ``devices``, each runs this program on every ``devices``-th job. ``local_steps``: the number of
+    steps of every job, if it is compiled in; each job then begins and ends in one call.
     """
     own = width // devices
 
@@ -152,7 +153,7 @@ def make_train(
         owner, run = tables.owner[position], tables.run[position]
         if local_steps is None:
             steps = jnp.where(index < count, tables.steps[position], 0)
-        else:  # rows of padding train a job, too, and nobody reads them
+        else:  # rows of padding also train; they are never read
             steps = jnp.full(own, local_steps, jnp.int32)
         data = client_data(tables, position)
         one = ClientData._make((None, None, None, 0, 0, None))
@@ -204,11 +205,12 @@ def run_segment(
     advance: Callable[[Array, Any], Any],
     end: Callable[[Callable[[Any], Any], Any], Any],
 ) -> tuple[Any, Any]:
-    """Local steps ``span[0] .. span[1]-1`` of W jobs at once; ``(kept, done)`` afterwards.
+    """Run local steps ``span[0] .. span[1]-1`` of W jobs at once; returns ``(kept, done)`` afterwards.
 
-    ``steps``: of each job, from long to short, int32[W]. ``kept`` [C, ...]: what unfinished jobs hold from call to
-    call, ``fresh() -> held`` [W, ...] at the first step; ``advance(k, held) -> held``. ``done`` [C, ...]: what jobs
-    leave, ``end(rows, held)`` of some of them, where ``rows`` takes their rows from any pytree [W, ...].
+    ``steps``: local steps of each job, from long to short, int32[W]. ``kept`` [C, ...]: the state of unfinished jobs
+    between calls; ``fresh() -> held`` [W, ...] makes it at the first step, ``advance(k, held) -> held`` is one local
+    step. ``done`` [C, ...]: the results of finished jobs; ``end(rows, held)`` computes those of some jobs, and ``rows``
+    takes the rows of these jobs from any pytree [W, ...].
     """
     (first, last), own = span, len(steps)
 
@@ -227,14 +229,14 @@ def run_segment(
         new = end(rows, rows(held))
         return jax.tree.map(lambda leaf, row: jax.lax.dynamic_update_slice_in_dim(leaf, row, begin, 0), done, new)
 
-    # sorted from long to short: the first jobs go on, the others are done, and only these are finished
+    # The jobs are sorted from long to short, so the first ones go on. Only the others are finished, to save time.
     part = -(-own // 2)
     going_on = jnp.sum(steps > last)
     return after, jax.lax.fori_loop(going_on // part, -(-own // part), finish, done)
 
 
 def make_loop(client: ClientAlgorithm | ClientFamily, devices: int = 1, local_steps: int | None = None) -> Any:
-    """As :func:`make_train`, but one job after the other, and any number of them."""
+    """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
 
     def train(tables: DeviceTables, slots: Message, clients: State, buffers: JobBuffers, span: Array) -> JobBuffers:
         low, count = span[0], span[1]

@@ -1,4 +1,4 @@
-"""From schedules to work for the device (host, NumPy): the order of all arrivals, batches, rows and slots."""
+"""From schedules to the layout of a stack (host, NumPy): the order of all arrivals, batches, rows and slots."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from fedjax_async.types import Schedule
 
 
 class Merged(NamedTuple):
-    """All arrivals of R runs in one order. A *position* counts arrivals of any run.
+    """All arrivals of R runs in one order. A *position* is an index into this order.
 
-    The arrivals of a run keep their order. Runs do not depend on each other, so the result of a run is the same in
-    any such order.
+    The arrivals of each run keep their order. Runs do not depend on each other, so their results are the same in any
+    such order.
     """
 
     run: np.ndarray  # int32[E]
-    source: np.ndarray  # int64[E]  index into the runs' arrivals, one run after the other
+    source: np.ndarray  # int64[E]  index into the arrivals of all runs, listed one run after the other
     positions: list[np.ndarray]  # per run: the position of each of its arrivals, int64[E_r]
     waves: np.ndarray  # int64[V + 1], positions: wave v holds the v-th wave of every run
 
 
 class MergedSlots(NamedTuple):
-    """:class:`~fedjax_async.clock.Slots` of all runs together; ``start_slot`` is one entry a position."""
+    """:class:`~fedjax_async.clock.Slots` of all runs together; ``start_slot`` has one entry a position."""
 
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     start_slot: np.ndarray  # int32[E]
     write_bounds: np.ndarray  # int64[E + 2]
     write_slot: np.ndarray  # int32[messages]
     write_client: np.ndarray  # int32[messages]
     write_run: np.ndarray  # int32[messages]
-    write_job: np.ndarray  # int64[messages], of its run
+    write_job: np.ndarray  # int64[messages], job of its run
 
 
 def merge(schedules: Sequence[Schedule], by_ranks: bool) -> Merged:
@@ -64,9 +64,9 @@ def merge(schedules: Sequence[Schedule], by_ranks: bool) -> Merged:
 
 
 def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Cut positions into ranks, within which no run occurs twice and no boundary lies; int64[ranks + 1].
+    """Cut positions into ranks at ``bounds`` and wherever a run would occur twice; int64[ranks + 1].
 
-    ``run`` must be ordered by rank within each stretch between ``bounds``.
+    Between ``bounds``, ``run`` must be ordered by rank.
     """
     begins = np.zeros(len(run) + 1, np.bool_)
     begins[1:-1] = run[1:] <= run[:-1]
@@ -75,7 +75,7 @@ def rank_bounds(run: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarray, personal: bool) -> MergedSlots:
-    """The slots of all runs for the groups ``bounds`` (positions). Runs share no slots."""
+    """The slots of all runs, for groups of batches with these ``bounds`` (positions). Runs share no slots."""
     base, total = 0, len(merged.run)
     start = np.zeros(total, np.int32)
     slot, client, run, job, written_at = [], [], [], [], []
@@ -108,19 +108,19 @@ def merge_slots(schedules: Sequence[Schedule], merged: Merged, bounds: np.ndarra
 class Layout(NamedTuple):
     """What the device will do for a stack of runs that advance side by side.
 
-    *Positions* number the arrivals of all runs in one order. A *group* of batches, at most one a lane, is trained at
-    the same time. Then the server receives the positions ``bounds[g] .. bounds[g+1]-1``.
+    *Positions* number the arrivals of all runs in one order. The batches of *group* g, at most one a lane, are trained
+    at the same time. Then the server receives the positions ``bounds[g] .. bounds[g+1]-1``.
     """
 
     schedules: list[Schedule]
     run: np.ndarray  # int32[E]  which run arrives at a position
-    source: np.ndarray  # int64[E]  which of all runs' arrivals, one run after the other
+    source: np.ndarray  # int64[E]  index into the arrivals of all runs, listed one run after the other
     positions: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
     waves: np.ndarray  # int64[V + 1], positions
     bounds: np.ndarray  # int64[G + 1], positions
     groups: list[list[Batch]]
-    stretches: np.ndarray  # int64[stretches + 1], positions: within one, all uploads are in one lane's buffers
-    ranks: np.ndarray  # int64[ranks + 1], positions: arrivals of different runs
+    stretches: np.ndarray  # int64[stretches + 1], positions: all uploads of a stretch are in one lane's buffers
+    ranks: np.ndarray  # int64[ranks + 1], positions: the arrivals of a rank belong to different runs
     slots: MergedSlots
     batching: str  # one of BATCHINGS
     widths: tuple[int, ...]
@@ -130,8 +130,8 @@ class Layout(NamedTuple):
     row: np.ndarray  # int32[E]  row of its lane's buffers
     useful_steps: int
     executed_steps: int
-    local_steps: int | None = None  # of every job, if that is compiled in
-    waves_per_call: int = 1  # at most; several need a single lane
+    local_steps: int | None = None  # local steps of every job, if compiled in
+    waves_per_call: int = 1  # at most so many waves in one compiled call; more than 1 needs a single lane
 
     @property
     def dealt(self) -> Lanes:
@@ -175,13 +175,13 @@ def make_layout(
     fixed_steps: bool = False,
     **costs: Any,
 ) -> Layout:
-    """Cut schedules into batches of at most ``max_width`` jobs; lay out rows, slots and widths.
+    """Cut schedules into batches of at most ``max_width`` jobs, and choose their rows, slots and widths.
 
-    ``lanes``: batches that may be trained at the same time. ``devices`` share the jobs of a batch, so widths are
-    multiples of it. ``batching``: one of ``BATCHINGS``; see ``batches.py``. ``personal``: messages differ from client
-    to client, so each job needs a slot of its own. ``fill``: see :func:`looped_lanes`. ``costs``: see
-    :func:`choose_widths`. ``fixed_steps``: compile the number of local steps in; ``ValueError`` unless all jobs have
-    as many.
+    ``lanes``: how many batches may be trained at the same time. ``devices``: how many devices share the jobs of a
+    batch; widths are multiples of it. ``batching``: one of ``BATCHINGS``, see ``batches.py``. ``personal``: messages
+    differ from client to client, so each job needs its own slot. ``fill``: see :func:`looped_lanes`. ``costs``: see
+    :func:`choose_widths`. ``fixed_steps``: compile in the number of local steps. Raises ``ValueError`` for an unknown
+    ``batching``, and with ``fixed_steps`` if jobs differ in local steps.
     """
     check.one_of("batching", batching, BATCHINGS)
     merged = merge(schedules, by_ranks=batching == "vmap")
@@ -191,7 +191,7 @@ def make_layout(
         not fixed_steps or fewest == longest,
         "fixed_steps",
         fixed_steps,
-        f"False where jobs differ in local steps (from {fewest} to {longest}); steps gives all as many",
+        f"False where jobs differ in local steps (from {fewest} to {longest}); the setting steps makes them equal",
     )
     most = sum(s.num_clients for s in schedules)
     dealt, widths, capacity, executed = deal(
@@ -223,7 +223,7 @@ def make_layout(
 
 
 def _ready(schedules: Sequence[Schedule], merged: Merged) -> np.ndarray:
-    """How many positions must have been received before the start model of each position's job is there; int64[E]."""
+    """How many positions must have been received before the start model of each position's job exists; int64[E]."""
     ready = [
         np.concatenate([[0], position + 1])[s.dispatched_after[s.job]]
         for s, position in zip(schedules, merged.positions)

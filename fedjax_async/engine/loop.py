@@ -1,4 +1,4 @@
-"""The loop of a run: train a group of batches, apply what they left, evaluate, take checkpoints. Waits for nothing."""
+"""The loop of a run: train a group of batches, apply their uploads, evaluate, take checkpoints."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from fedjax_async.engine.several import Piece
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 
-# How many groups of batches the host may be ahead of the device: bounds memory, and keeps the progress bar honest.
+# How many groups of batches the host may be ahead of the device. The limit bounds memory, and without it the progress
+# bar would run ahead of the training.
 AHEAD = 8
-LOOK = 4  # and the host looks only at every so many groups: a look costs it a transfer
+LOOK = 4  # groups between two checks of how far the device is; each check costs a transfer
 
 
 class Calls(NamedTuple):
-    """What the loop calls, beside the lanes that train; ``carry`` is what the programs hand on."""
+    """The functions that the loop calls, beside the training of the lanes; ``carry`` is the state between programs."""
 
     apply: Callable[[Any, Any, int, int], tuple[Any, Any]]  # (carry, buffers, low, high) -> (carry, rejected so far)
-    evaluate: Callable[[Any, int, int], dict[str, Any]]  # (carry, run, number of the evaluation) -> scores
-    rejected: Callable[[Any, int], int]  # (carry, high) -> rejected uploads of results among the first positions; waits
-    enough: Callable[[Any], int]  # carry -> the position from which on all stopped runs have their results
+    # (carry, run, its arrivals so far; without a server: the row of the evaluation) -> scores
+    evaluate: Callable[[Any, int, int], dict[str, Any]]
+    # (carry, high) -> rejected uploads among positions 0 .. high-1, without those after a run's stop; waits
+    rejected: Callable[[Any, int], int]
+    enough: Callable[[Any], int]  # carry -> how many positions give all stopped runs their results
     status: Callable[[int, int], dict[str, float]]  # (low, high) -> what the progress bar shows of these positions
-    # trains too: (carry, at most ``most`` pieces) -> (carry, rejected so far)
+    # trains and applies at most ``most`` pieces in one call: (carry, pieces) -> (carry, rejected so far)
     together: Callable[[Any, Sequence[Piece]], tuple[Any, Any]] | None = None
     most: int = 1
 
@@ -52,11 +55,11 @@ def advance(
 ) -> Any:
     """Train all groups but the first ``groups``, which are done; returns the last carry.
 
-    Nothing waits for the device except to stay at most ``AHEAD`` groups of batches, and a few observed evaluations, in
-    front of it, and to take the checkpoints of ``keeper``.
+    The host waits for the device only to stay at most ``AHEAD`` groups of batches and a few observed evaluations ahead
+    of it, and to take checkpoints. Raises ``ValueError`` for a rejected upload if ``on_bad`` is ``"raise"``.
     """
     high, tokens, total, turn = 0, deque[Any](), len(dealt.train_order), groups
-    waiting: list[Piece] = []  # for one call
+    waiting: list[Piece] = []  # pieces for the next call
     stretches, lane_of = dealt.stretches.tolist(), dealt.lane.tolist()
     edge = np.searchsorted(dealt.stretches, dealt.bounds).tolist()
 
@@ -97,9 +100,10 @@ def advance(
 def restored(
     keeper: Keeper | None, carry: Any, scores: Scores, watcher: Watcher, model: Any, sharding: Any
 ) -> tuple[Any, int]:
-    """The carry of the newest checkpoint, and how many groups are done; ``(carry, 0)`` without any.
+    """The carry of the newest checkpoint, and how many groups are done; ``(carry, 0)`` without a checkpoint.
 
-    Its evaluations go into ``scores`` and, once more, to the observers. ``model``: of the structure that they keep.
+    Its evaluations are put into ``scores`` and handed to the observers again. ``model``: any model of the structure
+    that observers keep.
     """
     snapshot = None if keeper is None else keeper.restore()
     if snapshot is None:

@@ -1,6 +1,6 @@
-"""What an evaluation measures beside loss and accuracy: the training loss, metrics, and models after fine-tuning.
+"""What an evaluation measures beside loss and accuracy: the training loss, metrics, and scores after fine-tuning.
 
-They have a program of their own, so that loss and accuracy stay the same to the last bit, whatever else is measured.
+A separate program computes them, so that loss and accuracy are the same to the last bit whatever else is measured.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedjax_async.local import job_key, part_mean, run_steps
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, FederatedData, Key, Message, Model, Params, Schedule
 
-FINE_TUNING = 2**32 - 1  # folded into a run's key, where jobs fold in their client, which is below 2**31
-LARGEST_POOL = 2**20  # training examples that are evaluated whole; of more, a sample must be chosen
-BATCH = 256  # test rows of a client that are read at a time
+FINE_TUNING = 2**32 - 1  # folded into a run's key; jobs fold in their client's number, which is below 2**31
+LARGEST_POOL = 2**20  # with more training examples, the training loss needs a sample
+BATCH = 256  # test rows of a client that are evaluated at a time
 
 
 class Sample(NamedTuple):
-    """On which training examples the training loss is measured: all of them, or so many, drawn by ``seed``."""
+    """The training examples of the training loss: all of them (None), or ``examples`` of them drawn with ``seed``."""
 
     examples: int | None = None
     seed: int = 0
@@ -35,7 +35,7 @@ class Sample(NamedTuple):
 class Measures(NamedTuple):
     """What is measured; nothing by default."""
 
-    metrics: tuple[tuple[str, Metric], ...] = ()  # by the name of their column
+    metrics: tuple[tuple[str, Metric], ...] = ()  # (name of the column, metric)
     training: Sample | None = None
     fine_tune: int = 0  # local steps of each client, from the global model; 0: none
     tuner: Client | None = None  # ``local_training``, or a function of hyperparameters that returns it
@@ -45,7 +45,7 @@ class Measures(NamedTuple):
         return bool(self.metrics) or self.training is not None or self.fine_tune > 0
 
     def shared(self) -> tuple[Any, ...]:
-        """What must be equal for two runs to share a program."""
+        """What must be equal in two runs that share a program."""
         sample = None if self.training is None else (self.training.examples,)
         return self.metrics, sample, self.fine_tune, self.tuner
 
@@ -54,28 +54,28 @@ NOTHING = Measures()
 
 
 class Inputs(NamedTuple):
-    """What the program reads of one run, beside the tables of its stack."""
+    """What the program reads for one run, beside the tables of its stack."""
 
-    tests: Any  # OwnTests, with metrics of each client or fine-tuning; else None
-    sample: ClientData | None  # with a training loss; its x and y are None where they are the pool's
-    training: Any  # ClientData with the order, and offset and size of every client, with fine-tuning; else None
+    tests: Any  # OwnTests, if clients have metrics or are fine-tuned; else None
+    sample: ClientData | None  # the examples of the training loss, if it is measured; x and y None: those of the pool
+    training: Any  # with fine-tuning: ClientData with order, and offset and size [N] of all clients; else None
 
 
 def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
     """The rows of ``data.x`` on which the training loss is measured, in order of clients; int64[n].
 
-    The training loss is the mean over the examples that the clients train on. Raises ``ValueError`` for more examples
-    than there are, and where so many must be sampled.
+    They are among the examples that the clients train on. Raises ``ValueError`` if more examples are asked for than
+    there are, or if all are asked for and they are too many.
     """
     total = int(data.size.sum(dtype=np.int64))
     if sample.examples is None:
         whole = total <= LARGEST_POOL and not data.streamed
-        allowed = f"a number of examples, since {data.name} has {total}, too many to evaluate at every evaluation"
+        allowed = f"a number of examples: {data.name} has {total}, too many for every evaluation"
         check.require(whole, "train_examples", None, allowed)
         place = spans(data.offset, data.size)
     else:
         check.whole("train_examples", sample.examples, high=total)
-        rng = np.random.default_rng([sample.seed, FINE_TUNING])  # not the generator that deals the data
+        rng = np.random.default_rng([sample.seed, FINE_TUNING])  # a stream of its own, not that of the partition
         chosen = np.sort(rng.choice(total, sample.examples, replace=False, shuffle=False))
         ends = np.cumsum(data.size, dtype=np.int64)
         client = np.searchsorted(ends, chosen, side="right")
@@ -84,7 +84,7 @@ def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
 
 
 def require_measurable(data: FederatedData, measures: Measures) -> None:
-    """``ValueError`` where the data do not allow what is to be measured."""
+    """Raise ``ValueError`` if the data do not allow what is to be measured."""
     if measures.training is not None:
         training_rows(data, measures.training)
     if measures.fine_tune:
@@ -97,7 +97,7 @@ def require_measurable(data: FederatedData, measures: Measures) -> None:
 def inputs_of(
     data: Sequence[FederatedData], schedules: Sequence[Schedule], measures: Sequence[Measures], per_client: bool
 ) -> list[Inputs]:
-    """The inputs of each run of a stack, on the host; equally long, since the runs share a program."""
+    """The inputs of each run of a stack, on the host; equally long for all runs, since they share a program."""
     samples = [None if m.training is None else training_rows(d, m.training) for d, m in zip(data, measures)]
     longest = max((len(rows) for rows in samples if rows is not None), default=0)
     tuned = measures[0].fine_tune > 0
@@ -112,7 +112,7 @@ def inputs_of(
 
 
 def _sample(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
-    """These rows of the training pool as one part; streamed data have no pool on the device, so they are copied."""
+    """Rows of the training pool as ``ClientData``; those of streamed data are copied, as no pool is on the device."""
     order, count, zero = np.zeros(length, np.int32), np.int32(len(rows)), np.int32(0)
     if data.streamed:
         order[: len(rows)] = np.arange(len(rows))
@@ -122,7 +122,7 @@ def _sample(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
 
 
 def _on_host(*fields: Any) -> ClientData:
-    """A part whose fields are not on the device yet."""
+    """``ClientData`` on the host; takes ``Any``, since its fields are declared as device arrays."""
     return ClientData(*fields)
 
 
@@ -134,13 +134,13 @@ def values_of(metrics: Sequence[tuple[str, Metric]], outputs: Array, y: Array) -
 
 
 def finished(metrics: Sequence[tuple[str, Metric]], means: dict[str, Any], count: Array) -> dict[str, Array]:
-    """The metrics of ``count`` examples from the means of their values; NaN of none."""
+    """The metrics of ``count`` examples from the means of their values; NaN if there are none."""
     made = {name: means[name] if metric.finish is None else metric.finish(means[name]) for name, metric in metrics}
     return {name: jnp.where(count > 0, value.astype(jnp.result_type(float)), jnp.nan) for name, value in made.items()}
 
 
 def over_clients(one: Callable[[Array], Any], count: int, width: int) -> Any:
-    """``one(i)`` of every client, ``width`` clients at a time; a pytree of [N, ...]."""
+    """``one(i)`` of clients 0 .. ``count - 1``, ``width`` clients at a time; a pytree of [count, ...]."""
     width = min(width, count)
     who = jnp.minimum(jnp.arange(-(-count // width) * width, dtype=jnp.int32), count - 1)
     if width == 1:
@@ -161,7 +161,7 @@ def make_training_loss(model: Model) -> Callable[[Params, ClientData], dict[str,
 def make_metrics(
     model: Model, metrics: Sequence[tuple[str, Metric]], total: int, num_clients: int | None
 ) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``, as ``evaluation.make_evaluate``."""
+    """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.make_evaluate``."""
     each = each_row(total)
 
     def evaluate(params: Params, test_x: Array, test_y: Array, owner: Any) -> dict[str, Array]:
@@ -182,7 +182,7 @@ def make_metrics(
 
 
 def make_own_metrics(model: Model, metrics: Sequence[tuple[str, Metric]]) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params_of, test_x, test_y, tests) -> {client_own_NAME}`` of the models ``params_of(i)``; [N] each."""
+    """``evaluate(params_of, test_x, test_y, tests) -> {client_own_NAME}``: metrics of model ``params_of(i)``, [N]."""
 
     def evaluate(params_of: Callable[[Array], Params], x: Array, y: Array, tests: OwnTests) -> dict[str, Array]:
         def one(i: Array) -> dict[str, Array]:
@@ -202,9 +202,9 @@ def make_tuned(
 ) -> Callable[..., dict[str, Array]]:
     """``evaluate(tuner, start_of, key, version, training, test_x, test_y, tests) -> {client_tuned_loss, ...}``.
 
-    Client i takes ``fine_tune`` local steps of ``tuner`` from ``start_of(i)``, and the trained model is scored on its
-    own test rows: loss, accuracy and metrics, float[N], NaN for a client without test rows. Its minibatches depend on
-    the run's ``key`` and i only: not on ``width``, the number of clients trained at a time, nor on the evaluation.
+    Client i takes ``fine_tune`` local steps of ``tuner`` from ``start_of(i)``. Its trained model is evaluated on its
+    own test rows: loss, accuracy and metrics, float[N], NaN for a client without test rows. The minibatches depend only
+    on the run's ``key`` and i: every evaluation uses the same ones. ``width``: how many clients are trained at a time.
     """
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""What an adaptive run knows when it begins, and the plan as far as it is known while it goes on."""
+"""What an adaptive run knows when it begins, and the evaluations of its growing plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBSERVED = "observed"  # the probe of policies that read losses
 
 
 class Plan:
-    """The evaluations of a run whose plan grows: those before the last arrival are decided."""
+    """The evaluations of a run whose plan grows. Those before the last known arrival are decided: ``points``."""
 
     def __init__(self, every: Every, horizon: float | None) -> None:
         self._every, self._horizon = every, horizon
@@ -27,18 +27,18 @@ class Plan:
         self.complete = False
 
     def add(self, time: np.ndarray, closes: np.ndarray) -> None:
-        """Note new arrivals."""
+        """Add new arrivals; ``time``: when they are applied, ``closes``: whether they close their server step."""
         self._events.append({"time": time, "closes": closes})
         known = self._all(self._horizon)
-        decided = known.position < len(self.closes)  # an arrival at the same moment may follow the last one
+        decided = known.position < len(self.closes)  # the next arrival may come at the same time as the last
         self.points = Points(known.position[decided], known.time[decided])
 
     def end(self, spent: bool) -> None:
-        """No arrival follows; ``spent``: the run ends with the last one, and not at the end of its time."""
+        """The plan is complete; ``spent``: the run ends with its last arrival, not at its horizon."""
         self.points, self.complete = self._all(None if spent else self._horizon), True
 
     def stop(self) -> None:
-        """The run is stopped: what is executed ends with a point that is no evaluation."""
+        """The run is stopped: end the points at the last arrival executed, with a point that is not evaluated."""
         if not self.complete:
             time = self._events.columns()["time"]
             end = np.append(self.points.time, time[-1:])
@@ -53,19 +53,19 @@ class Plan:
         return self._events.columns()["closes"]
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Arrivals applied and server steps closed before each evaluation; int64[V] both."""
+        """``(arrivals applied, server steps closed)`` before each evaluation; each int64[V]."""
         return self.points.position, np.concatenate([[0], np.cumsum(self.closes)])[self.points.position]
 
     def due(self, first: int) -> list[int]:
-        """The counts of arrivals, ``first`` or more, after which the decided evaluations are.
+        """The numbers of arrivals, ``first`` or more, after which there is a decided evaluation.
 
-        ``first`` arrivals were there before the last ones were added: so each count is due once.
+        ``first``: how many arrivals there were before the last :meth:`add`. So each evaluation is due only once.
         """
         position = self.points.position
         return np.unique(position[np.searchsorted(position, first) :]).tolist()
 
     def moment(self, arrivals: int) -> tuple[float, int]:
-        """Virtual time and server steps closed of the evaluation after so many arrivals."""
+        """``(virtual time, server steps closed)`` at the evaluation after ``arrivals`` arrivals."""
         time = self.points.time[np.searchsorted(self.points.position, arrivals)]
         return float(time), int(np.count_nonzero(self.closes[:arrivals]))
 
@@ -73,7 +73,7 @@ class Plan:
 class Outset(NamedTuple):
     """What an adaptive run knows when it begins.
 
-    ``nominal``: the plan if the policy decided nothing. ``facts``: those of every plan.
+    ``nominal``: the plan without any decision of the policy. ``facts``: what is known about the run for any decisions.
     """
 
     components: Components
@@ -83,8 +83,8 @@ class Outset(NamedTuple):
     params: Params
     key: Key
     plan: Plan
-    in_flight: int  # jobs under way at most in the nominal plan
-    asks: bool = False  # whether the policy looks at jobs before they arrive
+    in_flight: int  # the most jobs under way at a time in the nominal plan
+    asks: bool = False  # whether the policy decides about uploads, so that jobs are trained before they arrive
     all_arrive: bool = True  # whether every job arrives
     probes: Probes = NO_PROBES
     measures: Measures = NOTHING

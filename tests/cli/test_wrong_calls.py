@@ -164,7 +164,7 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
     monkeypatch.setitem(ENGINES, "waves", exhausted)
     command = ("run", *SMALL, "--steps", "1", "--updates", "2", "--quiet", "--checkpoint", "1")
     said = refused(capsys, *command, "--out", str(tmp_path / "one"))
-    assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); lower it with" in said
+    assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); use less with" in said
     assert all(knob in said for knob in ("max_width", "remat", "memory_limit", "fewer runs", "fedjax-async resume"))
     assert (tmp_path / "one" / "checkpoints" / "1.npz").exists()
 

@@ -1,4 +1,4 @@
-"""A program, not a test: run a few cases on as many devices as are asked for and save what came out.
+"""A program, not a test: run a few cases on DEVICES devices and save the results.
 
 python on_devices.py OUT.npz DEVICES [COORDINATOR PROCESSES RANK]
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def cases():
-    """Name, engine, its arguments, options."""
+    """Yield (name, engine, its arguments, options) of each case."""
     from fedjax_async.engine import run_peer_waves, run_waves
     from tests.engine.peer_problem import halves, peer_case
     from tests.engine.problem import case, client, noisy_client
@@ -33,7 +33,7 @@ def cases():
 
 
 def outcomes(devices: int) -> dict[str, np.ndarray]:
-    """Parameters, losses and norms of every case."""
+    """Params, losses and upload norms of every case."""
     found = {}
     for name, run, given, options in cases():
         outcome = run(*given, devices=devices, **options)
@@ -45,7 +45,7 @@ def outcomes(devices: int) -> dict[str, np.ndarray]:
 
 
 def main(out: str, devices: int, *distributed: str) -> None:
-    """Run every case and save what came out."""
+    """Run every case and save the results."""
     if distributed:
         coordinator, processes, rank = distributed
         jax.distributed.initialize(coordinator, int(processes), int(rank))

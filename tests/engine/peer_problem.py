@@ -1,4 +1,4 @@
-"""A small decentralised run: plans drawn here, without the clock's exchanges, and peers that average."""
+"""A small decentralised run: random plans made here, independent of the clock's exchanges, and averaging peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plan(
     seed=0, *, sizes=SIZES, horizon=HORIZON, receivers=2, fragments=1, noise=0.5, late=(), leaving=(), corrupt=0.0,
     lost=0.0, at_end=False, scale=1.0,
 ) -> PeerSchedule:  # fmt: skip
-    """A gossip run: every event mixes with equal weights what arrived since its node's event before."""
+    """A gossip run: every event mixes, with equal weights, what arrived since the previous event of its node."""
     rng, count = np.random.default_rng(seed), len(sizes)
     speed = rng.lognormal(0, 0.5, count)
     joined, left = np.zeros(count), np.full(count, np.inf)
@@ -56,7 +56,7 @@ def plan(
         there = {}
         for arrival, source, f, push in sorted(arriving[who]):
             if seen[who] < arrival <= moment:
-                there[drawn[source][0], f] = (source, f)  # the newest of each sender
+                there[drawn[source][0], f] = (source, f)  # only the newest of each sender
                 pushes[push][4:] = [Delivery.MIXED, e]
         seen[who] = moment
         inboxes.append(sorted(there.values()))
@@ -101,7 +101,7 @@ AVERAGE = full_models(nothing_stays)
 
 @functools.cache
 def halves():
-    """Two fragments: the hidden layer and the output layer, padded to one length. The row counts what was mixed."""
+    """Two fragments, hidden and output layer, padded to one length. The row counts the mixed messages."""
 
     def flat(params, part):
         leaves = jax.tree.leaves(params[part])
@@ -143,7 +143,7 @@ def halves():
 
 
 class PeerCase(NamedTuple):
-    """Arguments of either engine, in order."""
+    """The arguments of both engines, in order."""
 
     components: PeerComponents
     schedule: PeerSchedule
@@ -153,7 +153,7 @@ class PeerCase(NamedTuple):
 
 
 def peer_case(peer=AVERAGE, *, who=None, points=5, **options) -> PeerCase:
-    """One experiment; call it inside ``jax.enable_x64`` for float64."""
+    """The arguments of one run; call it inside ``jax.enable_x64`` for float64."""
     sizes = options.get("sizes", SIZES)
     schedule = plan(**options)
     components = PeerComponents(peer, who or client(), MODEL, data(sizes))

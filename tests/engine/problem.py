@@ -1,4 +1,4 @@
-"""A small problem in whatever float type is on: a softmax MLP on Gaussian blobs, unequal clients."""
+"""A small problem in JAX's default float type: a softmax MLP on Gaussian blobs, clients of unequal sizes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data(sizes: tuple[int, ...] = SIZES) -> FederatedData:
 
 @jax.jit
 def _init(key):
-    """Three leaves: two layers, one of them of two tensors. Every further leaf makes every program larger."""
+    """Two layers with three tensors in total: more leaves would make every program larger."""
     a, b = jax.random.split(key)
     return {
         "hidden": {"kernel": 0.5 * jax.random.normal(a, (FEATURES, HIDDEN))},
@@ -73,14 +73,14 @@ def client(proximal: float = 0.0, batch_size: int = 4, lr: float = 0.1):
 
 @functools.cache
 def noisy_client():
-    """``client()``, on inputs that are augmented: moved at random in every local step."""
+    """``client()`` with augmented inputs: random noise is added in every local step."""
     model = augmented(MODEL, lambda key, x: x + 0.3 * jax.random.normal(key, x.shape, x.dtype))
     return local_training(model, optimizer=optax.sgd(0.1, momentum=0.5), batch_size=4)
 
 
 @functools.cache
 def client_of(rule: str):
-    """The local training that a rule comes with."""
+    """The local training that belongs to a rule."""
     made = METHODS[rule].client if rule in METHODS else local_training
     if made is local_training:
         return client()
@@ -91,7 +91,7 @@ def client_of(rule: str):
 
 
 class Case(NamedTuple):
-    """Arguments of either engine, in order."""
+    """The arguments of both engines, in order."""
 
     components: Components
     schedule: object
@@ -104,7 +104,7 @@ def case(
     rule, timing="every", delay="exponential", *, proximal=0.0, updates=24, seed=3, every=None, epochs=2.0, steps=None,
     sizes=SIZES, **conditions,
 ) -> Case:  # fmt: skip
-    """One experiment; call it inside ``jax.enable_x64`` for float64."""
+    """The arguments of one run; call it inside ``jax.enable_x64`` for float64."""
     who = data(sizes)
     trainer = client(proximal) if proximal or not isinstance(rule, str) else client_of(rule)
     rule = server(rule) if isinstance(rule, str) else rule
@@ -125,6 +125,6 @@ def case(
 
 
 def close(a, b, rtol):
-    """Equal trees up to ``rtol`` relative to each leaf's largest entry."""
+    """Assert that two trees are equal up to ``rtol`` relative to the largest entry of each leaf of ``b``."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=0, atol=rtol * max(np.abs(y).max(), 1e-3))

@@ -1,4 +1,4 @@
-"""Adaptive runs: equal to planned ones where the policy ignores what it sees, and to the oracle where it does not."""
+"""Adaptive runs equal planned ones if the policy ignores what it sees; otherwise they equal the oracle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STALE = {"limits": Limits(max_staleness=1)}
 
 
 def adaptive(executor, given, timing, policy, *, conditions=None, updates=24, delay=DELAY, under_way=None, **options):
-    """``(schedule, outcome, decisions)`` of an adaptive run of the planned one ``given``."""
+    """``(schedule, outcome, decisions)`` of an adaptive run with the components of the planned run ``given``."""
     policy = clock.bind_policy(policy)(PRIOR) if isinstance(policy, str) else policy
     conditions = conditions or {}
     outset = Outset(
@@ -66,7 +66,7 @@ def learned(outcome):
 
 
 def personal(timing, **conditions):
-    """Messages of each client's own, a server with memory, and clients that train in vain too."""
+    """A server with memory and personal messages, and clients with state, which also train in vain."""
     given = case(remembering(), timing, DELAY, every=EVERY, **conditions)
     return given._replace(components=given.components._replace(client=carrying(client())))
 
@@ -93,7 +93,7 @@ def test_a_policy_that_ignores_what_it_sees_gives_the_planned_run_bit_for_bit(ti
     same(list(given.schedule), list(schedule))
     same(learned(want), learned(have))
     if not conditions:
-        assert have.counters["waves"] == want.counters["waves"], "looks must not shorten waves"
+        assert have.counters["waves"] == want.counters["waves"], "looks must not add waves"
     assert decisions.looks >= 24 / (3 * every) and (conditions != FAULTY or len(have.in_vain) > 0)
 
 
@@ -132,7 +132,7 @@ def test_engine_equals_oracle_and_the_replayed_schedule(policy, timing, conditio
         have = adaptive(WavesExecutor, given, timing, policy, conditions=conditions, batching=batching, max_width=2)
         want = adaptive(ReferenceExecutor, given, timing, policy, conditions=conditions)
         same(list(have[0]), list(want[0]))
-        assert not np.array_equal(have[0].client, given.schedule.client), "it must decide something"
+        assert not np.array_equal(have[0].client, given.schedule.client), "the policy must decide something"
         close(learned(have[1])[:3], learned(want[1])[:3], 1e-10)
         close(have[1].probes, want[1].probes, 1e-9)
         same(have[2].tables["chosen"]["client"], want[2].tables["chosen"]["client"])
@@ -162,7 +162,7 @@ def test_clients_that_withhold_and_true_bytes_equal_the_oracle(conditions):
 
 @pytest.mark.parametrize("batching", ["loop", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_tables_slots_and_rows_grow_or_make_room_where_a_plan_needs_more_than_expected(monkeypatch, batching):
-    """Uploads wait for the end of their window, all of them trained, where there is room for two."""
+    """All uploads are trained and wait for the end of their window, but the store has only two rows."""
     monkeypatch.setattr(growing_stack, "LEAST", 2)
     timing, policy = "window:length=2,concurrency=4", "oort:every=5+event_triggered:norm=0.2"
     with jax.enable_x64(True):

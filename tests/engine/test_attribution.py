@@ -1,4 +1,4 @@
-"""What an arrival did to the loss: against NumPy, for arrivals that share a server step and those that do not."""
+"""The change of the loss by each arrival, against NumPy, for arrivals that share a server step and others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedjax_async.server import SERVERS, closed, known
 from fedjax_async.types import Arrival, Facts
 from tests.engine import problem
 
-SIZE = np.array([5.0, 2.0, 9.0, 1.0, 4.0, 3.0])  # examples of the clients of six arrivals
+SIZE = np.array([5.0, 2.0, 9.0, 1.0, 4.0, 3.0])  # example counts of the clients of six arrivals
 STALENESS = np.array([0, 1, 2, 0, 1, 3])
 
 
 def losses(params, x, y):
-    """Of each example, in NumPy."""
+    """The loss of each example, in NumPy."""
     h = np.tanh(x @ params["hidden"]["kernel"])
     out = h @ params["output"]["kernel"] + params["output"]["bias"]
     return np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(y)), y]

@@ -1,4 +1,4 @@
-"""Checkpoints: exact resume in one process, refusal of what is foreign, damaged or cannot be written."""
+"""Checkpoints: exact resume; clear errors for files of other runs, damaged files and failed writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.engine.test_contract import carrying, remembering
 
 
 class Killed(Exception):
-    """What the progress bar raises in place of a kill."""
+    """Raised by the progress callback to simulate a kill."""
 
 
 def killer(at):
@@ -42,7 +42,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, batching):
             run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity), progress=killer(at))
     assert len(completed(tmp_path)) == 2
     restored = Keeper(tmp_path, 5, identity).restore()
-    assert restored.groups > 0 and len(restored.scores) > 1, "there must be something to go on from"
+    assert restored.groups > 0 and len(restored.scores) > 1, "there must be a checkpoint to resume from"
     have = run_waves(*given, batching=batching, keeper=Keeper(tmp_path, 5, identity))
     for a, b in zip(jax.tree.leaves((want.params, want.scores, want.records)),
                     jax.tree.leaves((have.params, have.scores, have.records)), strict=True):  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_changed_byte_anywhere_is_found_or_does_no_harm(saved):
             have = keeper.restore()
         except ValueError as error:
             found += 1
-            assert "damaged or foreign" in str(error) and "\n" not in str(error)
+            assert "damaged or of another format" in str(error) and "\n" not in str(error)
         else:
             assert have.groups == want.groups and have.scores == want.scores, place
             for a, b in zip(have.leaves, want.leaves, strict=True):
@@ -144,11 +144,11 @@ def test_files_of_others_are_refused(saved):
     about = arrays["about"].tobytes()
     for text in (about.replace(b"fedjax_async checkpoint 2", b"something else"), b"{", b"[]", b"\xff"):
         disk.write(path, disk.npz_bytes(arrays | {"about": np.frombuffer(text, np.uint8)}))
-        with pytest.raises(ValueError, match="damaged or foreign"):
+        with pytest.raises(ValueError, match="damaged or of another format"):
             again(saved)
     for changed in (arrays | {"leaf 0000": np.zeros(10, np.float32)}, {"about": arrays["about"]}, {"a": np.ones(3)}):
         disk.write(path, disk.npz_bytes(changed))
-        with pytest.raises(ValueError, match="damaged or foreign"):
+        with pytest.raises(ValueError, match="damaged or of another format"):
             again(saved)
 
 
@@ -162,4 +162,4 @@ def test_a_full_disk_is_a_clear_error_and_the_last_checkpoint_is_intact(saved, m
         keeper.save(15, Snapshot(15, [np.ones(3)], {}))
     assert sorted(path.name for path in saved.iterdir()) == ["10.npz", "5.npz"] and again(saved).groups == 10
     monkeypatch.undo()
-    assert keeper.due(15), "it is tried again"
+    assert keeper.due(15), "the write is tried again"

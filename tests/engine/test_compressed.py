@@ -1,4 +1,4 @@
-"""Compressed uploads in runs: wave engine, oracle and a NumPy loop agree; bytes are those of the recorded messages."""
+"""Compressed uploads in runs: wave engine, oracle and a NumPy loop agree; bytes are those of the recorded uploads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compressed(given, kind="topk", how="ef"):
     ],
 )
 def test_engine_equals_oracle(kind, how, batchings):
-    """Some uploads are refused: those clients keep what they had kept, and what they sent is recorded all the same."""
+    """Some uploads are rejected: their clients keep the old residual, and the sent bits are recorded all the same."""
     with jax.enable_x64(True):
         given = compressed(
             case("fedbuff", "buffer:size=3", "exponential:mean=1", faults="corrupt:probability=0.2"), kind, how
@@ -72,7 +72,7 @@ def test_engine_equals_oracle(kind, how, batchings):
 
 
 def test_asynfl_with_top_k_and_error_feedback_is_its_numpy_loop():
-    """Algorithm 1 of AsynFL with eqs. 7 and 8 in NumPy, and its sums telescope: decoded + residual = true."""
+    """Equals algorithm 1 of AsynFL with eqs. 7 and 8 in NumPy; the sums telescope: decoded + residual = true."""
     ratio, n = 0.1, len(SIZES)
     with jax.enable_x64(True):
         given = compressed(case(asynfl(server_lr=1.5), "window:length=0.7", "exponential:mean=1"))
@@ -119,7 +119,7 @@ def test_bytes_are_the_recorded_ones_and_the_clock_knows_the_longest(compress):
     assert (run.updates["upload_values_bytes"] == experiment.traffic.values).all()
     assert run.updates["upload_bytes"].max() <= experiment.traffic.up < experiment.traffic.down
     assert len(set(run.updates["upload_bytes"])) > 1, "sizes must depend on what is sent"
-    # the same links take a whole model ten times as long
+    # over the same link an uncompressed upload takes longer, in proportion to its bytes
     plain = prepare(Settings(**SMALL, method="fedasync", network="link:up=1e3"))
     slower = plain.schedule.upload_time[:5] - experiment.schedule.upload_time[:5]
     np.testing.assert_allclose(slower, (plain.traffic.up - experiment.traffic.up) / 1e3, rtol=1e-9)
@@ -134,7 +134,7 @@ def test_further_copies_and_uploads_never_applied_are_traffic():
     size = np.full(len(s.client), experiment.traffic.up)
     size[s.job] = run.updates["upload_bytes"]
     outcome = run_waves(experiment.components, s, experiment.params, experiment.key, experiment.points)
-    size[outcome.in_vain] = -(-outcome.in_vain_records["bits"].astype(np.int64) // 8)  # trained, and dropped for good
+    size[outcome.in_vain] = -(-outcome.in_vain_records["bits"].astype(np.int64) // 8)  # trained, but dropped
     assert len(outcome.in_vain) > 0
     here = s.upload_time <= run.evaluations["time"][-1]
     assert s.copies[here].sum() > 0 and here.sum() > len(s.job)

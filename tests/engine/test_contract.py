@@ -17,13 +17,13 @@ from fedjax_async.server import fedasync, fedbuff
 from fedjax_async.types import ClientAlgorithm, Info, Message, ServerAlgorithm
 from tests.engine.problem import case, client, close, data
 
-TIMINGS = ["every", "buffer:size=3", "cohort:size=2,over_selection=2"]  # the last: jobs that never arrive
+TIMINGS = ["every", "buffer:size=3", "cohort:size=2,over_selection=2"]  # the last has jobs that never arrive
 MORE_TIMINGS = ["every:concurrency=3", "cohort:size=4", "window:length=0.7"]
-WAYS = [(1, "vmap"), (2, "loop"), (2, "vmap"), (None, "loop"), (None, "vmap")]  # each is other programs
+WAYS = [(1, "vmap"), (2, "loop"), (2, "vmap"), (None, "loop"), (None, "vmap")]  # each compiles its own programs
 
 
 def remembering() -> ServerAlgorithm:
-    """A server with a memory row a client and personal messages: half of what the client sent last."""
+    """A server with a row of memory about each client (its last upload) and personal messages."""
 
     def init(params):
         return {"x": params, "count": jnp.int32(0)}, jax.tree.map(jnp.zeros_like, params)
@@ -41,7 +41,7 @@ def remembering() -> ServerAlgorithm:
 
 
 def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
-    """A client whose state survives between jobs: it adds half of its last upload and counts its jobs."""
+    """A client with state between jobs: it adds half of its last upload to the next one, and counts its jobs."""
 
     def init(params):
         return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
@@ -58,7 +58,7 @@ def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
 
 
 def ways_of_timings():
-    """Each way under one timing, the others slow."""
+    """Each way of ``WAYS`` with one timing; the other combinations are marked slow."""
     for (i, timing), (k, way) in product(enumerate(TIMINGS + MORE_TIMINGS), enumerate(WAYS)):
         yield pytest.param(timing, *way, marks=[] if k % len(TIMINGS) == i else [pytest.mark.slow])
 
@@ -77,12 +77,12 @@ def test_memory_personal_messages_and_client_state_equal_the_oracle(timing, widt
 LATE = {"faults": "late:probability=0.3,factor=4", "limits": Limits(timeout=2.0, late="drop")}
 LOST = [("every", {"faults": "drop:probability=0.3"}), ("every", LATE)]
 LOST += [("cohort:size=3,over_selection=1", {"faults": "drop:probability=0.3"})]
-# corrupt uploads, some of which the server drops unseen: what a client keeps does not depend on them
+# Corrupt uploads; the server drops some of them unseen. The state of a client must not depend on that.
 LOST += [("every", LATE | {"faults": LATE["faults"] + "+corrupt:probability=0.4"})]
 
 
 def ways_of_losses():
-    """Each loss but the first in one way, the others slow."""
+    """Each loss but the first with one batching; the other combinations are marked slow."""
     for (i, loss), (k, batching) in product(enumerate(LOST), enumerate(["vmap", "loop"])):
         yield pytest.param(*loss, batching, marks=[] if i and i % 2 == k else [pytest.mark.slow])
 
@@ -95,7 +95,7 @@ def test_the_state_of_clients_whose_uploads_are_lost_equals_the_oracle(timing, c
         want = run_reference(*given)
         close(run_waves(*given, max_width=4, batching=batching).params, want.params, 1e-10)
         assert trained_in_vain(given.schedule).any()
-        # a client that forgot the job of a lost upload would go on from another state
+        # a client that forgot the job of a lost upload would continue from a different state
         forgetful = given.components.client._replace(unsent=lambda before, after: before)
         other = run_reference(*given._replace(components=given.components._replace(client=forgetful)))
         gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, want.params)
@@ -144,14 +144,14 @@ def test_rejected_clients_keep_their_state():
 
 @pytest.fixture
 def compilations():
-    """Names of the programs compiled since, as JAX itself reports them."""
+    """Names of the programs that JAX reports as compiled since the start of the test."""
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             seen.append(str(details.get("fun_name", event)))
 
-    jax.clear_caches()  # or the run may begin by shedding what earlier tests compiled, its own programs too
+    jax.clear_caches()  # else the run may begin by clearing the caches, its own programs included
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield seen
     jax.monitoring.unregister_event_duration_listener(listen)

@@ -1,4 +1,4 @@
-"""AsyncCurve and FLOCO in runs: faults, compressed uploads, other orders, sweeps, killed and resumed."""
+"""AsyncCurve and FLOCO in runs: faults, compressed uploads, other training orders, sweeps, and resumed runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def agree(given, batching, **options):
 
 
 def faulty(rule, timing="every"):
-    """With faults, and of what clients upload the top 10 %, with error feedback; within ``jax.enable_x64``."""
+    """A run with faults and top-10 % uploads with error feedback; call it inside ``jax.enable_x64``."""
     given = case(rule, timing, "exponential:mean=1", faults=FAULTS)
     return given._replace(components=given.components._replace(client=compressed(rule)))
 
@@ -82,7 +82,7 @@ def test_engine_equals_oracle_where_the_control_point_is_trained_after_the_end(o
 def test_a_resumed_run_is_identical_bit_for_bit(tmp_path, rule):
     options = {"batching": "loop", "max_width": 4}
     with jax.enable_x64(True):
-        given = faulty(rule)  # the programs of the comparison with the oracle
+        given = faulty(rule)  # its programs are already compiled for the comparison with the oracle
         want = run_waves(*given, **options)
         for at in (6, 12):
             with pytest.raises(Killed):
@@ -115,4 +115,4 @@ def test_the_methods_own_optimiser_and_rate_hold_unless_others_are_given():
     assert (plain.optimizer, plain.lr) == ("sgd", 0.01) == (METHODS["fedavg"].optimizer, METHODS["fedavg"].lr)
     with pytest.raises(ValueError, match=r"^optimizer = .*Adam.*warm=off"):
         prepare(dataclasses.replace(base, optimizer="sgd"))
-    assert Message(()).local_steps == ()  # no leaf: never sent, and no part of a slot
+    assert Message(()).local_steps == ()  # no leaf, so it is neither sent nor stored in a slot

@@ -15,8 +15,8 @@ import pytest
 from fedjax_async.engine.devices import make_mesh
 from tests.engine.on_devices import outcomes
 
-FLAGS = os.environ["XLA_FLAGS"]  # of commands that tests start
-HERE = FLAGS.replace("level=1", "level=0")  # these programs run for moments, and compile for seconds
+FLAGS = os.environ["XLA_FLAGS"]  # XLA flags of the commands that tests start
+HERE = FLAGS.replace("level=1", "level=0")  # these programs compile for seconds and run only briefly
 PROGRAM = Path(__file__).parent / "on_devices.py"
 
 
@@ -54,7 +54,7 @@ def test_eight_devices(alone, tmp_path):
 
 
 def test_devices_that_train_for_a_while_do_not_lock_each_other_out():
-    """A real model on more devices than cores: it hung where the server's step was begun before all had trained."""
+    """A real model on more devices than cores. It hung if the server step started before all devices had trained."""
     command = "run --quiet --model mlp --clients 32 --delay exponential --updates 40 --devices 8"
     flags = FLAGS + " --xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=40"
     subprocess.run(

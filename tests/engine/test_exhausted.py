@@ -1,4 +1,4 @@
-"""Errors of a device or host without memory say what lowers the need; all other errors stay as they are."""
+"""Out-of-memory errors of device or host name settings that need less; all other errors are unchanged."""
 
 from __future__ import annotations
 

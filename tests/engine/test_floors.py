@@ -1,7 +1,7 @@
-"""Where compressed runs stall on clients that disagree: at a floor without error feedback, not with it.
+"""Compressed runs on heterogeneous clients stall at an error floor without error feedback, but not with it.
 
-Full-batch steps, so that nothing is random but who arrives when: what is left of f - f* at a constant rate is what the
-arrivals' order leaves (all runs), what the compressor takes away (without feedback) or delays (with it).
+Steps use full batches, so only the order of arrivals is random. At a constant learning rate, f - f* ends at a floor
+from the order of arrivals (all runs) and from what the compressor removes (without feedback) or delays (with it).
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ def floors(cases, *, heterogeneity=1.0, timing="window:length=100", updates=2500
 
 @pytest.mark.slow
 def test_feedback_removes_the_floor_that_heterogeneity_makes():
-    """Over eight seeds (windows 10, 100): 1.06 to 1.44 with feedback, 17 or more between without and with."""
+    """Over eight seeds (windows 10, 100), floor ratios: feedback / plain 1.06 to 1.44; off / feedback 17 or more."""
     near, far = floors([PLAIN, *OFF, *FEEDBACK]), floors(OFF, heterogeneity=4.0)
     for off, ef in zip(OFF, FEEDBACK, strict=True):
         assert (near[ef] < 1.5 * near[PLAIN]).all(), (ef, near)
         assert (near[off] > 10 * near[ef]).all(), (off, near)
-        assert (far[off] > 8 * near[off]).all(), "four times the spread of the gradients: sixteen times the floor"
+        assert (far[off] > 8 * near[off]).all(), "four times the gradient spread: a floor sixteen times higher"
 
 
 @pytest.mark.slow
 def test_feedback_removes_it_under_staleness_too():
-    """A server step every quarter of a job: the order of arrivals costs more, and what feedback adds stays as small."""
+    """A server step every quarter of a job: the plain floor is higher, and feedback still adds as little."""
     stale = floors([PLAIN, OFF[0], FEEDBACK[0]], timing="window:length=25")
     assert (stale[FEEDBACK[0]] < 1.5 * stale[PLAIN]).all(), stale
     assert (stale[OFF[0]] > 10 * stale[FEEDBACK[0]]).all(), stale
@@ -70,10 +70,11 @@ def test_feedback_removes_it_under_staleness_too():
 
 @pytest.mark.slow
 def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
-    """Unscaled signs step as far however small the gradient, and turn back only when the news has come round.
+    """Unscaled signs take equally long steps for any gradient, and staleness delays the change of direction.
 
-    One arrival a step, so that staleness (clients in flight less one) is all that differs. Over eight seeds it cost
-    factors of 2.1 to 2.9; with a quarter of the heterogeneity the fresh floor was 2.7 times lower or more.
+    Each arrival is a server step, so only the staleness (clients in flight - 1) differs. Over eight seeds it raised the
+    floor by factors of 2.1 to 2.9. With a quarter of the heterogeneity, the floor without staleness was lower by a
+    factor of 2.7 or more.
     """
     signs, one = [("sign", "off")], "buffer:size=1,concurrency={}"
     fresh, stale = (floors(signs, timing=one.format(k), updates=1200)[signs[0]] for k in (1, 10))
@@ -83,10 +84,10 @@ def test_the_floor_of_signs_grows_with_staleness_and_heterogeneity():
 
 
 def test_sums_telescope_through_two_hundred_rounds_of_the_engine():
-    """Decoded uploads + residual = true uploads at every arrival, in the states that the engine keeps."""
+    """Sums of decoded uploads + residual = sums of true uploads at every arrival, in the clients' states."""
     inner = client()
 
-    def adding(one, own):  # ``one``, whose state also holds the sum of what it has uploaded
+    def adding(one, own):  # ``one`` with the sum of its uploads in its state
         def finish(work, message, state):
             upload, after = one.finish(work, message, state[0])
             return upload, (after, jax.tree.map(jnp.add, state[1], upload))

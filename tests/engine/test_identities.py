@@ -1,4 +1,4 @@
-"""What must hold exactly: textbook FedAvg, the identities between methods, independence of batching and evaluation."""
+"""Exact identities: textbook FedAvg, equal methods, and independence of batching and evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def job(proximal):
 
 
 def train(params, key, who, i, number, steps, proximal=0.0):
-    """One job, as a textbook would run it."""
+    """One job alone, without the engine."""
     return jax.tree.map(np.asarray, job(proximal)(params, key, np.int32(i), np.int32(number), own(who, i), steps))
 
 
@@ -109,7 +109,7 @@ def test_more_evaluations_only_add_rows():
 
 
 def test_compared_methods_see_the_same_minibatches():
-    """A client's first job starts from the same model under every method: same upload."""
+    """A client's first job starts from the same model under every method, so its upload is the same."""
     with jax.enable_x64(True):
         norms = []
         for rule, timing in (("fedasync", "every"), ("fedbuff", "buffer:size=3"), ("fedavg", "cohort:size=5")):

@@ -1,4 +1,4 @@
-"""Training loss, metrics and fine-tuned models: by hand, as the oracle, in stacks, resumed; the run is unchanged."""
+"""Training loss, metrics and fine-tuned models equal values by hand and the oracle, also in stacks and resumed runs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_is_identical_bit_for_bit(tmp_path):
 @settings(max_examples=20, deadline=None)
 def test_a_sample_is_drawn_by_its_seed_from_the_training_parts(seed, examples):
     who = data()
-    who = who._replace(offset=who.offset[[1, 3]], size=who.size[[1, 3]])  # the other clients' rows are not trained on
+    who = who._replace(offset=who.offset[[1, 3]], size=who.size[[1, 3]])  # rows of other clients are no training rows
     total = int(who.size.sum())
     whole = training_rows(who, Sample())
     parts = [who.order[a : a + n] for a, n in zip(who.offset, who.size)]
@@ -146,7 +146,7 @@ def test_another_seed_draws_another_sample_and_every_row_has_its_chance():
     drawn = [tuple(training_rows(data(), Sample(8, seed))) for seed in range(60)]
     assert len(set(drawn)) > 50
     counts = np.bincount(np.concatenate(drawn), minlength=33)
-    assert counts.min() >= 4 and counts.max() <= 30  # 60 * 8 / 33 = 14.5 of each
+    assert counts.min() >= 4 and counts.max() <= 30  # expected count of each row: 60 * 8 / 33 = 14.5
 
 
 # --- metrics ----------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def f1_by_hand(predicted, y):
 @for_all(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=9, max_size=9))
 @settings(max_examples=30, deadline=None)
 def test_named_metrics_against_their_definitions(pairs):
-    """Of four classes; the outputs rank the classes from the predicted one on, cyclically."""
+    """Four classes; the outputs rank them cyclically, beginning with the predicted one."""
     predicted, y = (np.array(each) for each in zip(*pairs))
     outputs = -((np.arange(4)[None] - predicted[:, None]) % 4).astype(np.float32)
 
@@ -185,7 +185,7 @@ def test_named_metrics_against_their_definitions(pairs):
 def test_mean_deviation_and_worst_tenth_over_the_clients():
     rng = np.random.default_rng(0)
     accuracy, loss = rng.random((2, 3, 25)).astype(np.float32)
-    accuracy[:, 7] = loss[:, 7] = np.nan  # no test rows: of 24 clients a tenth, rounded up, is 3
+    accuracy[:, 7] = loss[:, 7] = np.nan  # no test rows; a tenth of the other 24 clients, rounded up, is 3
     loss[2, 9] = np.nan  # a model that diverged
     found = client_columns({"accuracy": accuracy, "own_loss": loss})
     kept = np.delete(accuracy, 7, axis=1).astype(np.float64)

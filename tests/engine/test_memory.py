@@ -87,7 +87,7 @@ def test_rematerialisation_changes_no_result():
 
 
 def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
-    """What JAX keeps; XLA on a CPU merges the recomputation with the first one again, an accelerator does not."""
+    """Counts what JAX saves. XLA on a CPU merges the recomputation with the forward pass; accelerators do not."""
     shape = (28, 28, 1)
     model = MODELS["cnn"](input_shape=shape, num_classes=10)
     params, x = jax.jit(model.init)(jax.random.key(0)), jnp.ones((8, *shape))
@@ -117,7 +117,7 @@ def test_streamed_data_equal_data_in_memory(tmp_path, batching):
 
 
 def test_nothing_on_the_device_grows_with_the_population():
-    """A thousand and a million clients, ten in flight: tables of the same size."""
+    """With ten clients in flight, the tables for a thousand and for a million clients have the same size."""
     sizes = {}
     for clients in (1000, 1_000_000):
         e = prepare(dataclasses.replace(
@@ -143,7 +143,7 @@ def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
 
 
 def test_programs_are_forgotten_before_there_are_too_many(monkeypatch):
-    """XLA ends the process when Linux gives it no more memory maps."""
+    """XLA ends the process if Linux allows it no further memory maps."""
     held = jax.jit(lambda x: x + 1)
     held(1.0)
     programs.shed()
@@ -161,4 +161,4 @@ def test_on_an_accelerator_the_default_width_follows_from_its_memory(monkeypatch
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert default_width({"w": np.zeros(2**18, np.float32)}) == width  # 1 MiB of parameters, 8 of them a job
+    assert default_width({"w": np.zeros(2**18, np.float32)}) == width  # 1 MiB of parameters; a job needs 8 times that

@@ -1,4 +1,4 @@
-"""Engine = oracle: every rule under every timing policy and three delay models, in float64."""
+"""Engine equals oracle: every rule under every timing policy and three delay models, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_async.server import SERVERS
 from fedjax_async.types import Info, Message, ServerAlgorithm
 from tests.engine.problem import case, close
 
-# one or two specs a policy; the length of windows and rounds fits delays of mean 1
+# one or two specs for each policy; the lengths of windows and rounds fit delays of mean 1
 POLICIES = {
     "every": ["every", "every:concurrency=3"],
     "buffer": ["buffer:size=3", "buffer:size=2,concurrency=4,sampling=round_robin"],
@@ -24,13 +24,13 @@ POLICIES = {
     "cohort": ["cohort:size=4", "cohort:size=3,over_selection=1,deadline=2"],
     "participation": ["participation:length=1"],
 }
-# how batches are trained; each is other programs
+# how batches are trained; each compiles its own programs
 WAYS = {
     "vmap": {"max_width": 4, "batching": "vmap"},
     "loop": {"max_width": None, "batching": "loop"},
     "alone": {"max_width": 1, "batching": "vmap"},
 }
-# of these rules one policy each, the others slow: their clients take long to compile
+# These rules run under one policy only, the others are marked slow: their clients take long to compile.
 ONCE = {"asynccurve": "buffer", "floco": "window", "fedmrur": "cohort"}
 DELAYS = ["constant:mean=1", "lognormal:mean=1,heterogeneity=0.5", "exponential:mean=1"]
 
@@ -40,10 +40,11 @@ def test_policies_are_all_there():
 
 
 def matrix():
-    """Every rule under every policy: with one spec, delay and way each, so that each rule meets all; the others slow.
+    """Every rule under every policy, with one spec, delay and way each; the other combinations are marked slow.
 
-    Programs differ by way and by whether every arrival closes a step: a rule is vmapped under ``every`` and looped
-    under the other policies, the next rule the other way round. Every eighth rule trains one client at a time too.
+    Together the cases of a rule cover all policies and delays. Programs differ by way and by whether every arrival
+    closes a step: a rule is vmapped under ``every`` and looped under the other policies, and the next rule vice versa.
+    Every eighth rule also trains one client at a time.
     """
     for (i, rule), (j, policy), (k, delay) in product(enumerate(SERVERS), enumerate(POLICIES), enumerate(DELAYS)):
         specs = POLICIES[policy]
@@ -80,11 +81,11 @@ def test_engine_equals_oracle(rule, timing, delay, way):
             np.testing.assert_allclose(have.records[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
     before, after = (np.asarray(p["output"]["kernel"]) for p in (given.params, want.params))
     moved = np.abs(after - before).max()
-    assert moved > 1e-4, "the run must have trained, or the comparison shows nothing"
+    assert moved > 1e-4, "the run must change the model, or the comparison shows nothing"
 
 
 def scaled(count: int) -> ServerAlgorithm:
-    """A rule all of whose functions depend on the number of clients: its state is as many times the model."""
+    """A rule with functions that all depend on the number of clients: its state is the model times that number."""
 
     def given(facts):
         return scaled(facts.num_clients)
@@ -123,7 +124,7 @@ def test_proximal_client_equals_oracle():
         assert gap.max() > 1e-4
 
 
-# every model of availability and faults, and the server's limits; the last is the acceptance's mixture
+# every model of availability and faults, and the server's limits; the last mixes several
 CONDITIONS = {
     "joins and leaves": {"availability": "joins:share=0.4,by=3+leaves:share=0.4,by=6"},
     "periodic": {"availability": "periodic:on=3,off=2"},
@@ -146,7 +147,7 @@ CONDITIONS = {
 
 
 def mishaps():
-    """Every condition under four policies, two of them vmapped and two looped; the other way is slow."""
+    """Every condition under four policies, two vmapped and two looped; the other batching is marked slow."""
     timings = ["every", "buffer:size=2,concurrency=4", "cohort:size=4", "window:length=1.5"]
     for (i, condition), (j, timing), (k, batching) in product(
         enumerate(CONDITIONS), enumerate(timings), enumerate(["vmap", "loop"])

@@ -1,4 +1,4 @@
-"""Evaluation of each client's own model: equal to one computed by hand, in both engines and in stacks."""
+"""The evaluation of each client's own model equals one by hand, in both engines and in stacks."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ CLIENT = local_training(PRIVATE, optimizer=optax.sgd(0.1, momentum=0.5), batch_s
 
 
 def with_test_rows(who, sizes):
-    """The data, whose clients have so many test rows."""
+    """The data with ``sizes[i]`` test rows for client i."""
     size = np.array(sizes, np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
     return who._replace(test_order=np.arange(size.sum(), dtype=np.int32), test_offset=offset, test_size=size)
 
 
 def problem(rule, timing="buffer:size=2", private=True, **options):
-    """Clients with 4, 3, 4, 0 and 4 test rows."""
+    """A case whose clients have 4, 3, 4, 0 and 4 test rows."""
     given = case(rule, timing, "exponential:mean=1", **options)
     components = given.components._replace(data=with_test_rows(data(), [4, 3, 4, 0, 4]))
     return given._replace(components=components._replace(model=PRIVATE, client=CLIENT) if private else components)
 
 
 def own_models_by_hand(given):
-    """Each client's own model at the end of a run in which every upload is applied, one event at a time."""
+    """Each client's own model at the end of a run, one event at a time; every upload must be applied."""
     components, schedule, params, key, _ = given
     rule, client, who = rule_of(components.server, {}, facts_of(schedule)), components.client, components.data
     dispatch, receive, close = jax.jit(rule.dispatch), jax.jit(rule.receive), jax.jit(lambda *kept: closed(rule, *kept))
@@ -113,7 +113,7 @@ def test_own_models_equal_those_by_hand(rule, timing, private):
 
 
 def ways():
-    """Each rule under two timings, each timing in one way; the others slow."""
+    """Each rule under two timings, each timing with one batching; the other combinations are marked slow."""
     timings = ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
     for (i, rule), (j, timing), (k, batching) in product(
         enumerate(["fedbuff", "orthofl"]), enumerate(timings), enumerate(["vmap", "loop"])
@@ -154,7 +154,7 @@ def test_a_stack_of_two_runs_each_as_alone(batching):
 
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_the_request_says_when_and_for_whom(engine):
-    """The own model's only weight is what was asked for; its loss is that number."""
+    """The message encodes its request in the model's weights; the loss of the own model is that number."""
 
     def init(params):
         return params, jnp.zeros(())
