@@ -58,7 +58,7 @@ class PeerCarry(NamedTuple):
 
     nodes: Nodes
     slots: Slots
-    records: dict[str, Array]  # what is recorded of events, [E'] a column
+    records: dict[str, Array]  # what is recorded of events, [E'] per column
     rejected: Array  # int32[], uploads rejected so far
     probes: Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
 

@@ -42,7 +42,7 @@ class PeerTables(NamedTuple):
     x: Array  # [M, ...]
     y: Array  # [M, ...]
     order: Array  # int32[M]
-    # one entry a position: an executed event, in order of execution
+    # one entry per position: an executed event, in order of execution
     client: Array  # int32[E']
     number: Array  # int32[E']
     steps: Array  # int32[E']

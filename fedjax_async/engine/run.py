@@ -154,9 +154,10 @@ def run_waves(
     defaults of these three depend on the backend. ``devices``: how many share the jobs of a batch, by default one.
     ``memory_limit``: bytes of device memory; batches are made shorter until the run fits. ``norm_limit``: uploads with
     a larger norm are rejected. ``on_bad``: ``"reject"``, or ``"raise"`` to end the run after a rejected upload.
-    ``keeper``: takes checkpoints; the run continues from the newest one. ``observer``: gets every evaluation and may
-    stop the run. ``fixed_steps``: compile the number of local steps in, which must be the same for all jobs.
-    ``waves_per_call``: the most waves of one compiled call, in a single lane.
+    ``probes`` by name, and ``measures``: what else is recorded. ``keeper``: takes checkpoints; the run continues from
+    the newest one. ``observer``: gets every evaluation and may stop the run. ``fixed_steps``: compile the number of
+    local steps in, which must be the same for all jobs. ``waves_per_call``: the most waves of one compiled call, in a
+    single lane.
 
     Raises ``ValueError`` for invalid arguments, and if the run needs more than ``memory_limit``.
     """

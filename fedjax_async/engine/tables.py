@@ -44,7 +44,7 @@ class DeviceTables(NamedTuple):
     x: Array  # [M, ...]
     y: Array  # [M, ...]
     order: Array  # int32[M]; those of several runs one after the other
-    # one entry a position: an arrival of one of the runs, in order of application
+    # one entry per position: an arrival of one of the runs, in order of application
     run: Array  # int32[E']
     client: Array  # int32[E']
     owner: Array  # int32[E']  run * N + client: its row in tables of clients
@@ -63,7 +63,7 @@ class DeviceTables(NamedTuple):
     train_order: Array  # int32[E'], positions, batch by batch
     row: Array  # int32[E'], in the buffers of its lane
     ranks: Array  # int32[E' + 2]: ranks[k] .. ranks[k+1]-1 are arrivals of different runs
-    # messages to write at position p: write_bounds[p] .. write_bounds[p+1]-1
+    # the messages due after p arrivals: write_bounds[p] .. write_bounds[p+1]-1
     write_bounds: Array  # int32[E' + 2]
     write_slot: Array  # int32[E'']
     write_owner: Array  # int32[E'']

@@ -15,7 +15,7 @@ from fedjax_async.engine.streaming import Feed
 
 
 class Trainers:
-    """The buffers of all lanes, and a host thread for each lane but the first. A context manager, which ends them.
+    """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
 
     The layout decides which lane trains a job, and the batches of a group are independent of each other. So results
     do not depend on the timing of threads.

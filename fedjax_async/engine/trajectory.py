@@ -43,7 +43,7 @@ class PerClient(NamedTuple):
 class PerStaleness(NamedTuple):
     """A hyperparameter with a value for each staleness; larger ones take the last value."""
 
-    values: Array  # float[T]
+    values: Array  # float[], one entry per staleness, from 0
 
 
 class PerExample(NamedTuple):

@@ -1,9 +1,9 @@
-"""Jobs that are trained although the server never applies their uploads.
+"""Jobs that are *trained in vain*: the server never applies their uploads.
 
 A client with state between jobs (private parameters, residuals, control variates) also trains the jobs whose uploads
 are lost, dropped or given up, and its next job starts from the state that they leave. These jobs are inserted among
 the arrivals as late as possible: right before the next message to their client. Jobs of clients without state, and
-jobs after which their client trains no other, change nothing and are left out.
+the last job of a client, change nothing and are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Training(NamedTuple):
 
     schedule: Schedule
     applied: np.ndarray  # bool[E'], which arrivals the server applies
-    position: np.ndarray  # int64[E + 1]: how many arrivals come before the next one after n applied ones
+    position: np.ndarray  # int64[E + 1]: after n applied arrivals, how many arrivals come before the next applied one
 
 
 def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:

@@ -85,7 +85,7 @@ class Watcher:
             if model is None:
                 raise ValueError(
                     f"checkpoint: must hold the model of evaluation {row}, which keep_best or a callback asks for; "
-                    "continue with the callbacks that the run began with, or train it from the start (again)"
+                    "continue with the callbacks that the run began with, or train it from the start (again=True)"
                 )
 
     @property
