@@ -1,4 +1,4 @@
-"""The models of all nodes, evaluated: on their own tests, on the global test set, and how far they are apart."""
+"""Scores of all nodes' models: on their own tests, on the global test set, and their consensus distance."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fedjax_async.local import part_mean
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, ClientData, FederatedData, Model, State
 
-# Test rows of a node that are read at a time; each such batch costs as much as so many rows more.
+# Candidate batch sizes for a node's own tests, and the fixed cost of a batch, in rows.
 BATCHES, OVERHEAD = (32, 64, 128, 256), 8
 
 
 class PeerScoring(NamedTuple):
-    """What the programs that evaluate are made of."""
+    """What the programs that evaluate depend on."""
 
-    labels: bool
+    labels: bool  # whether targets are class labels; accuracy is NaN otherwise
     total: int  # rows of the global test set
     batch: int  # rows of a node's own tests that are read at a time
     width: int  # nodes that are evaluated at the same time
@@ -45,7 +45,11 @@ def scoring_of(data: FederatedData, width: int, globally: bool) -> PeerScoring:
 
 
 def make_own_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
-    """``own(tables, rows, nodes) -> {loss, accuracy}`` of these nodes (int32[M]), each on its own tests; [M]."""
+    """``own(tables, rows, nodes) -> {name: scores}``: ``loss`` and ``accuracy`` of each node on its own tests.
+
+    Also ``validation_loss`` and ``validation_accuracy`` where there are validation parts. ``nodes``: int32[n], their
+    numbers; the scores: float[n].
+    """
 
     def own(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
         peer, _ = what.at(tables)
@@ -97,10 +101,11 @@ def make_global_scores(what: Algorithms, model: Model, scoring: PeerScoring) -> 
 def make_together(
     what: Algorithms, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
 ) -> Callable[..., dict[str, Array]]:
-    """``together(tables, rows, online, parts, now) -> scores``: of all nodes, and what is about all of them at once.
+    """``together(tables, rows, online, parts, now) -> scores``: those of each node, joined, and those of all together.
 
-    ``parts``: the scores of stretches of nodes, which are joined to [N] and must not overlap. ``now``: bool[], whether
-    the mean model is scored on the global test set too; NaN where it is not.
+    The latter are the consensus distance, the scores of the mean model and the columns of the probes of nodes.
+    ``parts``: the scores of consecutive nodes, which are joined to [N]. ``now``: bool[], whether the mean model is
+    evaluated on the global test set; NaN where it is not.
     """
     evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
 
@@ -114,7 +119,7 @@ def make_together(
         leaves = (jax.tree.leaves(weights_in(models)) for models in (params, mean))
         found = {"consensus": sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))}
         if scoring.globally:
-            # skipped where it is not wanted: it reads the whole global test set
+            # a conditional skips the whole global test set where the score is not wanted
             score = partial(evaluate, test_x=tables.held.x, test_y=tables.held.y, owner=None)
             nothing = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), jax.eval_shape(score, mean))
             average = jax.lax.cond(now, score, lambda _: nothing, mean)
@@ -127,7 +132,7 @@ def make_together(
 
 
 def _mean(leaf: Array, online: Array) -> Array:
-    """The mean over the nodes online, in the dtype of the leaf; not a number if nobody is."""
+    """The mean over the nodes online, in the dtype of the leaf; NaN if no node is."""
     real = jnp.result_type(float)
     chosen = jnp.where(online.reshape(-1, *(1 for _ in leaf.shape[1:])), leaf.astype(real), 0)
     return (jnp.sum(chosen, axis=0) / jnp.sum(online).astype(real)).astype(leaf.dtype)

@@ -1,6 +1,7 @@
-"""The compute events of nodes as compiled programs: mix the inbox, train, push, into the buffers of a lane; then write.
+"""The compute events of nodes as compiled programs: ``train`` mixes, trains and pushes; ``write`` stores the results.
 
-Only this file knows slots and the table of N nodes. The algorithms that it calls see one node at a time.
+``train`` leaves the results in the buffers of its lane, ``write`` copies them to the nodes and to the slots. The
+algorithms that both call see one node at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message,
 
 
 class Algorithms(NamedTuple):
-    """What the compiled events of a run depend on."""
+    """What the compiled programs of a run depend on."""
 
     peer: Peer
     client: Client
@@ -39,7 +40,7 @@ class Algorithms(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What every node keeps between events; N entries each, or none for a single node."""
+    """What every node keeps between events; [N, ...], without the axis for a single node."""
 
     row: State  # of the peer algorithm
     client: State  # of its local training
@@ -49,7 +50,7 @@ class Slots(NamedTuple):
     """Messages that will still be read, as they were sent."""
 
     message: Any  # [S, ...]
-    finite: Array  # bool[S]
+    finite: Array  # bool[S]; a message that is not finite is never mixed
 
 
 class PeerCarry(NamedTuple):
@@ -57,8 +58,8 @@ class PeerCarry(NamedTuple):
 
     nodes: Nodes
     slots: Slots
-    records: dict[str, Array]  # what is recorded of events, [E'] a column
-    rejected: Array  # int32[], uploads refused so far
+    records: dict[str, Array]  # what is recorded of events, [E'] per column
+    rejected: Array  # int32[], uploads rejected so far
     probes: Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
 
 
@@ -67,15 +68,18 @@ class Woken(NamedTuple):
 
     row: State
     refused: Array  # int32[], messages of its inbox that were not added
-    seen: dict[str, dict[str, Array]]  # what the probes said
+    seen: dict[str, dict[str, Array]]  # probe -> column -> value
 
 
 class PeerBuffers(NamedTuple):
-    """What the events of one lane leave, C rows each (donated from call to call)."""
+    """What the events of one lane leave, C rows each (donated from call to call).
 
-    woken: Woken | tuple[()]  # of unfinished events; () where events are looped over
-    before: State  # likewise: the clients' states before the event
-    work: State  # likewise
+    The first three fields are of unfinished events, and ``()`` where events are looped over.
+    """
+
+    woken: Woken | tuple[()]
+    before: State  # the clients' states before the event
+    work: State
     messages: Any  # [C, F, ...]
     finite: Array  # bool[C, F]
     nodes: Nodes  # after the event
@@ -89,7 +93,7 @@ class PeerBuffers(NamedTuple):
 def mixed(
     peer: PeerAlgorithm, tables: PeerTables, slots: Slots, row: State, entries: tuple[Array, Array]
 ) -> tuple[State, Array]:
-    """The row after it has mixed inbox entries ``entries[0] .. entries[1]-1``, and how many of them it refused."""
+    """The node's row after it has mixed inbox entries ``entries[0] .. entries[1]-1``, and how many it refused."""
 
     def one(d: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
         inbox, refused = carry
@@ -111,7 +115,7 @@ def key_of(tables: PeerTables, position: Array) -> Key:
 
 
 def message_of(peer: PeerAlgorithm, row: State, number: Array) -> Message:
-    """What the local training of a woken row begins from; its version counts the node's own events."""
+    """The message from which a woken node trains; its version counts the node's own events."""
     message: Message = peer.start(row)._replace(version=number)
     return message
 
@@ -137,7 +141,7 @@ def ended(
 
 
 def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, position: Array) -> Any:
-    """What every probe says of the event at ``position``."""
+    """The columns of every probe at the event at ``position``."""
     low, high = tables.inbox_bounds[position], tables.inbox_bounds[position + 1]
     entry = jnp.minimum(low + jnp.arange(what.longest, dtype=jnp.int32), len(tables.inbox_slot) - 1)
     slot = tables.inbox_slot[entry]
@@ -154,7 +158,7 @@ def values_of(what: Algorithms, tables: PeerTables, slots: Slots, row: State, po
 
 
 def _probed(what: Algorithms, tables: PeerTables, slots: Slots, rows: State, position: Array, active: Array) -> Any:
-    """What every probe says of the events at ``position`` (int32[W]); zeros where none of them is chosen."""
+    """The columns of every probe at the events at ``position`` (int32[W]); zeros where none of them is chosen."""
     seen = {}
     for name, function in what.probes:
         one = what._replace(probes=((name, function),))
@@ -172,8 +176,8 @@ def _probed(what: Algorithms, tables: PeerTables, slots: Slots, rows: State, pos
 def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
     """``train(tables, slots, nodes, buffers, span) -> buffers`` for the ``width`` longest events of a batch.
 
-    ``span`` = (index of the batch's first event in ``train_order``, its events, first local step, end of the steps).
-    With several ``devices`` each runs this program on its share: every ``devices``-th event.
+    ``span`` = (index of the batch's first event in ``train_order``, number of its events, first local step, end of the
+    steps). With several ``devices`` each runs this program on its share: every ``devices``-th event.
     """
     own = width // devices
 
@@ -218,7 +222,7 @@ def make_peer_train(what: Algorithms, width: int, devices: int = 1) -> Any:
 
 
 def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
-    """As :func:`make_peer_train`, but one event after the other, and any number of them."""
+    """As :func:`make_peer_train`, for batches of any number of events: one event after the other, all their steps."""
 
     def train(tables: PeerTables, slots: Slots, nodes: Nodes, buffers: PeerBuffers, span: Array) -> PeerBuffers:
         low, count = span[0], span[1]
@@ -247,7 +251,7 @@ def make_peer_loop(what: Algorithms, devices: int = 1) -> Any:
 def make_peer_write() -> Any:
     """``write(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
-    ``rejected`` (so far) is a copy that outlives the donation of ``carry``.
+    ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``.
     """
 
     def one(tables: PeerTables, buffers: PeerBuffers, p: Array, carry: PeerCarry) -> PeerCarry:
@@ -280,7 +284,7 @@ def make_peer_write() -> Any:
 
 # --- the beginning ---------------------------------------------------------------------------
 def one_event(what: Algorithms, tables: PeerTables, params: Params) -> PeerBuffers:
-    """The first event as if nothing were mixed or trained: for the shapes of what events leave."""
+    """The first event without mixing and local steps; used only for the shapes of what events leave."""
     peer, client = what.at(tables)
     before, zero = client.init(params), jnp.int32(0)
     row = peer.init(params)

@@ -1,7 +1,8 @@
 """From the plan of a decentralised run to work for the device (host, NumPy): order, batches, rows and slots.
 
-A *position* counts executed events in order of execution: wave by wave (``clock.peer_waves``), or in order of the
-moments at which they mix, stretch by stretch between the evaluations, which keeps fewer messages alive.
+A *position* is the number of an executed event in order of execution. Events are executed wave by wave
+(``clock.peer_waves``), or in order of the moments at which they mix, which keeps fewer messages alive. In both orders,
+an evaluation comes after all events that it sees and before all others.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from fedjax_async.clock.peer_waves import peer_slots, peer_waves, previous_event
 from fedjax_async.engine.batches import BATCHINGS, Lanes, deal
 from fedjax_async.engine.layout import digest_of
 
-# How events are ordered: as early as their inboxes allow, or as they happen.
+# How events are ordered: as early as their inboxes allow, or by the moments at which they mix.
 ORDERS = ("waves", "moments")
 
 
 class PeerLayout(NamedTuple):
-    """How the events of a plan are trained. E events, D inbox entries and F fragments, of those that are executed."""
+    """How the events of a plan are trained. E executed events, D entries of their inboxes, F fragments."""
 
     schedule: PeerSchedule
     order: np.ndarray  # int64[E], the event at each position
@@ -30,7 +31,7 @@ class PeerLayout(NamedTuple):
     dealt: Lanes
     inbox_bounds: np.ndarray  # int64[E + 1]: the inbox of position p is inbox_bounds[p] .. inbox_bounds[p+1]-1
     inbox: np.ndarray  # int64[D], entries of the plan's inboxes
-    inbox_slot: np.ndarray  # int32[D], where the message is
+    inbox_slot: np.ndarray  # int32[D], the slot of the message
     slot: np.ndarray  # int32[E, F], where the messages of a position are written; -1: nobody reads them
     slots: int
     batching: str  # one of BATCHINGS
@@ -61,7 +62,7 @@ def make_peer_layout(
 ) -> PeerLayout:
     """Cut a plan into batches of at most ``max_width`` events; lay out rows, slots and widths.
 
-    ``times``: of the evaluations. ``order``: one of ``ORDERS``. The rest as in
+    ``times``: of the evaluations, float64[V]. ``order``: one of ``ORDERS``. The other options are those of
     :func:`~fedjax_async.engine.make_layout`.
     """
     check.one_of("batching", batching, BATCHINGS)
@@ -104,25 +105,26 @@ def _readers(schedule: PeerSchedule) -> np.ndarray:
 
 
 def ready_at(schedule: PeerSchedule, order: np.ndarray) -> np.ndarray:
-    """How many positions must be written before the event of each position may be trained; int64.
+    """How many positions must be written before the event at each position may be trained; int64[E].
 
-    Those of its inbox's messages and of its node's event before. ``ValueError`` for an order in which one comes later.
+    An event needs its node's previous event and the events whose messages it mixes. Raises ``ValueError`` for an order
+    in which one of them comes later.
     """
     position = np.full(len(schedule.client) + 1, len(schedule.client))
     position[order] = np.arange(len(order))
-    position[-1] = -1  # there is no event before
+    position[-1] = -1  # the first event of a node has no previous one
     ready = position[previous_events(schedule.client)] + 1
     np.maximum.at(ready, _readers(schedule), position[schedule.source] + 1)
     ready = ready[order]
     late = np.flatnonzero(ready > np.arange(len(order)))
     if len(late):
         event = int(order[late[0]])
-        raise ValueError(f"schedule: event {event} mixes a message, or follows an event, that comes later than it ends")
+        raise ValueError(f"schedule: event {event} needs a message, or an event of its node, that comes later")
     return ready
 
 
 def contiguous_runs(ready: np.ndarray) -> np.ndarray:
-    """Bounds of the longest runs of positions that are ready when the run begins, the fewest there can be; int64."""
+    """Cut the positions into the fewest runs whose positions are all ready when their run begins; bounds, int64."""
     bounds = [0]
     for position, needed in enumerate(ready.tolist()):
         if needed > bounds[-1]:
@@ -131,7 +133,7 @@ def contiguous_runs(ready: np.ndarray) -> np.ndarray:
 
 
 def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the inboxes in the order of positions, and the entries of the plan; int64 each."""
+    """The inboxes in order of positions: their bounds, int64[E + 1], and the entries of the plan, int64[D]."""
     sizes = np.diff(schedule.inbox_bounds)[order]
     bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     within = np.arange(bounds[-1]) - np.repeat(bounds[:-1], sizes)
@@ -139,10 +141,10 @@ def _inboxes(schedule: PeerSchedule, order: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _slots(schedule: PeerSchedule, order: np.ndarray, groups: np.ndarray) -> tuple[int, np.ndarray]:
-    """How many slots there are, and that of each message of the plan; int32[E, F].
+    """How many slots there are, and the slot of each message of the plan; int32[E, F].
 
-    A message is written with its event, and read until the group of batches begins in which its last reader is
-    written: until then a resumed run may train that reader again.
+    A message keeps its slot until the group of batches in which its last reader is written. A run that resumes before
+    that group may train the reader again.
     """
     written = np.full(len(schedule.client), len(order) + 1)
     written[order] = np.arange(len(order)) + 1

@@ -12,8 +12,8 @@ from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.engine.probes import COLUMNS, Probes, checked, numbers_of, resolved_probes
 from fedjax_async.types import Array, FederatedData, State
 
-EVENT = "row, inbox, weights, parts"  # what a probe of events is given
-NODES = "rows, online"
+EVENT = "row, inbox, weights, parts"  # the arguments of a probe of events
+NODES = "rows, online"  # and of a probe of nodes
 OF_NODES = "probe/{}/{}"  # the score that holds a column of a probe of all nodes
 
 
@@ -32,23 +32,24 @@ NodesProbes = Mapping[str, NodesProbe]
 def split_probes(
     probes: Mapping[str, Any] | None, data: FederatedData, events: int
 ) -> tuple[dict[str, Any], dict[str, NodesProbe]]:
-    """Probes of events, resolved as :class:`~fedjax_async.types.Probe`, and of all nodes; ``ValueError`` otherwise.
+    """The probes of events, as :class:`~fedjax_async.types.Probe`, and those of nodes; ``ValueError`` for invalid ones.
 
     A probe of events is a function, or a ``Probe`` of one, ``f(row, inbox, weights, parts) -> {column: scalar}``:
     the node's row before it mixes; the messages of its inbox as they were sent, [L, ...] with L the longest inbox of
-    the plan; their weights float[L], 0 where there is no message or it is refused; the node's examples.
+    the plan; their weights float[L], 0 where there is no message or it is refused; the node's examples. ``events``:
+    how many the plan has.
     """
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, "a dict of names and probes")
     given = dict(probes or {})
     nodes = {name: probe for name, probe in given.items() if isinstance(probe, NodesProbe)}
-    for name, probe in nodes.items():  # their names and functions must be good, too
+    for name, probe in nodes.items():  # only checks their names and functions
         resolved_probes({name: probe.function}, data, events)
     others = {name: probe for name, probe in given.items() if name not in nodes}
     return resolved_probes(others, data, events), nodes
 
 
 def chosen_events(probes: Probes, schedule: PeerSchedule) -> dict[str, np.ndarray]:
-    """Which events each probe sees; bool[E] a probe."""
+    """Which events each probe sees; bool[E] per probe."""
     found = {}
     for name, probe in probes.items():
         found[name] = np.zeros(len(schedule.client), np.bool_)
@@ -57,24 +58,24 @@ def chosen_events(probes: Probes, schedule: PeerSchedule) -> dict[str, np.ndarra
 
 
 def nodes_values(probes: NodesProbes, rows: State, online: Array) -> dict[str, Array]:
-    """The columns of all probes of nodes, as scores."""
+    """The columns of all probes of nodes, as scores; ``ValueError`` for a column ``evaluation``."""
     found = {}
     for name, probe in probes.items():
         for column, value in checked(name, probe.function, NODES)(rows, online).items():
-            check.require(column != "evaluation", f"column of probes[{name!r}]", column, "named otherwise")
+            check.require(column != "evaluation", f"column of probes[{name!r}]", column, "named other than evaluation")
             found[OF_NODES.format(name, column)] = value
     return found
 
 
 def without_probes(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The scores that are no columns of probes."""
+    """The scores without the columns of probes."""
     return {name: values for name, values in scores.items() if not name.startswith("probe/")}
 
 
 def nodes_tables(
     probes: NodesProbes, scores: Mapping[str, np.ndarray], times: np.ndarray
 ) -> dict[str, dict[str, np.ndarray]]:
-    """The table of each probe of nodes, a row an evaluation, from the scores of a run."""
+    """The table of each probe of nodes, one row per evaluation, from the scores of a run."""
     found = {}
     for name in probes:
         prefix = OF_NODES.format(name, "")
@@ -84,6 +85,6 @@ def nodes_tables(
 
 
 def event_table(schedule: PeerSchedule, events: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The table of a probe of events: a row an event that it has seen."""
+    """The table of a probe of events, one row per event that it has seen."""
     first = (events, schedule.client[events], schedule.mixed_at[events])
     return dict(zip(COLUMNS, first)) | dict(columns)

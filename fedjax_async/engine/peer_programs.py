@@ -49,11 +49,11 @@ def train(what: Algorithms, width: int, batching: str, mesh: Mesh | None) -> Any
 
 @lru_cache(maxsize=64)
 def write(mesh: Mesh | None) -> Any:
-    """Jitted :func:`peer_kernels.make_peer_write`; donates what an event changes."""
+    """Jitted :func:`peer_kernels.make_peer_write`; donates the carry."""
     made = peer_kernels.make_peer_write()
 
     def gathered(tables: PeerTables, carry: PeerCarry, buffers: PeerBuffers, span: Array) -> Any:
-        """Every device writes all events: nodes and slots are the same everywhere."""
+        """Every device writes all events: it holds all nodes and slots."""
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
     return jax.jit(made if mesh is None else gathered, donate_argnums=1, out_shardings=everywhere(mesh))
@@ -98,7 +98,7 @@ def together(
 
 @lru_cache(maxsize=64)
 def models_of(what: Algorithms) -> Any:
-    """Jitted ``models_of(tables, rows) -> params`` of all nodes [N, ...]: a copy, which outlives the rows' donation."""
+    """Jitted ``models_of(tables, rows) -> params`` of all nodes [N, ...]: a copy that outlives the rows' donation."""
 
     def models(tables: PeerTables, rows: Any) -> Params:
         return jax.tree.map(jnp.copy, jax.vmap(what.at(tables)[0].params)(rows))
@@ -107,14 +107,14 @@ def models_of(what: Algorithms) -> Any:
 
 
 class PeerPrograms(NamedTuple):
-    """Everything a run calls: compiled, so that no thread traces."""
+    """All programs that a run calls: compiled, so that no thread traces."""
 
     start: Callable[..., Any]
     buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]
+    train: dict[int, Callable[..., Any]]  # by width
     write: Callable[..., Any]
-    own: Callable[..., Any]
-    whole: Callable[..., Any] | None  # on the global test set
+    own: Callable[..., Any]  # scores of nodes on their own tests
+    whole: Callable[..., Any] | None  # scores of nodes on the global test set; None under global_tests = "never"
     together: Callable[..., Any]
     models: Callable[..., Any]
 
@@ -124,7 +124,7 @@ class PeerPrograms(NamedTuple):
 
 
 class PeerShapes(NamedTuple):
-    """Shapes of what is allocated while a run goes on."""
+    """Shapes of what is allocated during a run."""
 
     carry: PeerCarry
     buffers: PeerBuffers  # of one lane
@@ -156,9 +156,9 @@ def compile_peer_programs(
     probes: tuple[tuple[str, NodesProbe], ...],
     mesh: Mesh | None = None,
 ) -> PeerPrograms:
-    """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own.
+    """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads.
 
-    ``stretches``: the nodes that are evaluated by one call each.
+    ``stretches``: the numbers of the nodes that each call of an evaluation scores.
     """
     shed()
     span = np.zeros(4, np.int32)

@@ -15,15 +15,16 @@ from fedjax_async.engine.peer_outcome import PeerOutcome, online
 from fedjax_async.tree import Columns
 from fedjax_async.types import FederatedData, Run
 
-ROUNDING = 1e-12  # of all mass: a loss below that is the rounding of sums
+ROUNDING = 1e-12  # share of all mass; a smaller loss is a rounding error of sums
 
 
 def planned_columns(schedule: PeerSchedule, points: Points) -> dict[str, np.ndarray]:
-    """What a plan tells of each evaluation before any training; a column each, [V].
+    """The columns of the evaluations that follow from the plan alone; [V] each.
 
-    ``online``: nodes that have joined and not left. ``smallest_mass`` and ``largest_mass`` of a node online, all masses
-    together (``total_mass``) and what was lost of them (``lost_mass``), where there are masses. ``bytes_up``: what the
-    nodes have handed to their links, which may be busy with it later; ``bytes_down``: what has reached them.
+    ``online``: how many nodes have joined and not left. Where there are masses: ``smallest_mass`` and ``largest_mass``
+    of a node online (NaN without any), ``total_mass`` of nodes, buffers and messages on their way, and ``lost_mass``.
+    ``bytes_up``: bytes that the nodes have handed to their links, which may send them later. ``bytes_down``: bytes that
+    have reached the nodes.
     """
     there, size = online(schedule, points.time), schedule.message_bytes
     sent, arrived = schedule.end[schedule.push_event], np.sort(schedule.arrival)
@@ -52,17 +53,17 @@ def _masses_of_nodes(schedule: PeerSchedule, times: np.ndarray) -> np.ndarray:
     held, now, done = np.empty((len(times), schedule.num_clients)), np.ones(schedule.num_clients), 0
     for row, count in enumerate(visible.tolist()):
         events = order[done:count]
-        now[schedule.client[events]] = schedule.mass[events]  # of one node the last one counts: it is written last
+        now[schedule.client[events]] = schedule.mass[events]  # a node's last event counts: it is written last
         held[row], done = now, max(done, count)
     return held
 
 
 def scores_of_nodes(scores: Mapping[str, np.ndarray], there: np.ndarray, data: FederatedData) -> dict[str, np.ndarray]:
-    """The scores of an evaluation, or of several: means over the nodes online (``there``, bool[..., N]).
+    """The scores of one or several evaluations: means over the nodes online (``there``, bool[..., N]).
 
-    ``loss`` and ``accuracy`` are those of each node's model on its own tests, or on the global test set where no node
-    has any; each node counts alike. ``validation_...`` likewise; ``global_...``: on the global test set. Scores of
-    single nodes stay, as ``client_own_loss`` and ``client_own_accuracy`` [..., N].
+    ``loss`` and ``accuracy`` are those of each node's model on its own tests, or on the global test set if no node has
+    tests of its own; all nodes weigh the same. ``validation_...``: likewise on the validation parts. ``global_...``: on
+    the global test set. ``client_own_loss`` and ``client_own_accuracy`` [..., N] are the scores of single nodes.
     """
     own = _held_by(data.test_size, there)
     parts = {
@@ -106,8 +107,9 @@ def record_peers(
     """Join the plan's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
     The updates are compute events, in order of the moments at which they mix. ``staleness`` of an event: how many
-    events the senders have completed since they sent what it mixes, the mean weighted by the mixing coefficients; 0
-    where it mixes nothing. ``gradients``: as in :func:`make_run`, of each event.
+    events a sender has completed between sending and mixing, averaged over the messages with the mixing coefficients
+    as weights; 0 where the event mixes nothing. ``planned``: see :func:`planned_columns`. ``gradients``: of the loss,
+    that each event computes, int64[E]; by default one per local step.
     """
     rows = len(points.time) if outcome.rows is None else outcome.rows
     points = Points(*(column[:rows] for column in points))
@@ -141,7 +143,7 @@ def record_peers(
 
 
 def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndarray) -> dict[str, np.ndarray]:
-    """What the plan tells of these events."""
+    """The columns of these events that follow from the plan."""
     count, reader, (_, behind) = len(schedule.client), readers(schedule), ages(schedule)
     weight = np.bincount(reader, schedule.weight, count)
     total = np.bincount(reader, schedule.weight * behind, count)
@@ -163,7 +165,7 @@ def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndar
 
 
 def message_counts(schedule: PeerSchedule, events: np.ndarray) -> dict[str, int]:
-    """How many messages these events pushed, and what became of them."""
+    """How many messages these events pushed, how many of them are corrupt, and how many had each ``Delivery``."""
     chosen = np.zeros(len(schedule.client), np.bool_)
     chosen[events] = True
     pushed = chosen[schedule.push_event]

@@ -1,8 +1,8 @@
 """The oracle of decentralised runs: a plain Python loop, one event at a time.
 
-Slow and simple on purpose: no waves, slots or rows of many nodes. Messages lie in a dictionary until their last reader
-has them. It calls the algorithms and the model themselves, and evaluates on its own. From the engine it takes types and
-the checks of what users give.
+Slow and simple on purpose: no waves, slots or rows of many nodes. Messages stay in a dictionary until their last reader
+has mixed them. It calls the algorithms and the model themselves, and has its own evaluation. From the engine it takes
+types, the checks of user input and the lists of each node's test rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FUNCTIONS = ("init", "open", "wake", "params")
 
 @lru_cache(maxsize=64)
 def _training(peer: Peer, client: Client) -> Any:
-    """Compiled: training and sending, all of an event but the mixing."""
+    """Compiled: local training and push, the part of an event after the mixing."""
 
     def train(
         hyper: Any, root: Key, row: State, kept: State, data: ClientData, who: Any, number: Any, steps: Any, mass: Any,
@@ -88,16 +88,16 @@ class _Nodes:
         self.kept = [bound(components.client, self.hyper).init(params)] * count
         self.messages: dict[tuple[int, int], Any] = {}  # (event, fragment) -> message
         pairs = zip(schedule.source.tolist(), schedule.fragment.tolist())
-        self.readers: dict[tuple[int, int], int] = {}  # inboxes that the message still goes into
+        self.readers: dict[tuple[int, int], int] = {}  # inboxes that have not yet mixed the message
         for pair in pairs:
             self.readers[pair] = self.readers.get(pair, 0) + 1
         pushes = zip(schedule.push_event.tolist(), schedule.push_fragment.tolist(), schedule.receiver.tolist())
         self.corrupt = {push for push, bad in zip(pushes, schedule.corrupt.tolist()) if bad}
         sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
-        self.mass = schedule.mass + sent  # with which the node of an event trains
+        self.mass = schedule.mass + sent  # of the event's node after mixing, before the push splits it
 
     def event(self, e: int) -> dict[str, Any]:
-        """Mix, train, push; what is recorded."""
+        """Mix, train and push; returns what is recorded of the event."""
         s, who = self.schedule, int(self.schedule.client[e])
         row, refused = self.rows[who], 0
         inbox = self.peer["open"](self.hyper, row)
@@ -138,7 +138,7 @@ class _Tests:
         self.real = np.dtype(jnp.result_type(float))
 
     def mean(self, params: Params, rows: np.ndarray) -> tuple[Any, Any]:
-        """Mean loss and share of hits over rows of the test set; NaN of none."""
+        """Mean loss and accuracy over rows of the test set; NaN without rows."""
         if not len(rows):
             return self.real.type(np.nan), self.real.type(np.nan)
         chunk = min(CHUNK, len(self.y))
@@ -149,7 +149,7 @@ class _Tests:
         return loss, hit
 
     def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, Any]:
-        """One evaluation; ``with_global``: on the global test set too, ``None``: without these columns."""
+        """One evaluation; ``with_global``: also on the global test set (False: NaN, None: without these columns)."""
         online = (self.schedule.joined <= time) & (time < self.schedule.left)
         own = [self.mean(model, rows) for model, rows in zip(models, self.parts)]
         found: dict[str, Any] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
@@ -182,7 +182,10 @@ def run_peer_reference(
     progress: Progress | None = None,
     observer: Observer | None = None,
 ) -> PeerOutcome:
-    """Walk through the schedule, event by event; the same arguments and result as ``run_peer_waves``."""
+    """Walk through the schedule, event by event; the same result as ``run_peer_waves``.
+
+    It has no probes and no scores on validation parts.
+    """
     times = checked_points(points)
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
     nodes, tests = _Nodes(components, schedule, params, key, norm_limit), _Tests(components, schedule)
@@ -198,9 +201,9 @@ def run_peer_reference(
     kept: list[tuple[int, Params]] = []
 
     def evaluate(row: int) -> bool:
-        """Whether the run ends here."""
+        """Evaluate; returns whether the observer stops the run."""
         first = visible[row - 1] if row else 0
-        for e in by_end[first : visible[row]].tolist():  # of one node, in their order
+        for e in by_end[first : visible[row]].tolist():  # a node's events come in their order
             shown[schedule.client[e]] = latest.pop(e)
         edge = row in (0, len(times) - 1)
         with_global = {"all": True, "ends": edge, "never": None}[global_tests]

@@ -40,7 +40,7 @@ from fedjax_async.types import Key, Params
 
 
 class PeerMember(NamedTuple):
-    """A run: everything that is decided before it starts; :func:`make_peer_member` makes one."""
+    """Everything that defines a run before it is laid out; :func:`make_peer_member` makes one."""
 
     components: PeerComponents
     schedule: PeerSchedule
@@ -54,15 +54,15 @@ class PeerMember(NamedTuple):
 
 
 class PeerRun(NamedTuple):
-    """A run laid out, on the device, compiled."""
+    """A run that is laid out, moved to the device and compiled."""
 
     member: PeerMember
     layout: PeerLayout
     tables: PeerTables
     params: Params
-    stretches: list[np.ndarray]  # the nodes that are evaluated by one call each
+    stretches: list[np.ndarray]  # the numbers of the nodes that each call of an evaluation scores
     programs: PeerPrograms
-    num_bytes: int  # on the device while it runs: tables, carry and buffers, and what training takes besides
+    num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None
     mesh: Mesh | None
 
@@ -70,7 +70,7 @@ class PeerRun(NamedTuple):
 def make_peer_run(
     member: PeerMember, layout: PeerLayout, *, mesh: Mesh | None = None, memory_limit: int | None = None
 ) -> PeerRun:
-    """Move a run to the device and compile what it needs; ``TooLarge`` where that is more than ``memory_limit``."""
+    """Move a run to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit`` bytes."""
     components, schedule = member.components, member.schedule
     data, shape, place = components.data, peer_shape(layout), everywhere(mesh)
     client = schedule.client[layout.order]
@@ -109,7 +109,7 @@ def make_peer_run(
 
 
 def _stretches(nodes: int, lanes: int, devices: int) -> list[np.ndarray]:
-    """All nodes in equal stretches, one a lane; numbers beyond the last node repeat it."""
+    """The numbers of all nodes in equal parts, one per lane; the last node is repeated to fill the last parts."""
     lanes = min(lanes, nodes)
     size = devices * -(-nodes // (lanes * devices))
     each = np.minimum(np.arange(lanes * size, dtype=np.int32), nodes - 1)
@@ -139,10 +139,10 @@ def run_peer_waves(
 ) -> PeerOutcome:
     """Execute every event of a plan, batched in waves; the same result as one event at a time.
 
-    ``points``: virtual times of the evaluations, float64[V], the first 0, the last the end of the run; each sees every
-    node's model after its last event that ends by then. ``global_tests``: one of ``GLOBAL_TESTS``. ``order``: one of
-    ``ORDERS``; by default waves, and the other where these take more than ``memory_limit`` bytes. The rest as in
-    :func:`~fedjax_async.engine.run_waves`.
+    ``points``: virtual times of the evaluations, float64[V]; the first is 0, the last ends the run. An evaluation sees
+    the model of each node after its last event that has ended by then. ``global_tests``: one of ``GLOBAL_TESTS``.
+    ``order``: one of ``ORDERS``; by default ``waves``, or ``moments`` if waves need more than ``memory_limit`` bytes.
+    The other options are those of :func:`~fedjax_async.engine.run_waves`.
     """
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
     member = make_peer_member(
@@ -176,7 +176,7 @@ def run_peer_waves(
         try:
             run = make_peer_run(member, layout, mesh=mesh, memory_limit=memory_limit)
             break
-        except TooLarge as error:  # first fewer messages that wait, then shorter batches, then fewer of them
+        except TooLarge as error:  # first the order that keeps fewer messages, then shorter batches, then one lane
             needed = error.needed
         if len(orders) > 1:
             orders.pop(0)
@@ -199,7 +199,7 @@ def make_peer_member(
     global_tests: str = "all",
     probes: Mapping[str, Any] | None = None,
 ) -> PeerMember:
-    """The run of a plan; ``ValueError`` for what does not fit together."""
+    """Collect and check what a run consists of; ``ValueError`` for parts that do not fit together."""
     nodes = len(components.data.size)
     check.require(schedule.num_clients == nodes, "schedule.num_clients", schedule.num_clients, f"{nodes}, as the data")
     of_events, of_nodes = split_probes(probes, components.data, len(schedule.client))
@@ -216,11 +216,11 @@ def run_peers(
     keeper: Keeper | None = None,
     observer: Observer | None = None,
 ) -> PeerOutcome:
-    """Execute every event; goes on from the newest checkpoint of ``keeper``. Traces nothing."""
+    """Execute every event, or those after the newest checkpoint of ``keeper``; traces nothing."""
     member, layout, tables, programs = run.member, run.layout, run.tables, run.programs
     x64 = tables.norm_limit.dtype == np.float64
     rows = np.arange(len(member.times))
-    points = [Points(rows, member.times)]  # evaluations are told apart by their row
+    points = [Points(rows, member.times)]  # an evaluation's position is its row
     scores, watcher = Scores(points, [layout.stops[1:] - 1]), Watcher(points, [observer])
     seen = online(member.schedule, member.times)
 
@@ -237,7 +237,7 @@ def run_peers(
         def evaluate(carry: PeerCarry, _: int, row: int) -> dict[str, Any]:
             now = member.global_tests == "all" or row in (0, len(rows) - 1)
             whole = programs.whole if now else None
-            with jax.enable_x64(x64):  # a setting of each thread
+            with jax.enable_x64(x64):  # each thread has its own setting
                 parts = _parts(run, trainers, carry, whole)
                 found: dict[str, Any] = programs.together(tables, carry.nodes.row, seen[row], parts, np.array(now))
                 model = programs.models(tables, carry.nodes.row) if watcher.wants_model(0) else None
@@ -266,7 +266,7 @@ def run_peers(
 
 
 def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> list[dict[str, Any]]:
-    """The scores of all nodes, one stretch a lane; ``whole``: the program for the global test set, None to leave it."""
+    """The scores of all nodes, one part per lane; ``whole``: the program for the global test set, None: NaN instead."""
 
     def one(program: Any, nodes: np.ndarray) -> dict[str, Any]:
         found: dict[str, Any] = program(run.tables, carry.nodes.row, nodes)
@@ -284,7 +284,7 @@ def _parts(run: PeerRun, trainers: Trainers, carry: PeerCarry, whole: Any) -> li
 
 
 def _status(layout: PeerLayout, low: int, high: int) -> dict[str, float]:
-    """Virtual time, and the mean age in seconds of the messages that the positions ``low .. high-1`` mixed."""
+    """Virtual time, and the mean age in virtual seconds of the messages mixed at positions ``low .. high-1``."""
     schedule, entries = layout.schedule, layout.inbox[layout.inbox_bounds[low] : layout.inbox_bounds[high]]
     events = np.repeat(layout.order[low:high], np.diff(layout.inbox_bounds[low : high + 1]))
     age = schedule.mixed_at[events] - schedule.end[schedule.source[entries]]
@@ -293,7 +293,7 @@ def _status(layout: PeerLayout, low: int, high: int) -> dict[str, float]:
 
 
 def _until(run: PeerRun, watcher: Watcher) -> tuple[int, int]:
-    """Rows of the evaluations, and positions, that belong to the results."""
+    """How many evaluations and how many positions belong to the result."""
     if 0 not in watcher.ends:
         return len(run.member.times), len(run.layout.order)
     row = watcher.ends[0][0]
@@ -301,7 +301,7 @@ def _until(run: PeerRun, watcher: Watcher) -> tuple[int, int]:
 
 
 def _rejected(run: PeerRun, carry: PeerCarry, watcher: Watcher, high: int) -> int:
-    """Rejected uploads among the first ``high`` positions, without those after a stop; waits for them."""
+    """Rejected uploads among the first ``high`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.all_ended:
         return int(carry.rejected)

@@ -17,12 +17,12 @@ from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import padded, padded_length
 from fedjax_async.types import Array, FederatedData, Key
 
-# Fewer slots than this are rounded up, so that small runs of different methods share programs.
+# The least number of slots, so that small runs of different methods share programs.
 LEAST_SLOTS = 12
 
 
 class Held(NamedTuple):
-    """Examples that are only evaluated: the global test set, and the node of each row."""
+    """Examples that are only evaluated, and the nodes that hold them."""
 
     x: Any  # [T, ...]
     y: Any  # [T, ...]
@@ -33,7 +33,7 @@ class Held(NamedTuple):
 class PeerTables(NamedTuple):
     """Read-only tables on the device. Entries beyond E and D are padding, so that runs share compiled programs.
 
-    E' positions, D' inbox entries, F fragments, N nodes; M rows of data and T of tests.
+    E' positions, D' inbox entries, F fragments, N nodes, M training examples, T test examples.
     """
 
     key: Key  # [1]
@@ -42,13 +42,13 @@ class PeerTables(NamedTuple):
     x: Array  # [M, ...]
     y: Array  # [M, ...]
     order: Array  # int32[M]
-    # one entry a position: an executed event, in order of execution
+    # one entry per position: an executed event, in order of execution
     client: Array  # int32[E']
     number: Array  # int32[E']
     steps: Array  # int32[E']
     offset: Array  # int32[E']  of the client's data
     size: Array  # int32[E']
-    mass: Array  # float[E']  with which its node trains, before it is split
+    mass: Array  # float[E']  of its node after mixing, before the push splits it
     slot: Array  # int32[E', F]  where its messages are written; -1: nobody reads them
     train_order: Array  # int32[E']
     row: Array  # int32[E']
@@ -57,7 +57,7 @@ class PeerTables(NamedTuple):
     inbox_slot: Array  # int32[D']
     inbox_weight: Array  # float[D']
     inbox_corrupt: Array  # bool[D']
-    chosen: dict[str, Array]  # bool[E'] a probe: the events that it sees
+    chosen: dict[str, Array]  # bool[E'] per probe: the events that it sees
     held: Held
 
 
@@ -96,7 +96,7 @@ def make_peer_tables(
     feed: Feed | None = None,
     sharding: Any = None,
 ) -> PeerTables:
-    """Move data and plan to the device. ``feed``: of data that are shipped batch by batch."""
+    """Move data and plan to the device. ``feed``: of streamed data, which are sent batch by batch."""
     schedule, order, real = layout.schedule, layout.order, jnp.result_type(float)
     client = schedule.client[order]
     pool = {"x": data.x, "y": data.y, "order": data.order} if feed is None else feed.empty()

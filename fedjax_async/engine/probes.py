@@ -15,11 +15,11 @@ from fedjax_async.types import Arrival, ClientData, Facts, FederatedData, Key, P
 
 Probes = Mapping[str, Probe]
 NO_PROBES: Probes = {}
-COLUMNS = ("update", "client", "time")  # of every probe's table, before its own
+COLUMNS = ("update", "client", "time")  # the first columns of every probe's table
 
 
 def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arrivals: int) -> dict[str, Probe]:
-    """Every probe as a :class:`Probe` with numbers in range, for a run of ``arrivals``; ``ValueError`` otherwise."""
+    """Every probe as a :class:`Probe`, for a run of ``arrivals``; ``ValueError`` for probes that do not fit the run."""
     allowed = "a dict of names and probes"
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, allowed)
     if not probes:
@@ -66,7 +66,7 @@ def sees(probe: Probe, number: int) -> bool:
 
 
 def described(probes: Probes) -> dict[str, Any] | None:
-    """Names and chosen arrivals, for the identity of a checkpoint; ``None`` without probes."""
+    """Names and chosen arrivals of probes, which identify a checkpoint; ``None`` without probes."""
     chosen = {name: {"every": p.every} if p.at is None else {"at": list(p.at)} for name, p in probes.items()}
     return chosen or None
 
@@ -74,7 +74,10 @@ def described(probes: Probes) -> dict[str, Any] | None:
 def checked(
     name: str, function: Callable[..., Any], given: str = "state, memory, arrival, parts"
 ) -> Callable[..., dict[str, Any]]:
-    """``function`` of ``given``, whose result is made a dict of scalar arrays; ``ValueError`` where it cannot be."""
+    """``function``, with its result as a dict of scalar arrays; ``ValueError`` if it raises or returns anything else.
+
+    ``given``: the names of its arguments, for the message.
+    """
 
     def call(*values: Any) -> dict[str, Any]:
         field = f"probes[{name!r}]"
@@ -106,7 +109,7 @@ def _scalar(field: str, column: Any, value: Any) -> Any:
 
 
 def columns_of(probes: Probes, components: Components, params: Params) -> dict[str, dict[str, Any]]:
-    """Shapes of what each probe returns; nothing is computed. ``ValueError`` unless they are dicts of scalars."""
+    """Shapes of the columns of each probe; nothing is computed. ``ValueError`` unless it returns a dict of scalars."""
     if not probes:
         return {}
     data, hyper = components.data, components.hyper
@@ -144,6 +147,6 @@ def held_out_rows(data: FederatedData, kind: str) -> tuple[np.ndarray, np.ndarra
 def probe_table(
     schedule: Schedule, position: np.ndarray, numbers: np.ndarray, columns: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The table of a probe: ``numbers`` of its arrivals, which stand at ``position`` in the schedule."""
+    """The table of a probe: its arrivals are those at ``position`` in the schedule and have these ``numbers``."""
     client = schedule.client[schedule.job[position]]
     return {"update": numbers, "client": client, "time": schedule.time[position], **columns}

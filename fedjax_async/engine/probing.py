@@ -1,4 +1,4 @@
-"""Probes on the device: evaluated inside the receive step, on chosen arrivals, before these are received."""
+"""Probes on the device: called inside the compiled ``receive``, on chosen arrivals, before each is received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ProbeTables = Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
 
 
 def parts_at(tables: DeviceTables, position: Array) -> Parts:
-    """The parts of the client that arrives at ``position``."""
+    """The parts of the client whose upload arrives at ``position``."""
     p = tables.probing
     validation = ClientData(
         tables.x, tables.y, p.validation_order, p.validation_offset[position], p.validation_size[position]
@@ -27,7 +27,7 @@ def parts_at(tables: DeviceTables, position: Array) -> Parts:
 
 
 def values_of(functions: Any, tables: DeviceTables, position: Array, *given: Any) -> ProbeTables:
-    """What every probe says of the arrival at ``position``; ``given``: state, memory and arrival."""
+    """The columns of every probe at the arrival at ``position``; ``given``: state, memory and arrival."""
     return {name: checked(name, function)(*given, parts_at(tables, position)) for name, function in functions}
 
 
@@ -40,7 +40,7 @@ def noted(
     memory: State,
     arrival: Arrival,
 ) -> ProbeTables:
-    """The probes' tables with the row of one arrival, where a probe has chosen it."""
+    """The probes' tables with a row for one arrival, in the tables of the probes that see it."""
     after = {}
     for name, function in functions:
         table = columns[name]
@@ -57,7 +57,7 @@ def noted(
 def noted_ranks(
     functions: Any, tables: DeviceTables, columns: ProbeTables, position: Array, active: Array, *given: Any
 ) -> ProbeTables:
-    """The same for one arrival a run, where ``active``; evaluated for all runs as soon as one of them has chosen it."""
+    """:func:`noted` for one arrival per run, where ``active``; a probe that sees one of them is called for all."""
     after = {}
     for name, function in functions:
         table = columns[name]

@@ -24,7 +24,7 @@ from fedjax_async.engine.tables import DeviceTables, Shape
 from fedjax_async.local import mean_loss
 from fedjax_async.types import Array, ClientData, Message, Model, Params, State
 
-MOST_MAPS = 25_000
+MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs are forgotten
 
 
 @lru_cache(maxsize=64)
@@ -80,7 +80,7 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
     made = (serving.make_receive_ranks if ranks else serving.make_receive)(server, facts)
 
     def gathered(tables: DeviceTables, carry: kernels.Carry, buffers: kernels.JobBuffers, span: Array) -> Any:
-        """Every device applies all uploads: the server's state is the same everywhere."""
+        """Every device applies all uploads: it holds the whole state of the server."""
         return made(tables, carry, jax.lax.with_sharding_constraint(buffers, everywhere(mesh)), span)
 
     whole = everywhere(mesh)
@@ -91,10 +91,10 @@ def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -
 def evaluate(
     model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
 ) -> Any:
-    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, own tests, validation)``.
+    """Jitted ``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, tests, validation)``.
 
-    Without a ``client`` no own models are evaluated, and memory and clients are ``()``. ``validation`` is None where
-    the data have no validation part.
+    It returns scores by name. Without a ``client`` no models of clients are evaluated, and memory and clients are
+    ``()``. ``tests``: the clients' own tests. ``validation`` is None where the data have no validation part.
     """
     clients = facts.num_clients if per_client else None
     score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
@@ -127,12 +127,12 @@ def evaluate(
 
 
 class Measuring(NamedTuple):
-    """What the program that measures is made of."""
+    """What the programs that score depend on."""
 
     measures: Measures
     own_models: bool  # whether clients have models of their own, which are scored
-    per_client: bool
-    labels: bool
+    per_client: bool  # whether the global model is scored on each client's tests
+    labels: bool  # whether targets are class labels; accuracy is NaN otherwise
     total: int  # test examples
     width: int  # clients that are fine-tuned at a time
 
@@ -141,7 +141,7 @@ class Measuring(NamedTuple):
 def measure(model: Model, server: Server, client: Client, facts: StackFacts, what: Measuring) -> Any:
     """Jitted ``measure(tables, (states, memory, clients), run, now, test_x, test_y, owner, inputs) -> scores``.
 
-    Memory and clients are ``()`` unless :func:`reads_clients` of ``what``.
+    Memory and clients are ``()`` unless :func:`reads_clients` is true.
     """
     wanted, count = what.measures, facts.num_clients
     metrics = measures.make_metrics(model, wanted.metrics, what.total, count if what.per_client else None)
@@ -177,7 +177,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
 
 
 def reads_clients(model: Model, what: Measuring) -> bool:
-    """Whether the program that measures reads the server's memory and the clients' states."""
+    """Whether the program ``measure`` reads the server's memory and the clients' states."""
     return (what.own_models and bool(what.measures.metrics)) or (
         what.measures.fine_tune > 0 and model.private is not None
     )
@@ -185,7 +185,7 @@ def reads_clients(model: Model, what: Measuring) -> bool:
 
 @lru_cache(maxsize=64)
 def model_of(server: Server, facts: StackFacts) -> Any:
-    """Jitted ``model_of(tables, states, run) -> params``: a copy, which outlives the donation of the states."""
+    """Jitted ``model_of(tables, states, run) -> params``: a copy that outlives the donation of the states."""
 
     def model(tables: DeviceTables, states: State, run: Array) -> Params:
         params = rule_at(server, tables, facts, run).params(serving.state_of(tables, states, run))
@@ -206,9 +206,9 @@ def send(server: Server, facts: StackFacts) -> Any:
 
 @lru_cache(maxsize=64)
 def keep() -> Any:
-    """Jitted ``keep(store, buffers, rows) -> store``: what the jobs of a batch left, into rows; donates ``store``.
+    """Jitted ``keep(store, buffers, rows) -> store``: copy the results of a batch's jobs to ``store``; donates it.
 
-    Job k of the batch goes into row ``rows[k]``, and nowhere if there is no such row.
+    Job k of the batch is copied to row ``rows[k]``, or dropped if there is no such row.
     """
 
     def keep(store: kernels.JobBuffers, buffers: kernels.JobBuffers, rows: Array) -> kernels.JobBuffers:
@@ -220,7 +220,7 @@ def keep() -> Any:
 
 @lru_cache(maxsize=64)
 def losses(model: Model, server: Server, facts: StackFacts) -> Any:
-    """Jitted ``losses(tables, states, offset, size) -> float[n]``: of the server's model on the parts of n clients."""
+    """Jitted ``losses(tables, states, offset, size) -> float[n]``: the global model's on the parts of n clients."""
 
     def losses(tables: DeviceTables, states: State, offset: Array, size: Array) -> Array:
         run = jnp.int32(0)
@@ -236,10 +236,10 @@ def losses(model: Model, server: Server, facts: StackFacts) -> Any:
 
 
 def shed() -> None:
-    """Forget compiled programs before there are too many for one process.
+    """Forget all compiled programs before there are too many for one process.
 
-    XLA maps every CPU program into memory in hundreds of pieces, JAX keeps all of them, and where Linux refuses more
-    (65,530 by default) XLA ends the process: a loop over a few hundred different methods and models gets there.
+    A CPU program of XLA takes hundreds of memory maps, and JAX keeps every program. At Linux's limit (65,530 maps by
+    default) XLA ends the process. A loop over a few hundred different methods and models reaches it.
     """
     maps = Path("/proc/self/maps")
     if maps.is_file() and maps.read_bytes().count(b"\n") > MOST_MAPS:
@@ -247,22 +247,22 @@ def shed() -> None:
 
 
 class Programs(NamedTuple):
-    """Everything one stack of runs calls: compiled, so that no thread traces."""
+    """All programs that a stack of runs calls: compiled, so that no thread traces. ``None``: the stack needs none."""
 
     start: Callable[..., Any]
     buffers: Callable[..., Any]
-    train: dict[int, Callable[..., Any]]  # none where ``waves`` trains
-    receive: Callable[..., Any] | None
+    train: dict[int, Callable[..., Any]]  # by width; empty with ``waves``
+    receive: Callable[..., Any] | None  # None with ``waves``
     evaluate: Callable[..., Any]
-    by_ranks: bool  # what the spans of ``receive`` count
-    measure: Callable[..., Any] | None = None  # where more than loss and accuracy is measured
-    reads_clients: bool = False  # whether ``measure`` does
-    model: Callable[..., Any] | None = None  # where observers may want the models of evaluations
-    waves: Callable[..., Any] | None = None  # where a call trains and receives several waves
+    by_ranks: bool  # whether the spans of ``receive`` count ranks, not positions
+    measure: Callable[..., Any] | None = None  # measures more than loss and accuracy
+    reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
+    model: Callable[..., Any] | None = None  # copies the model of an evaluation, for observers
+    waves: Callable[..., Any] | None = None  # trains and receives several waves in one call
 
 
 class Shapes(NamedTuple):
-    """Shapes of what is allocated while a stack runs."""
+    """Shapes of what is allocated during the runs of a stack."""
 
     carry: kernels.Carry
     buffers: kernels.JobBuffers  # of one lane
@@ -294,7 +294,7 @@ def shapes_of(
 def _keeps_starts(server: Server, facts: StackFacts, structure: Any, leaves: tuple[Any, ...]) -> bool:
     """Whether buffers keep start models; ``ValueError`` for a rule that must not share its messages.
 
-    ``structure`` and ``leaves``: of the shapes of tables, carry and buffers. Tracing takes 50 ms, hence the cache.
+    ``structure`` and ``leaves``: the shapes of tables, carry and buffers. Tracing takes 50 ms, so results are cached.
     """
     tables, carry, buffers = jax.tree.unflatten(structure, leaves)
     serving.check_shared_messages(server, facts, tables, carry, buffers)
@@ -318,7 +318,7 @@ def compile_programs(
     mesh: Mesh | None = None,
     models: bool = False,
 ) -> Programs:
-    """Compile ahead of time: JAX keeps settings such as ``enable_x64`` a thread, and lanes have their own."""
+    """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads."""
     shed()
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
@@ -357,5 +357,5 @@ def compile_programs(
 
 
 def evaluated(carry: kernels.Carry, own: bool) -> tuple[State, State, State]:
-    """What an evaluation looks at; ``own``: whether that includes the models of the clients."""
+    """The part of the carry that an evaluation reads; ``own``: whether it evaluates models of the clients."""
     return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())

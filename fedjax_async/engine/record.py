@@ -16,30 +16,30 @@ from fedjax_async.geometry import PHASE_COLUMN
 from fedjax_async.tree import Columns
 from fedjax_async.types import Params, Run, Schedule
 
-# Of the clock's counts, those that every run reports.
+# The counts of faults that every run reports.
 FAULTS = ("lost", "late", "duplicates", "corrupt", "crashed", "interrupted", "dropped_late", "dropped_stale")
 
-# Columns of the table of updates that a rule or a client may not record under these names.
+# Columns of the table of updates that rules and clients may not record.
 RESERVED = (
     "client", "job", "time", "dispatch_time", "arrival_time", "step", "staleness", "local_steps", "gradients", "closes",
     "weight", "upload_norm", "accepted", "step_changed", "used", "upload_bytes", "upload_values_bytes",
     "energy", "carbon",
 )  # fmt: skip
 
-Progress = Callable[..., None]  # progress(arrivals so far, of how many, time=, staleness=, accuracy=)
+Progress = Callable[..., None]  # progress(arrivals so far, arrivals in total, time=, staleness=, accuracy=)
 
 
 class EngineOutcome(NamedTuple):
     """What either engine returns."""
 
     params: Params
-    scores: dict[str, np.ndarray]  # one row an evaluation
-    records: dict[str, np.ndarray]  # one row an arrival
+    scores: dict[str, np.ndarray]  # one row per evaluation
+    records: dict[str, np.ndarray]  # one row per arrival
     counters: dict[str, Any]
     in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
     in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
-    probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # a table each
-    rows: int | None = None  # of the evaluations; fewer than planned in a run that was stopped
+    probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # one table each
+    rows: int | None = None  # evaluations that were made, fewer than planned in a run that was stopped; None: all
     kept: tuple[int, Params] | None = None  # the row and the model that an observer wanted kept
 
 
@@ -47,12 +47,12 @@ class Traffic(NamedTuple):
     """Bytes of one message in each direction."""
 
     down: int
-    up: int  # where uploads are compressed: of the longest one that may be
-    values: int | None = None  # of a compressed upload's values alone; None where uploads are not compressed
+    up: int  # with compressed uploads: of the longest possible one
+    values: int | None = None  # of the values of the longest compressed upload; None without compression
 
 
 def refuse(rejected: int, on_bad: str) -> None:
-    """Under the policy ``raise``, end the run at the first rejected upload."""
+    """Raise ``ValueError`` if uploads were rejected and ``on_bad`` is ``"raise"``."""
     if rejected and on_bad == "raise":
         raise ValueError(
             f"uploads rejected so far = {rejected}: must be 0 under on_bad='raise' (a client diverged: lower the "
@@ -72,21 +72,20 @@ def make_run(
     devices: Devices | None = None,
     attackers: int | None = None,
 ) -> Run:
-    """Join the schedule's columns with the engine's.
+    """Join the schedule's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
-    ``bytes_up`` counts what has reached the server by an evaluation: further copies too, uploads that were refused, and
-    uploads that are never applied (too late, or after the last step). Where uploads are compressed it is the sum of
-    the recorded sizes; one that was not trained (nothing depends on it) counts as the longest.
+    ``bytes_up`` counts all uploads that have reached the server by an evaluation, also further copies, rejected
+    uploads, and uploads that are never applied (too late, or after the last step). With compressed uploads it is the
+    sum of the recorded sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
 
-    ``accepted`` is false where the rule gave the upload no weight, too. ``step_changed`` says of an arrival whether its
-    server step, as far as it came, changed anything: whether one of its uploads was accepted.
+    ``accepted`` is also false where the rule gave the upload weight 0. ``step_changed``: whether the arrival's server
+    step, as far as the run goes, has an accepted upload.
 
-    ``gradients``: of the loss, that each job computes, int64[J]; by default one a local step.
-    ``waits``: whether uploads change the model only when their server step is completed. If the run ends within a step,
-    the uploads of that step are then not ``used``: ``unused`` counts them, and they are no updates. All tables of a run
-    that was stopped end at its last evaluation.
+    ``gradients``: of the loss, that each job computes, int64[J]; by default one per local step.
+    ``waits``: whether uploads change the model only when their server step is completed. If the run then ends within a
+    step, the uploads of that step are not ``used``: ``unused`` counts them, ``updates`` does not.
     ``devices``: adds ``energy`` (J) and ``carbon`` (g CO2e), of each arrival's job, and of all clients so far.
-    ``attackers``: how many clients attack; counted with their uploads, ``malicious``.
+    ``attackers``: how many clients attack; adds the counters ``attackers`` and ``malicious`` (their uploads).
     """
     sent, whole = np.sort(schedule.dispatch_time), schedule
     records, up, values_up = _uploads(schedule, outcome, traffic)
@@ -150,13 +149,13 @@ def make_run(
 
 
 def _phase_changes(records: Mapping[str, np.ndarray]) -> dict[str, int]:
-    """How often a delay correction with phases (OrthoDyn) went on to a later one; nothing for other rules."""
+    """How often a delay correction with phases (OrthoDyn) changed its phase; nothing for other rules."""
     phase = records.get(PHASE_COLUMN)
     return {} if phase is None else {"phase_changes": int(np.count_nonzero(np.diff(phase, prepend=0)))}
 
 
 def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tuple[dict[str, np.ndarray], Any, Any]:
-    """Columns of the arrivals, and the bytes of each job's upload: on the wire, and of its values (None: the same)."""
+    """Columns of the arrivals, and bytes of each job's upload: all, and of its values (None without compression)."""
     records = outcome.records
     if traffic.values is None:
         return records, traffic.up, None
@@ -173,14 +172,14 @@ def _uploads(schedule: Schedule, outcome: EngineOutcome, traffic: Traffic) -> tu
 
 
 def _costs(devices: Devices | None, schedule: Schedule, spent: Callable[..., Any], *given: Any) -> dict[str, Any]:
-    """The columns ``energy`` and ``carbon``, ``spent(devices, schedule, ...)``, if the devices are known."""
+    """The columns ``energy`` and ``carbon``, which ``spent(devices, schedule, ...)`` returns, if devices are given."""
     if devices is None:
         return {}
     return dict(zip(("energy", "carbon"), spent(devices, with_derived_columns(schedule), *given)))
 
 
 def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
-    """How many of ``jobs`` the same client's next job followed within the schedule."""
+    """How many of ``jobs`` are followed by another job of the same client in the schedule."""
     latest = np.full(schedule.num_clients, -1)
     latest[schedule.client] = np.arange(len(schedule.client))
     jobs = jobs[jobs < len(schedule.client)]
@@ -188,7 +187,7 @@ def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
 
 
 def _uploaded(schedule: Schedule, points: Points, size: Any) -> np.ndarray:
-    """Bytes that the server has received by each evaluation; ``size``: of an upload, or of each job's."""
+    """Bytes that the server has received by each evaluation; ``size``: bytes of every upload, or of each job's."""
     copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
     order = np.argsort(schedule.upload_time, kind="stable")
     sent = (1 + copies) * (with_derived_columns(schedule).outcome != Outcome.WITHHELD)

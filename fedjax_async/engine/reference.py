@@ -2,8 +2,8 @@
 
 Slow and simple on purpose: no waves, slots, rows or padding. Every other engine must agree with it, so it shares no
 code with what it judges: it calls the algorithms and the model themselves, decides on its own which uploads are
-rejected, and evaluates on its own. From the engine it takes types (``Components``, ``Points``,
-``EngineOutcome``) and the checks of what users give.
+rejected, and has its own evaluation. From the engine it takes types (``Components``, ``Points``, ``EngineOutcome``),
+the checks of user input and the lists of each client's test rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _job(client: Client) -> Any:
 
 @lru_cache(maxsize=64)
 def _server(server: Server, num_clients: int, every_closes: bool) -> dict[str, Any]:
-    """The rule's functions, compiled; their first argument: hyperparameters, and the counts among the facts."""
+    """The rule's functions, compiled; their first argument: ``(hyper, (updates, server_steps))``."""
 
     def compiled(use: Callable[..., Any]) -> Any:
         def function(known: tuple[Any, Any], *given: Any) -> Any:
@@ -96,7 +96,7 @@ def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 class _Federation:
-    """Everything that changes during a run, and the four things that happen to it."""
+    """Everything that changes during a run, and what changes it: ``send``, ``train``, ``receive``; and ``evaluate``."""
 
     def __init__(
         self, components: Components, schedule: Schedule, params: Params, key: Key, norm_limit: float, per_client: bool,
@@ -115,8 +115,8 @@ class _Federation:
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
         self.follow(schedule)
-        self.early: dict[int, Any] = {}  # what jobs left that were trained before they arrive
-        self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job -> what was recorded
+        self.early: dict[int, Any] = {}  # job -> its result, if it was trained before it arrives
+        self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job trained in vain -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent, self.malicious = 0, data.malicious
         self.tests = Tests(components.model, data.test_x, data.test_y)
@@ -128,7 +128,7 @@ class _Federation:
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
 
     def follow(self, schedule: Schedule) -> None:
-        """Go on with this schedule, which begins as the one before."""
+        """Go on with this schedule, which extends the one before."""
         self.schedule, self.staleness = schedule, schedule.staleness
         self.corrupt, self.in_vain = with_derived_columns(schedule).corrupt, trained_in_vain(schedule)
 
@@ -152,7 +152,7 @@ class _Federation:
         return upload, kept, norm if finite else jnp.zeros_like(norm), accepted, info
 
     def train(self, job: int, applied: bool = True) -> tuple[Any, Message, Any, bool, dict[str, Any]]:
-        """``(upload, message, norm, accepted, info)`` of a job; its client keeps what it leaves."""
+        """``(upload, message, norm, accepted, info)`` of a job; updates the state of its client."""
         left = self.early.pop(job) if applied and job in self.early else self.trained(job, applied)
         upload, self.kept[self.schedule.client[job]], norm, accepted, info = left
         return upload, self.messages.pop(job), norm, accepted, info
@@ -173,7 +173,7 @@ class _Federation:
             self.sent += 1
 
     def request(self, who: Any, time: Any, version: Any, local_steps: Any) -> Request:
-        """What the server is asked for a client."""
+        """The request for a client's message."""
         weight = jnp.asarray(self.components.data.size[who], self.real)
         return Request(np.int32(who), jnp.asarray(time, self.real), np.int32(version), np.int32(local_steps), weight)
 
@@ -195,7 +195,7 @@ class _Federation:
         )
 
     def receive(self, arrival: Arrival) -> Any:
-        """The server's step, or its part of one; what the rule says of the arrival."""
+        """Apply an arrival, and close the server step if it completes it; returns the rule's ``Info``."""
         who = int(arrival.client)
         self.state, self.memory[who], info = self.rule["receive"](self.known, self.state, self.memory[who], arrival)
         if arrival.closes:
@@ -212,7 +212,7 @@ class _Federation:
         return _own_params(self.components.client)(self.hyper, message, self.kept[who], self.params())
 
     def evaluate(self, time: float, steps: int) -> dict[str, Any]:
-        """Scores of the global model and, where clients have models of their own, of these on their own tests."""
+        """Scores of the global model, and of the clients' own models, if they have any, on their own tests."""
         found = self.tests.whole(self.params(), self.owner, len(self.kept))
         if self.validation is not None:
             held_out = self.validation.whole(self.params(), None, 0)
@@ -241,9 +241,10 @@ class _Federation:
 
 
 class Walk:
-    """A run on its way through a schedule, arrival by arrival, and what it has recorded.
+    """A run that goes through a schedule, arrival by arrival, and what it has recorded.
 
-    The options are those of ``run_waves``. ``schedule`` and ``points`` may be replaced by longer ones (``follow``).
+    The options are as in ``run_waves``; ``facts``: by default those of the schedule. ``follow`` replaces the schedule
+    and the points by longer ones.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class Walk:
 
     @property
     def is_over(self) -> bool:
-        """Whether an observer has stopped the run; uploads of unequal size are all trained, to be counted."""
+        """Whether an observer has stopped the run. If uploads differ in size, all are trained, to count their bytes."""
         return bool(self._ended and self.records and "bits" not in self.records[-1])
 
     def follow(self, schedule: Schedule, points: Points) -> None:
@@ -272,7 +273,7 @@ class Walk:
         self.points = points
 
     def evaluate(self, position: int) -> None:
-        """Evaluate after so many arrivals, if that is due."""
+        """Evaluate after ``position`` arrivals, if an evaluation is due."""
         due = np.flatnonzero(self.points.position == position)
         if len(due) and not self._ended:
             closed_steps = int(np.count_nonzero(self.run.schedule.closes[:position]))
@@ -307,7 +308,7 @@ class Walk:
             self._progress(e + 1, total, **now, accuracy=accuracy)
 
     def outcome(self) -> EngineOutcome:
-        """What was recorded."""
+        """The outcome of the run so far."""
         run, until = self.run, int(self.points.position[len(self.scores) - 1])
         return EngineOutcome(
             params=self._ended[0] if self._ended else jax.device_get(run.params()),
@@ -325,7 +326,7 @@ class Walk:
 def run_reference(
     components: Components, schedule: Schedule, params: Params, key: Key, points: Points, **options: Any
 ) -> EngineOutcome:
-    """Walk through the schedule, arrival by arrival; the same arguments and result as ``run_waves``."""
+    """Walk through the schedule, arrival by arrival; the same result as ``run_waves``. ``options``: as in ``Walk``."""
     schedule = check_schedule(schedule)
     walk = Walk(components, schedule, params, key, points, **options)
     walk.run.send(0)

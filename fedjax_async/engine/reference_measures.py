@@ -1,6 +1,7 @@
 """The oracle's part of the measures: training loss, metrics and fine-tuning, one client and one mean at a time.
 
-As ``reference.py`` it calls the algorithms, the model and the metrics themselves, and averages in float64 on its own.
+Like ``reference.py``, it calls the algorithms, the model and the metrics themselves, and computes its own means, in
+float64.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _finish(finish: Callable[[Any], Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def _tuned(tuner: Client, steps: int) -> Any:
-    """Compiled: the params after so many local steps from a start."""
+    """Compiled: the params after ``steps`` local steps from ``start``."""
 
     def tuned(hyper: Any, root: Key, who: Any, version: Any, start: Params, data: ClientData) -> Params:
         one = bound(tuner, hyper)
@@ -58,7 +59,7 @@ def _tuned(tuner: Client, steps: int) -> Any:
 
 
 class MeasuresByHand:
-    """Scores of one run beside loss and accuracy."""
+    """Scores of one run besides loss and accuracy."""
 
     def __init__(self, components: Components, measures: Measures, hyper: Any, key: Key) -> None:
         self.components, self.measures, self.hyper, self.key = components, measures, hyper, key
@@ -80,7 +81,7 @@ class MeasuresByHand:
         return np.asarray(_loss(self.components.model)(self.outputs(params, examples[0]), examples[1]), np.float64)
 
     def metric(self, metric: Metric, params: Params, examples: Examples) -> np.ndarray:
-        """A metric of some examples; NaN of none."""
+        """A metric of some examples; NaN without examples."""
         if not len(examples[1]):
             return np.asarray(np.nan, self.real)
         values = _values(metric)(self.outputs(params, examples[0]), examples[1])

@@ -28,7 +28,7 @@ CHUNK = 500  # test examples that are evaluated at a time
 
 @lru_cache(maxsize=64)
 def scores_of_examples(model: Model, labels: bool) -> Any:
-    """Compiled ``(params, x, y) -> (loss, hit)``, one entry an example."""
+    """Compiled ``(params, x, y) -> (loss, hit)``, one entry per example; ``hit``: 1 if the class is right, else 0."""
 
     def scores(params: Params, x: Any, y: Any) -> Any:
         outputs = model.apply(params, x)
@@ -58,7 +58,7 @@ class Tests:
         return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
 
     def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, where ``owner`` gives the client of each example, over each client's part."""
+        """Means over the test set and, if ``owner`` gives the client of each example, over each client's part."""
         scores = self.each(params, np.arange(len(self._y)))
         found = {name: mean_of(values) for name, values in zip(("loss", "accuracy"), scores)}
         if owner is None:
@@ -69,7 +69,7 @@ class Tests:
 
 
 def mean_of(values: np.ndarray) -> np.ndarray:
-    """The mean in float64, rounded; NaN of nothing."""
+    """The mean, computed in float64 and rounded to the dtype of ``values``; NaN without values."""
     mean = np.mean(values, dtype=np.float64) if len(values) else np.nan
     return np.asarray(mean, values.dtype)
 

@@ -40,7 +40,7 @@ from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
-# Besides one training program a width: start, buffers, receive (or train and receive in one), evaluate.
+# Besides one training program per width: start, buffers, receive (or train and receive in one), evaluate.
 OTHER_PROGRAMS = 4
 
 
@@ -52,12 +52,12 @@ def run_stack(
     keeper: Keeper | None = None,
     observers: Sequence[Observer | None] | None = None,
 ) -> list[EngineOutcome]:
-    """Train every job of the stack; one outcome a member.
+    """Train every job of the stack; returns one outcome per member.
 
-    Goes on from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
+    Continues from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
 
-    ``observers``: one a member. A member that its observer stops goes on being trained as long as others of the stack
-    do; its results end at the evaluation that stopped it.
+    ``observers``: one per member. A member that its observer stops is trained on as long as other members are; its
+    results end at the evaluation that stopped it.
     """
     layout, tables, programs = stack.layout, stack.tables, stack.programs
     carry = programs.start(tables, stack.params)
@@ -67,14 +67,14 @@ def run_stack(
 
     def apply(carry: Carry, buffers: Any, low: int, high: int) -> tuple[Carry, Any]:
         span = np.array([low, high] if ranks is None else np.searchsorted(ranks, [low, high]), np.int32)
-        receive = cast(Callable[..., Any], programs.receive)  # there, unless calls hold several waves
+        receive = cast(Callable[..., Any], programs.receive)  # None only where calls hold several waves
         applied: tuple[Carry, Any] = receive(tables, carry, buffers, span)
         return applied
 
     def evaluate(carry: Carry, run: int, local: int) -> dict[str, Any]:
         member, tests, real = stack.members[run], stack.tests[run], tables.time.dtype
         seen, now = evaluated(carry, tests[3] is not None), now_of(member.points, member.schedule, local, real)
-        with jax.enable_x64(real == np.float64):  # a setting of each thread
+        with jax.enable_x64(real == np.float64):  # each thread has its own setting
             found = programs.evaluate(tables, seen, np.int32(run), now, *tests) | measured(stack, carry, run, now)
             copying = programs.model if watcher.wants_model(run) else None
             model = None if copying is None else copying(tables, carry.server, np.int32(run))
@@ -115,7 +115,7 @@ def run_stack(
 
 
 def measured(stack: Stack, carry: Carry, run: int, now: Any) -> dict[str, Any]:
-    """What a run measures beside loss and accuracy."""
+    """What a run measures besides loss and accuracy, by name."""
     programs, (x, y, owner, *_) = stack.programs, stack.tests[run]
     if programs.measure is None:
         return {}
@@ -149,8 +149,17 @@ def run_waves(
 ) -> EngineOutcome:
     """Train every job of one schedule, batched in waves; the same result as one event at a time.
 
-    ``fixed_steps``: compile the number of local steps in, which must be the same for all jobs. ``waves_per_call``: at
-    most so many waves in one compiled call, in a single lane.
+    ``points``: when the model is evaluated; ``per_client``: also on each client's own tests. ``max_width``: the most
+    jobs of a batch. ``lanes``: how many batches are trained at the same time. ``batching``: one of ``BATCHINGS``. The
+    defaults of these three depend on the backend. ``devices``: how many share the jobs of a batch, by default one.
+    ``memory_limit``: bytes of device memory; batches are made shorter until the run fits. ``norm_limit``: uploads with
+    a larger norm are rejected. ``on_bad``: ``"reject"``, or ``"raise"`` to end the run after a rejected upload.
+    ``probes`` by name, and ``measures``: what else is recorded. ``keeper``: takes checkpoints; the run continues from
+    the newest one. ``observer``: gets every evaluation and may stop the run. ``fixed_steps``: compile the number of
+    local steps in, which must be the same for all jobs. ``waves_per_call``: the most waves of one compiled call, in a
+    single lane.
+
+    Raises ``ValueError`` for invalid arguments, and if the run needs more than ``memory_limit``.
     """
     members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
     mesh = make_mesh(devices)
@@ -175,7 +184,7 @@ def run_waves(
             options["models"] = observer is not None and observer.models
             stack = make_stack(members, layout, shape_of(layout), per_client=per_client, **options)
             break
-        except TooLarge as error:  # fewer jobs at a time: first shorter batches, then fewer of them
+        except TooLarge as error:  # fewer jobs at a time: first shorter batches, then one lane
             needed, before = error.needed, layout.capacity if width is None else width
         check.require(
             before > shared or lanes > 1, "memory_limit", memory_limit, f"at least {needed} bytes for this run"
@@ -188,9 +197,9 @@ def run_waves(
 def _status_of(layout: Layout) -> Callable[[int, int], dict[str, float]]:
     """``status(low, high)`` of the positions ``low .. high-1``, for the progress bar.
 
-    Virtual time of the run that arrives last, and the mean staleness of its arrivals. O(log E) a call.
+    The run of the last position: its virtual time, and the mean staleness of its arrivals. O(log E) per call.
     """
-    staleness = [schedule.staleness for schedule in layout.schedules]  # computed at every access, from all arrivals
+    staleness = [schedule.staleness for schedule in layout.schedules]  # a property that computes it for all arrivals
 
     def status(low: int, high: int) -> dict[str, float]:
         run = int(layout.run[high - 1])
@@ -202,10 +211,10 @@ def _status_of(layout: Layout) -> Callable[[int, int], dict[str, float]]:
 
 
 def _until(stack: Stack, carry: Carry, watcher: Watcher, run: int) -> tuple[int, int]:
-    """Arrivals of a run until it was stopped, and until all its results are there.
+    """How many arrivals belong to the result of a run, and how many must be received before the result is complete.
 
-    Where uploads differ in size, the results need each upload that reached the server before the stop, as its size is
-    known once it is trained.
+    The second number is larger for a stopped run whose uploads differ in size. Then all uploads that reached the server
+    before the stop must be trained, as only training tells their sizes.
     """
     member = stack.members[run]
     if run not in watcher.ends:
@@ -219,13 +228,13 @@ def _until(stack: Stack, carry: Carry, watcher: Watcher, run: int) -> tuple[int,
 
 
 def _enough(stack: Stack, carry: Carry, watcher: Watcher) -> int:
-    """The position from which on all stopped runs have their results."""
+    """How many positions must be received until the results of all stopped runs are complete."""
     until = {run: _until(stack, carry, watcher, run)[1] for run in watcher.ends}
     return max((int(stack.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
 def _rejected(stack: Stack, carry: Carry, watcher: Watcher, received: int) -> int:
-    """Rejected uploads among the first ``received`` positions, without those after a run's stop; waits for them."""
+    """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.ends:
         return int(carry.rejected)
@@ -287,7 +296,10 @@ def run_stacks(
     progress: Progress | None = None,
     observers: Sequence[Sequence[Observer | None]] | None = None,
 ) -> Iterator[tuple[int, list[EngineOutcome]]]:
-    """Run ``stacks``, which share compiled programs; yields ``(k, outcomes of stack k)`` as they are done."""
+    """Run ``stacks``, which share compiled programs, ``at_a_time`` of them at the same time, each in a thread.
+
+    Yields ``(k, outcomes of stack k)``, in the order in which the stacks end.
+    """
     shape = Shape(*(max(sizes) for sizes in zip(*(shape_of(layout) for layout in layouts))))
     report = _Total(progress, sum(len(layout.run) for layout in layouts))
 
@@ -304,7 +316,7 @@ def run_stacks(
 def _at_a_time(
     make: Callable[[int], Callable[[], list[EngineOutcome]]], count: int, limit: int
 ) -> Iterator[tuple[int, list[EngineOutcome]]]:
-    """``(k, result of make(k)())`` as they come, ``limit`` at a time; made here, called in threads."""
+    """Yields ``(k, make(k)())`` in the order in which they end: ``make(k)`` runs here, its result in a thread."""
     running: dict[Future[list[EngineOutcome]], int] = {}
     pending = iter(range(count))
     with ThreadPoolExecutor(limit) as pool:

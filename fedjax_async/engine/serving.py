@@ -1,4 +1,4 @@
-"""The server side of a run as compiled programs: start, receive."""
+"""The server's part of a run as compiled programs: start and receive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Req
 
 
 def read_rows(table: Any, index: Array) -> Any:
-    """:func:`tree.gather`, behind a condition that always holds, from a table that the same turn of a loop writes.
+    """:func:`tree.gather` behind a condition that always holds, for a table that the same loop iteration writes.
 
-    XLA:CPU fuses a plain read into whatever uses it, also into what comes after the write; to be able to, it
-    copies the whole table at every turn (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals.
+    XLA:CPU fuses a plain read into whatever uses it, also into operations after the write. For that it copies the
+    whole table in every iteration (90 ms instead of 1 at 1,000 rows of 50,000). It does not fuse conditionals.
     """
 
     def nothing() -> Any:
@@ -42,8 +42,8 @@ class StackFacts(NamedTuple):
     """What the compiled programs of a stack depend on; equal for all its runs."""
 
     num_clients: int
-    every_closes: bool  # every arrival completes its server step
-    all_applied: bool  # there are no jobs that are trained in vain
+    every_closes: bool  # whether every arrival completes its server step
+    all_applied: bool  # whether no job is trained in vain
     probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
 
 
@@ -55,7 +55,7 @@ def rule_at(server: Server, tables: DeviceTables, facts: StackFacts, run: Array)
 
 
 def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request:
-    """The request for the message of write ``write``."""
+    """The request for the message of number ``write``."""
     return Request(
         client=tables.write_owner[write] % facts.num_clients,
         time=tables.write_time[write],
@@ -68,7 +68,7 @@ def request_of(tables: DeviceTables, facts: StackFacts, write: Array) -> Request
 def send_one(
     server: Server, tables: DeviceTables, facts: StackFacts, state: State, memory: State, write: Array
 ) -> tuple[Message, State]:
-    """The message of write ``write`` and the server's row about its client afterwards."""
+    """The message of number ``write``, and the server's row about its client afterwards."""
     run = tables.write_run[write]
     before = read_rows(memory, tables.write_owner[write])
     rule = rule_at(server, tables, facts, run)
@@ -102,7 +102,7 @@ def make_start(server: Server, client: Client, facts: StackFacts, slots: int) ->
             return *rule_at(server, tables, facts, run).init(params), bound(client, hyper).init(params)
 
         def rows_of(one: State) -> State:
-            """A row a client from a row a run."""
+            """One row per client of each run, from one row per run."""
 
             def rows(leaf: Array) -> Array:
                 leaf = leaf[None] if runs == 1 else leaf
@@ -170,7 +170,7 @@ def _arrived(tables: DeviceTables, carry: Carry, buffers: JobBuffers, position: 
     """The arrival at ``position``, from the buffers of its lane."""
     row = tables.row[position]
     upload = tree.gather(buffers.upload, row)
-    # without start models in the buffers nobody reads them: any message of the right shape will do
+    # buffers hold no start models if the rule reads none: any message of the right shape will do
     message = tree.gather(*((buffers.message, row) if buffers.message else (carry.slots, 0)))
     return _arrival(tables, upload, message, position, buffers.accepted[row])
 
@@ -178,9 +178,9 @@ def _arrived(tables: DeviceTables, carry: Carry, buffers: JobBuffers, position: 
 def check_shared_messages(
     server: Server, facts: StackFacts, tables: DeviceTables, carry: Carry, buffers: JobBuffers
 ) -> None:
-    """``ValueError`` for a rule without memory whose messages change between two server steps.
+    """Raise ``ValueError`` for a rule without memory whose messages change within a server step.
 
-    All jobs of one version then get the message of the first. The arguments are arrays or their shapes.
+    All jobs of one version share the message of the first one. The arguments are arrays or their shapes.
     """
     if facts.every_closes or jax.tree.leaves(carry.memory):
         return
@@ -211,7 +211,7 @@ def check_shared_messages(
 
 
 def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry: Carry, buffers: JobBuffers) -> bool:
-    """Whether the rule reads what a job started from (probes may); the arguments are arrays or their shapes."""
+    """Whether the rule, or a probe, may read the messages that jobs started from; takes arrays or their shapes."""
 
     def received(message: Message, *given: Any) -> Any:
         tables, carry, buffers = given
@@ -228,8 +228,8 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
 def make_receive(server: Server, facts: StackFacts) -> Any:
     """``receive(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
 
-    ``rejected`` (so far) is a copy that outlives the donation of ``carry``: waiting for it tells the
-    host how far the device has come.
+    ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. By waiting for it,
+    the host learns how far the device has come.
     """
 
     def applied(tables: DeviceTables, buffers: JobBuffers, p: Array, carry: Carry) -> Carry:
@@ -320,7 +320,7 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Any:
         return write_due(tables, carry, tables.write_bounds[low + 1], tables.write_bounds[high + 1], index)
 
     def write_due(tables: DeviceTables, carry: Carry, low: Array, high: Array, index: Array) -> Carry:
-        """Send all messages due after a rank, as many at a time as there are runs."""
+        """Send all messages due after a rank, R at a time."""
 
         def some(i: Array, carry: Carry) -> Carry:
             j = jnp.minimum(low + i * len(index) + index, high - 1)

@@ -1,4 +1,4 @@
-"""Several waves in one compiled call: where a call costs more than a wave's work, as of small models on a GPU."""
+"""Several waves in one compiled call. It pays where a call costs more than a wave, as for small models on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedjax_async.types import Array
 
 
 class Piece(NamedTuple):
-    """Positions ``low .. high-1``, received from one lane's buffers, and the group that is trained before, if any."""
+    """Positions ``low .. high-1``, received from one lane's buffers, and the group that is trained before, or None."""
 
     group: int | None
     low: int
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., Any]) -> Any:
-    """``train_and_receive(tables, carry, buffers, work, count) -> (carry, buffers, rejected)``: pieces in turn.
+    """``train_and_receive(tables, carry, buffers, work, count) -> (carry, buffers, rejected)``, piece by piece.
 
     ``trains``: width -> :func:`make_train` of that width, from wide to narrow. ``receive``: :func:`make_receive`.
     ``work``: the table of :func:`work_of`, for ``count`` pieces.
@@ -37,7 +37,7 @@ def make_waves(trains: Mapping[int, Callable[..., Any]], receive: Callable[..., 
             for level, train in enumerate(trains.values()):
                 span = work[i, level]
 
-                # once or not at all: a conditional would copy the buffers on a CPU
+                # a loop of one turn or none, since a conditional would copy the buffers on a CPU
                 def trained(_: Array, buffers: JobBuffers, train: Any = train, span: Array = span) -> JobBuffers:
                     left: JobBuffers = train(tables, carry.slots, carry.clients, buffers, span)
                     return left
@@ -58,12 +58,12 @@ def work_of(
     ranks: np.ndarray | None,
     length: int,
 ) -> np.ndarray:
-    """The table that a call works through; int32[length, widths + 1, 4].
+    """The table of ``length`` pieces that a call executes; int32[length, widths + 1, 4].
 
-    A piece has ``widths + 1`` rows. The first ones train, one a width from wide to narrow, with the columns first job,
-    jobs, first local step, end of the steps (the span of ``make_train``); a row of zeros trains nothing. The last row
-    receives, with the columns low, high (the span of ``receive``): positions, or with ``ranks`` indices of these.
-    Unused pieces are zeros.
+    A piece has ``widths + 1`` rows. All but the last one train, one row per width from wide to narrow, with the columns
+    first job, number of jobs, first local step, end of the steps (the span of ``make_train``); a row of zeros trains
+    nothing. The last row receives, with the columns low, high (the span of ``receive``): positions, or ranks if
+    ``ranks`` (their bounds) is given. Unused pieces are zeros.
     """
     work = np.zeros((length, len(widths) + 1, 4), np.int32)
     level = {width: k for k, width in enumerate(sorted(widths, reverse=True))}

@@ -1,4 +1,4 @@
-"""A stack: runs that advance side by side, laid out, on the device, compiled. One run is a stack of one."""
+"""A stack: runs that advance side by side, laid out, moved to the device and compiled. One run is a stack of one."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from fedjax_async.engine.tables import DeviceTables, Shape, make_tables, padded_
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.types import Key, Params, Schedule
 
-# Fewer slots than this are rounded up, so that small runs of different methods share programs.
+# The least number of slots, so that small runs of different methods share programs.
 LEAST_SLOTS = 12
 
 
 class Member(NamedTuple):
-    """One run of a stack: everything that is decided before it starts; :func:`make_member` makes one."""
+    """One run of a stack, before it is laid out; :func:`make_member` makes one."""
 
     components: Components
-    schedule: Schedule  # of all that is trained
+    schedule: Schedule  # its arrivals include the jobs that are trained in vain
     params: Params
     key: Key
-    points: Points  # in arrivals of ``schedule``
+    points: Points  # positions count arrivals of ``schedule``
     norm_limit: float
     applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
     probes: Probes = NO_PROBES
@@ -55,7 +55,7 @@ def make_member(
     probes: Mapping[str, Any] | None = None,
     measures: Measures = NOTHING,
 ) -> Member:
-    """The run of a schedule, which is checked, with the jobs that are trained in vain."""
+    """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
     schedule = check_schedule(schedule)
     require_measurable(components.data, measures)
     chosen = resolved_probes(probes, components.data, len(schedule.job))
@@ -66,7 +66,7 @@ def make_member(
 
 
 def stack_facts(members: Sequence[Member]) -> StackFacts:
-    """What the compiled programs of a stack are told."""
+    """What the compiled programs of a stack depend on."""
     return StackFacts(
         members[0].schedule.num_clients,
         all(bool(np.all(m.schedule.closes[m.applied])) for m in members),
@@ -76,7 +76,7 @@ def stack_facts(members: Sequence[Member]) -> StackFacts:
 
 
 class Stack(NamedTuple):
-    """Runs that advance side by side: laid out, on the device, compiled."""
+    """Runs that advance side by side, laid out, moved to the device and compiled."""
 
     members: Sequence[Member]
     layout: Layout
@@ -85,17 +85,17 @@ class Stack(NamedTuple):
     params: Params  # [R, ...]; without the axis where R = 1
     tests: list[Any]  # per member: test inputs, targets, owners, OwnTests, validation part
     programs: Programs
-    num_bytes: int  # on the device while it runs: tables, carry and buffers, and what training takes besides
+    num_bytes: int  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None = None
     sharding: Any = None  # of what every device holds
-    inputs: Sequence[Inputs | None] = ()  # per member: what is measured beside loss and accuracy
+    inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
 
 
 def default_batching() -> str:
     """How a compiled call trains its jobs: one after the other on a CPU, all at once elsewhere.
 
-    A core with matrix instructions is busy with a single client, and another client's matrices only
-    spill its caches: with two lanes, looping beat ``vmap`` by 1.0 (logistic regression) to 1.25 (an MLP).
+    One client keeps a core with matrix instructions busy, and the matrices of a second one only spill its caches. With
+    two lanes, looping was 1.0 (logistic regression) to 1.25 (an MLP) times as fast as ``vmap``.
     """
     return "loop" if jax.default_backend() == "cpu" else "vmap"
 
@@ -103,7 +103,7 @@ def default_batching() -> str:
 def default_width(params: Params) -> int:
     """The longest batch that pays on this backend.
 
-    On a CPU 16 jobs hide the cost of a call; on an accelerator width is what fills it. Bounded by memory:
+    On a CPU 16 jobs hide the cost of a call; an accelerator needs wide batches, here up to 1024. Memory bounds both:
     about 64 MiB of uploads on a CPU, a quarter of the device's memory for all of a batch's buffers elsewhere.
     """
     size = max(tree.num_bytes(params), 1)
@@ -113,10 +113,10 @@ def default_width(params: Params) -> int:
 
 
 def default_lanes() -> int:
-    """How many batches are trained at the same time: one a core on a CPU, one on an accelerator.
+    """How many batches are trained at the same time: on a CPU one per core, at most 8, and one on an accelerator.
 
-    XLA runs the programs that one host thread starts one after the other, and a client's matrices are
-    too small to keep several cores busy; independent batches, started by threads of their own, are not.
+    XLA runs the programs of one host thread one after the other, and a client's matrices are too small to keep several
+    cores busy. Independent batches keep them busy if each has a thread of its own.
     """
     if jax.default_backend() != "cpu":
         return 1
@@ -135,7 +135,11 @@ def layout_of(
     fixed_steps: bool = False,
     waves_per_call: int | None = None,
 ) -> Layout:
-    """The layout of a stack: its components say how wide a batch may be and whether messages are personal."""
+    """The layout of a stack. Its components decide how wide a batch may be and whether messages are personal.
+
+    The options are those of :func:`~fedjax_async.engine.run_waves` and :func:`~fedjax_async.engine.make_layout`.
+    ``ValueError`` for invalid ones.
+    """
     first = members[0]
     top = devices * default_width(first.params) if max_width is None else max_width
     check.whole("max_width", top)
@@ -174,7 +178,7 @@ def shape_of(layout: Layout) -> Shape:
 
 
 class TooLarge(Exception):
-    """A stack needs more device memory than it may use; ``needed``: bytes, as far as known without compiling."""
+    """A run needs more device memory than it may use; ``needed``: bytes, as far as they are known by then."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(f"{needed} bytes")
@@ -182,9 +186,10 @@ class TooLarge(Exception):
 
 
 def held_out(members: Sequence[Member], *, per_client: bool, own: bool, sharding: Any) -> list[Any]:
-    """What each member is evaluated on, on the device: its test set, each example's owner, and its validation part.
+    """Per member, on the device: test inputs, targets, the owner of each test example, own tests, validation part.
 
-    ``own``: whether clients have models of their own, which are evaluated on their own tests.
+    ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
+    So are the owners without ``per_client``.
     """
     data = [m.components.data for m in members]
     shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)
@@ -210,10 +215,9 @@ def make_stack(
     memory_limit: int | None = None,
     models: bool = False,
 ) -> Stack:
-    """Move a stack to the device and compile what it needs; ``models``: also the program that copies a model.
+    """Move a stack to the device and compile its programs; ``models``: also the program that copies a model.
 
-    Raises ``TooLarge`` where it needs more than ``memory_limit`` bytes. What is known without compiling is checked
-    before anything is compiled.
+    Raises ``TooLarge`` if it needs more than ``memory_limit`` bytes, before it compiles if that is known by then.
     """
     components = members[0].components
     data = [m.components.data for m in members]

@@ -1,4 +1,4 @@
-"""Start models kept at half precision: slots of a large model take half the memory."""
+"""Start models stored at half precision, so that the slots of a large model take half the memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _cast(params: Params, dtype: Any) -> Params:
 
 @lru_cache(maxsize=64)
 def server_storing(server: ServerAlgorithm | ServerFamily, dtype: str) -> ServerFamily:
-    """The rule with messages in ``dtype``: clients start from the rounded model and extras."""
+    """The rule with messages in ``dtype``: clients start from the rounded model and extra."""
 
     def family(hyper: Hyper) -> ServerAlgorithm:
         return _storing(bound(server, hyper), dtype)
@@ -90,7 +90,7 @@ def client_restoring(client: ClientAlgorithm | ClientFamily, dtype: str) -> Clie
 
 
 def probe_restoring(probe: Probe, dtype: str) -> Probe:
-    """The probe with the start models of arrivals in ``dtype``."""
+    """The probe with the start model and extra of arrivals converted to ``dtype``."""
     return probe._replace(function=_seeing(probe.function, dtype))
 
 

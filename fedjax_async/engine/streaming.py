@@ -17,23 +17,23 @@ from fedjax_async.types import FederatedData
 
 
 class Feed(NamedTuple):
-    """The offset of each position's data in the packed copy of its batch, and the length of the copies."""
+    """Makes the packed copies, one per batch of jobs; all have the same number of rows."""
 
     data: FederatedData
-    client: np.ndarray  # int32[E]
-    offset: np.ndarray  # int32[E]
-    rows: int
-    x64: bool  # JAX keeps this a setting of each thread, and lanes have their own
+    client: np.ndarray  # int32[E], whose job is trained at each position
+    offset: np.ndarray  # int32[E], where the data of each position begin in the copy of its batch
+    rows: int  # of each copy
+    x64: bool  # JAX keeps this setting per thread, and lanes are threads
     sharding: Any = None
 
     def batch(self, positions: np.ndarray) -> dict[str, Any]:
-        """The tables of the batch of these positions, on the device."""
+        """The copy for the batch of these positions, on the device: the tables ``x`` and ``y``."""
         x, y, _ = pack(self.data, self.client[positions], self.rows)
         with jax.enable_x64(self.x64):
             return to_devices({"x": x, "y": y}, self.sharding)
 
     def empty(self) -> dict[str, Any]:
-        """Tables of the same shapes, for compiling."""
+        """A copy of zeros and its ``order``, for compiling."""
         x, y = (np.zeros((self.rows, *pool.shape[1:]), pool.dtype) for pool in (self.data.x, self.data.y))
         return {"x": x, "y": y, "order": Identity((self.rows,))}
 
@@ -45,7 +45,7 @@ def make_feed(layout: Layout, data: FederatedData, sharding: Any = None) -> Feed
 
 
 def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: Any = None) -> Feed:
-    """Plan the copies: as long as the longest batch needs, so that one program serves all.
+    """Plan the copies. All are as long as the largest batch needs, rounded up, so that one program serves all.
 
     ``client``: the client whose job is trained at each position.
     """

@@ -19,7 +19,7 @@ from fedjax_async.types import Array, ClientData, FederatedData, Key, Schedule
 class Probing(NamedTuple):
     """Tables that only probes read: the arrivals that they see, and the held-out parts of the arriving clients."""
 
-    chosen: dict[str, Array]  # bool[E'] a probe
+    chosen: dict[str, Array]  # bool[E'] per probe
     validation_order: Array  # rows of DeviceTables.x
     validation_offset: Array  # int32[E']
     validation_size: Array  # int32[E']
@@ -31,17 +31,20 @@ class Probing(NamedTuple):
 
 
 class DeviceTables(NamedTuple):
-    """Read-only tables of R runs on the device. Entries beyond E are padding, so that runs share compiled programs."""
+    """Read-only tables of R runs on the device. Entries beyond E are padding, so that runs share compiled programs.
+
+    E' positions and E'' messages, both with padding.
+    """
 
     key: Key  # [R]
     hyper: dict[str, Array]  # float[R] each
     norm_limit: Array  # float[R], uploads with a larger norm are rejected
-    updates: Array  # int32[R], arrivals in all
-    server_steps: Array  # int32[R], server steps that will be closed
+    updates: Array  # int32[R], arrivals in total
+    server_steps: Array  # int32[R], server steps in total
     x: Array  # [M, ...]
     y: Array  # [M, ...]
-    order: Array  # int32[M], of several runs one after the other
-    # one entry a position: an arrival of one of the runs, in order of application
+    order: Array  # int32[M]; those of several runs one after the other
+    # one entry per position: an arrival of one of the runs, in order of application
     run: Array  # int32[E']
     client: Array  # int32[E']
     owner: Array  # int32[E']  run * N + client: its row in tables of clients
@@ -49,18 +52,18 @@ class DeviceTables(NamedTuple):
     size: Array  # int32[E']
     number: Array  # int32[E']
     steps: Array  # int32[E']
-    slot: Array  # int32[E']
+    slot: Array  # int32[E']  of the message that its job starts from
     version: Array  # int32[E']
     staleness: Array  # int32[E']
     time: Array  # float[E']
     closes: Array  # bool[E']
-    corrupt: Array  # bool[E'], of applied uploads
+    corrupt: Array  # bool[E'], whether the upload is all NaN; false where it is not applied
     malicious: Array  # bool[E'], whether the arriving client attacks
     applied: Array  # bool[E'], false: the job is trained, but its upload never reaches the server
-    train_order: Array  # int32[E']
-    row: Array  # int32[E']
+    train_order: Array  # int32[E'], positions, batch by batch
+    row: Array  # int32[E'], in the buffers of its lane
     ranks: Array  # int32[E' + 2]: ranks[k] .. ranks[k+1]-1 are arrivals of different runs
-    # messages to write at position p: write_bounds[p] .. write_bounds[p+1]-1
+    # the messages due after p arrivals: write_bounds[p] .. write_bounds[p+1]-1
     write_bounds: Array  # int32[E' + 2]
     write_slot: Array  # int32[E'']
     write_owner: Array  # int32[E'']
@@ -73,7 +76,7 @@ class DeviceTables(NamedTuple):
 
 
 class JobTables(Protocol):
-    """What local training reads of the tables of any run; one entry a position where it says so."""
+    """The tables that local training reads, in runs with and without a server."""
 
     @property
     def hyper(self) -> dict[str, Array]: ...  # float[R] each
@@ -84,9 +87,9 @@ class JobTables(Protocol):
     @property
     def order(self) -> Array: ...
     @property
-    def offset(self) -> Array: ...  # a position
+    def offset(self) -> Array: ...  # one entry per position
     @property
-    def size(self) -> Array: ...  # a position
+    def size(self) -> Array: ...  # one entry per position
 
 
 class Shape(NamedTuple):
@@ -106,14 +109,14 @@ def padded_length(length: int, least: int = 4096) -> int:
 
 
 def padded(values: np.ndarray, length: int, dtype: Any, fill: Any = 0) -> np.ndarray:
-    """``values`` and so many times ``fill`` that there are ``length`` entries."""
+    """``values``, extended with ``fill`` to ``length`` entries."""
     table = np.full(length, fill, dtype)
     table[: len(values)] = values
     return table
 
 
 def pooled(arrays: Sequence[Any]) -> tuple[Any, list[int]]:
-    """One array for all runs, and the row at which each run's part begins; equal arrays are not repeated."""
+    """One array for all runs, and the row at which each run's part begins; an array that runs share is stored once."""
     if all(one is arrays[0] for one in arrays):
         return arrays[0], [0] * len(arrays)
     begins: dict[int, int] = {}
@@ -133,7 +136,7 @@ def _probing(
     applied: Sequence[np.ndarray],
     column: Callable[..., np.ndarray],
 ) -> Probing:
-    """The tables of probes; ``client``: per run, of its arrivals; ``column`` brings such values into stack order."""
+    """The tables of probes; ``client``: per run, those of its arrivals; ``column`` puts such values in stack order."""
 
     def chosen(name: str) -> np.ndarray:
         marked = [np.zeros(len(one), np.bool_) for one in applied]
@@ -169,9 +172,10 @@ def make_tables(
     feed: Feed | None = None,
     sharding: Any = None,
 ) -> DeviceTables:
-    """Move data and schedules to the device; one transfer each.
+    """Move data and schedules to the device.
 
-    ``applied``: per run, which arrivals are; bool[E_r]. ``feed``: of data that are shipped batch by batch.
+    ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
+    by batch.
     """
     order, begins = pooled([d.order for d in data])
     pool = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
@@ -199,7 +203,7 @@ def event_columns(
     begins: Sequence[int],
     feed: Feed | None = None,
 ) -> dict[str, Any]:
-    """The columns of the tables that follow from the schedules, one entry a position or write, on the host.
+    """The columns of the tables that follow from the schedules, one entry per position or message, on the host.
 
     ``begins``: per run, where its clients' rows begin in the pooled ``order``.
     """
@@ -255,7 +259,7 @@ def event_columns(
 
 
 def corrupt(schedule: Schedule) -> np.ndarray:
-    """Which arrivals bring a non-finite upload; bool[E]."""
+    """Which arrivals have a corrupt upload, all NaN; bool[E]."""
     return with_derived_columns(schedule).corrupt[schedule.job]
 
 
@@ -265,5 +269,5 @@ def malicious(data: FederatedData) -> np.ndarray:
 
 
 def client_data(tables: JobTables, position: Array) -> ClientData:
-    """The data of the client that arrives at ``position`` (a scalar, or an array for a batch)."""
+    """The data of the client whose upload arrives at ``position`` (a scalar, or an array for a batch)."""
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])

@@ -1,4 +1,4 @@
-"""What an adaptive run has recorded and told its planner: for the planner, for the results, and for checkpoints."""
+"""What an adaptive run has recorded and told its planner; the planner, the results and checkpoints read it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fedjax_async.engine.outset import OBSERVED
 from fedjax_async.engine.probes import Probes, numbers_of, probe_table
 from fedjax_async.types import Schedule
 
-_OF_JOBS = ("job", "applied")  # columns of the log beside those that are recorded
+_OF_JOBS = ("job", "applied")  # columns of the log besides those that programs record
 _NOT_TOLD = (*_OF_JOBS, "values_bits")
 
 
 class Told:
-    """Records and answers so far, and those of a checkpoint, which the planner is told once more."""
+    """Records and answers so far, and those of a checkpoint, which are told to the planner again."""
 
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
         self._log, self._probed = Table(), {name: Table() for name in probes}
         self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
-        self._rows, self._probed_rows = 0, 0  # that the planner knows
+        self._rows, self._probed_rows = 0, 0  # how many the planner knows
         self._past: dict[str, Any] = {}
 
     # --- what is recorded -------------------------------------------------------------------------
 
     def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
-        """Keep what was recorded at the received positions of an extension, and seen by probes at any of them."""
+        """Keep the records of the received positions of an extension, and the columns of its probes."""
         self._log.append({**rows, "job": work.jobs, "applied": work.applied[: work.received]})
         for name in self._probes:
             numbers = self._numbers(name, work)
@@ -52,19 +52,19 @@ class Told:
 
     @property
     def rejected(self) -> int:
-        """How many of the uploads that the planner does not know yet were rejected."""
+        """How many uploads that the planner does not know yet were rejected."""
         log = self._log.columns()
         return int(np.sum(log["applied"][self._rows :] & ~log["accepted"][self._rows :]))
 
     @property
     def sizes_differ(self) -> bool:
-        """Whether uploads have sizes of their own."""
+        """Whether uploads differ in size."""
         return "bits" in self._log.columns()
 
     # --- what the planner is told -----------------------------------------------------------------
 
     def new_rows(self) -> dict[str, np.ndarray]:
-        """The observed columns of arrivals that were not returned before."""
+        """The observed columns of the arrivals since the last call."""
         columns = {name: column[self._rows :] for name, column in self._log.columns().items()}
         self._rows += len(columns["applied"])
         found = {name: column[columns["applied"]] for name, column in columns.items() if name not in _NOT_TOLD}
@@ -76,19 +76,19 @@ class Told:
         return found
 
     def losses(self, found: np.ndarray) -> np.ndarray:
-        """Note losses that are told."""
+        """Keep losses that the planner is told, and return them."""
         self._losses.append(found)
         return found
 
     def finished(self, found: tuple[float, int]) -> tuple[float, int]:
-        """Note norm and bits of a finished job that are told."""
+        """Keep the norm and bits of a finished job that the planner is told, and return them."""
         self._finished.append(found)
         return found
 
     # --- checkpoints ------------------------------------------------------------------------------
 
     def content(self) -> dict[str, Any]:
-        """All that a checkpoint keeps, arrays."""
+        """All arrays that a checkpoint keeps."""
         return {
             "records": self._log.columns(),
             "probes": {name: table.columns() for name, table in self._probed.items()},
@@ -97,13 +97,13 @@ class Told:
         }
 
     def read(self, leaves: list[np.ndarray], records: Mapping[str, Any], probes: Mapping[str, Any]) -> None:
-        """Take the content of a checkpoint; ``records`` and ``probes``: dicts of the columns that programs record."""
+        """Read the content of a checkpoint; ``records`` and ``probes``: dicts of the columns that programs record."""
         content = self.content() | {"records": dict.fromkeys([*records, *_OF_JOBS], 0)}
         content["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in probes.items()}
         self._past = jax.tree.unflatten(jax.tree.structure(content), leaves)
 
     def repeat(self, work: ExtensionWork) -> None:
-        """Note an extension from the checkpoint."""
+        """As :meth:`note`, with the records of the checkpoint."""
         begin = len(self._log)
         self._log.append(
             {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
@@ -126,7 +126,7 @@ class Told:
     # --- results ----------------------------------------------------------------------------------
 
     def records(self) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
-        """Columns of the arrivals; the jobs that were trained in vain, in the order of a planned run, and theirs."""
+        """Columns of the arrivals; the jobs trained in vain, in the order of a planned run; the columns of those."""
         log = self._log.columns()
         applied = log["applied"]
         columns = {name: column for name, column in log.items() if name not in _OF_JOBS}

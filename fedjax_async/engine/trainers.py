@@ -15,7 +15,7 @@ from fedjax_async.engine.streaming import Feed
 
 
 class Trainers:
-    """The buffers of every lane and, with several lanes, a host thread for each but the first; a context manager.
+    """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
 
     The layout decides which lane trains a job, and the batches of a group are independent of each other. So results
     do not depend on the timing of threads.
@@ -29,17 +29,17 @@ class Trainers:
         buffers: Callable[[], Any],
         feed: Feed | None = None,
     ) -> None:
-        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()``: empty ones."""
+        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones."""
         busy = dealt.lanes
         self._dealt, self._tables, self._call, self._feed = dealt, tables, train, feed
         self.buffers: list[Any] = [buffers() for _ in range(busy)]  # of every lane, valid until the next call
         self._pool = ThreadPoolExecutor(busy - 1) if busy > 1 else None
-        # XLA's CPU devices share a few threads: where some wait for the others to gather the buffers, those that still
-        # train may find none to go on with, and the run hangs
+        # XLA's CPU devices share a few threads. If all of them wait to gather the buffers while other devices still
+        # train, those find no thread, and the run hangs. So the host waits after each batch.
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
     def on(self, tables: Any) -> None:
-        """Train from other tables from now on."""
+        """Use other tables from now on."""
         self._tables = tables
 
     def __enter__(self) -> Self:
@@ -62,12 +62,12 @@ class Trainers:
             self.buffers[lane] = self._call(width, tables, carry, self.buffers[lane], span)
 
     def _train_and_wait(self, batch: Batch, carry: Any) -> None:
-        """Train, and wait for it: XLA runs what waits for other programs one after the other."""
+        """Train, and wait for the result: XLA runs programs that wait for others one after the other."""
         self._train(batch, carry)
         jax.block_until_ready(self.buffers[batch.lane])
 
     def each(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of independent calls, as many at a time as there are lanes; waits for them."""
+        """The results of independent calls, one per lane at a time; waits for them if there are several lanes."""
 
         def called(call: Callable[[], Any]) -> Any:
             return jax.block_until_ready(call())
@@ -78,12 +78,12 @@ class Trainers:
         return [*(called(call) for call in calls[:1]), *(future.result() for future in others)]
 
     def train_again(self, batches: Sequence[Batch], carry: Any) -> None:
-        """Train jobs whose buffers a checkpoint does not hold, after a resume."""
+        """After a resume, train the jobs whose results were in buffers, which a checkpoint does not hold."""
         for batch in batches:
             self._train_and_wait(batch, carry)
 
     def train(self, group: Sequence[Batch], carry: Any) -> list[Any]:
-        """Train the batches of ``group``; the buffers of every lane."""
+        """Train the batches of ``group``; returns the buffers of all lanes."""
         one = self._train_and_wait if self._pool is not None or self._in_step else self._train
         self.each([partial(one, batch, carry) for batch in group])
         return self.buffers

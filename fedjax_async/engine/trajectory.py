@@ -1,12 +1,12 @@
 """A whole run as one pure function of its hyperparameters and first params, which JAX differentiates.
 
-The schedule is planned, so a run is a fixed sequence of arrivals: a scan in which every arrival trains its job from the
-message in its slot, is received, and sends the messages that are due. Nothing here is batched in waves: reverse mode
-needs the order of arrivals.
+The schedule is planned, so a run is a fixed sequence of arrivals: a scan over them. For every arrival it trains the job
+from the message in its slot, lets the server receive the upload, and sends the messages that are due. Nothing here is
+batched in waves: reverse mode needs the order of arrivals.
 
-Reverse mode keeps what an arrival started from, a few copies of the params each, and goes through its local steps once
-more (``trajectory_job.py``). Where that needs too much memory, it keeps what the scan carries at the beginning of every
-*segment* of arrivals, and computes each segment twice. Segments of ``sqrt(E)`` arrivals need the least.
+Reverse mode keeps what each arrival started from, a few copies of the params, and computes its local steps once more
+(``trajectory_job.py``). Where that needs too much memory, it keeps only what the scan carries at the beginning of every
+*segment* of arrivals, and computes each segment twice. Segments of ``sqrt(E)`` arrivals need the least memory.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class PerClient(NamedTuple):
 class PerStaleness(NamedTuple):
     """A hyperparameter with a value for each staleness; larger ones take the last value."""
 
-    values: Array  # float[T]
+    values: Array  # float[], one entry per staleness, from 0
 
 
 class PerExample(NamedTuple):
-    """A factor for the loss of each training example; of ``example_weight`` only."""
+    """A factor for the loss of each training example; only for ``example_weight``."""
 
     values: Array  # float[M], in the order of the data's rows
 
 
-MOST_KEPT = 4 * 2**30  # bytes that all arrivals together may leave behind; more are computed twice
+MOST_KEPT = 4 * 2**30  # bytes that reverse mode may keep for all arrivals; above that, segments are computed twice
 EXAMPLE_WEIGHT = "example_weight"  # in ``hyper``: factors of the training losses
 
 
@@ -60,7 +60,7 @@ Varying = Mapping[str, Any]  # name -> a scalar, PerClient, PerStaleness or PerE
 
 
 class Carried(NamedTuple):
-    """What one arrival hands to the next."""
+    """What the scan carries from one arrival to the next."""
 
     server: State
     memory: State  # rows of the server about clients, [N, ...]
@@ -69,18 +69,18 @@ class Carried(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The messages that leave after an arrival, padded to the most of any."""
+    """The messages that are sent after each arrival, padded to L, the most after any one."""
 
-    active: Any  # bool[E, M]
-    slot: Any  # int32[E, M]
-    client: Any  # int32[E, M]
-    time: Any  # float[E, M]
-    version: Any  # int32[E, M]
-    steps: Any  # int32[E, M]
+    active: Any  # bool[E, L], false for padding
+    slot: Any  # int32[E, L]
+    client: Any  # int32[E, L]
+    time: Any  # float[E, L]
+    version: Any  # int32[E, L]
+    steps: Any  # int32[E, L]
 
 
 class Steps(NamedTuple):
-    """One entry an arrival, in order; the last axis of ``sent`` holds the messages that leave after it."""
+    """The inputs of the scan, one entry per arrival, in order."""
 
     client: Any  # int32[E]
     number: Any  # int32[E]
@@ -98,7 +98,7 @@ class Steps(NamedTuple):
 
 
 def at(hyper: Varying, client: Any, staleness: Any = 0) -> dict[str, Any]:
-    """The hyperparameters of one arrival: scalars, and the factors of all examples."""
+    """The hyperparameters of one arrival: scalars, except for the factors of all examples."""
 
     def value(entry: Any) -> Any:
         if isinstance(entry, PerClient):
@@ -124,8 +124,9 @@ def make_trajectory(
     ``hyper``: the numbers of ``components.hyper`` by name, each a scalar, :class:`PerClient` or :class:`PerStaleness`.
     It may also have ``example_weight``, factors of the training losses: one of these or :class:`PerExample`.
     ``scores``: ``loss`` and ``accuracy`` on the test set, ``validation_loss`` and ``validation_accuracy`` where clients
-    hold examples out, float[V], one entry a point; and ``params``, those at the end. ``segment``: arrivals between two
-    checkpoints of reverse mode (default: all, or the root of their number where all need more than 4 GiB).
+    hold examples out, float[V], one entry per point; and ``params``, those at the end. ``segment``: how many arrivals
+    reverse mode computes from one carry that it keeps; by default all, or the square root of their number if all would
+    need more than 4 GiB. Raises ``ValueError`` for an invalid schedule or ``segment``.
     """
     schedule = check_schedule(schedule)
     params = jax.eval_shape(components.model.init, jax.random.key(0))
@@ -170,7 +171,7 @@ def make_trajectory(
 
 
 def kept_bytes(components: Components, params: Params, facts: Facts) -> int:
-    """About what reverse mode keeps of an arrival: state, message and rows, before and after it."""
+    """About how many bytes reverse mode keeps for an arrival: state, message and rows, before and after it."""
     state, memory = shapes_of_server(components, params, facts)
     kept = jax.eval_shape(lambda p: bound(components.client, components.hyper).init(p), params)
     return 2 * tree.num_bytes((state, memory, kept, params))
@@ -200,12 +201,12 @@ class _Run:
         return rule_of(self.components.server, at(hyper, client, staleness), self.facts)
 
     def part(self, client: Any, weight: Any) -> ClientData:
-        """The training part of a client, with factors of the losses."""
+        """The training part of a client; ``weight``: factors of the losses."""
         x, y, order = self.pool
         return ClientData(x, y, order, self.offset[client], self.size[client], weight)
 
     def begin(self, hyper: Varying, params: Params, first: Sent) -> Carried:
-        """Everything at the start, with the first messages sent."""
+        """The carry at the start of the run, with the first messages sent."""
         clients = len(self.components.data.size)
 
         def rows(one: State) -> State:
@@ -227,7 +228,7 @@ class _Run:
             before, memory = take(carried.memory, due.client)
             message, row = self.rule(hyper, due.client).dispatch(carried.server, before, request)
             message, slots = message._replace(version=jnp.int32(0)), carried.slots
-            if not self.always_sends:  # a conditional would copy the tables
+            if not self.always_sends:  # tree.where, since a conditional would copy the tables
                 old, slots = take(slots, due.slot)
                 message = tree.where(due.active, message, old)
                 row = tree.where(due.active, row, before)
@@ -294,7 +295,7 @@ class _Run:
         return self.send(hyper, carried, one.sent)
 
     def steps(self, position: np.ndarray, segment: int) -> tuple[list[Steps], Sent]:
-        """The arrivals in segments ``[segments, segment, ...]``, then the rest as one; and the first messages."""
+        """The arrivals in segments, ``[segments, segment, ...]``, then the rest as one segment; the first messages."""
         s, real = self.schedule, np.dtype(jnp.result_type(float))
         job, count = s.job, len(s.job)
         columns: dict[str, np.ndarray] = {

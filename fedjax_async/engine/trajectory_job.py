@@ -1,8 +1,8 @@
-"""Local training whose reverse mode runs loops of any length, and rows of tables that reverse mode changes in place.
+"""Reverse mode for loops of any length (local training), and for table rows that it changes in place.
 
 JAX differentiates a loop in reverse only if its length is fixed, and keeps all that its steps need. Here the reverse of
-a job runs the job once more, keeps what is passed from step to step, and goes back step by step: jobs cost what they
-train, whatever the longest one does, and an arrival leaves only its inputs behind.
+a job computes the job once more, keeps what is passed from step to step, and goes back step by step. So a job costs its
+own steps, not those of the longest job, and only the inputs of an arrival are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Leaves = list[Any]
 
 
 def separated(values: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], Any]]:
-    """``(floats, others, join)``: the leaves with derivatives, the other ones, and the way back."""
+    """``(floats, others, join)``: the leaves with derivatives, the others, and ``join(floats, others) -> values``."""
     leaves, structure = jax.tree.flatten(values)
     smooth = [jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in leaves]
 
@@ -34,9 +34,10 @@ def separated(values: Any) -> tuple[Leaves, Leaves, Callable[[Leaves, Leaves], A
 
 
 def nonzero(tangents: Any, primals: Any) -> tuple[Leaves, Callable[[Leaves], Any], Callable[[Any], Leaves]]:
-    """``(some, spread, chosen)``: the tangents that are not zero by construction, and both ways between them and all.
+    """``(some, spread, chosen)``: the tangents that are not zero by construction.
 
-    JAX has no reverse of a ``linear_call`` if one of its linear arguments is a constant.
+    ``spread(some)`` adds zeros for the others, ``chosen(all)`` leaves these out. Needed since JAX has no reverse of a
+    ``linear_call`` with a constant among its linear arguments.
     """
     leaves, structure = jax.tree.flatten(tangents, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
     real = [not isinstance(leaf, SymbolicZero) for leaf in leaves]
@@ -115,10 +116,10 @@ def repeated(step: Callable[[Any, Array, Any], Any], work: Any, inputs: Any, ste
 
 
 def take(table: Any, row: Array) -> tuple[Any, Any]:
-    """``(row, table)``: a row of every leaf, and the same table, to be used instead of it from here on.
+    """``(row, table)``: a row of every leaf, and the same table, which the caller must use from here on.
 
-    So the reverse adds the row's derivative to that of the table in place. JAX's own makes a table of zeros with one
-    row for each reading, and adds them up.
+    So the reverse adds the row's derivative to that of the table in place. JAX's own reverse makes a table of zeros
+    with one row for each read, and adds these tables up.
     """
     leaves, structure = jax.tree.flatten(table)
     pairs = [_taken(leaf, row) for leaf in leaves]
@@ -142,7 +143,7 @@ def _write(leaf: Array, one: Array, row: Array) -> Array:
 def _guarded(leaf: Array, row: Array) -> tuple[Array, Array]:
     """:func:`_read` and ``row`` behind a condition that always holds, so that XLA:CPU does not copy the whole table.
 
-    It would fuse a plain read into what comes after a write to the table. A write that takes this ``row`` cannot come
+    XLA would fuse a plain read into operations after a write to the table. A write that uses this ``row`` cannot come
     before the read.
     """
 

@@ -1,4 +1,4 @@
-"""The scores of a trajectory's models, and their derivatives inside of a scan."""
+"""The scores of a trajectory's models, and their derivatives inside a scan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fedjax_async.types import Array, Params
 
 
 def where_evaluated(score: Callable[[Params], dict[str, Array]]) -> Callable[[Array, Params], dict[str, Array]]:
-    """``score(params)`` where a flag is set, else zeros; its derivative keeps the gradient, not the examples.
+    """``scored(evaluated, params)``: ``score(params)`` if ``evaluated``, else zeros. Only losses have derivatives.
 
-    The residuals of a conditional inside a scan are stacked: JAX's own would hold the test set once an arrival.
+    Reverse mode keeps the gradients, not the examples: JAX's own reverse of a conditional inside a scan would keep the
+    test set once per arrival.
     """
 
     @jax.custom_jvp

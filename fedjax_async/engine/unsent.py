@@ -1,9 +1,9 @@
-"""Jobs that are trained although the server never applies their uploads.
+"""Jobs that are *trained in vain*: the server never applies their uploads.
 
 A client with state between jobs (private parameters, residuals, control variates) also trains the jobs whose uploads
 are lost, dropped or given up, and its next job starts from the state that they leave. These jobs are inserted among
 the arrivals as late as possible: right before the next message to their client. Jobs of clients without state, and
-jobs after which their client trains no other, change nothing and are left out.
+the last job of a client, change nothing and are left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Training(NamedTuple):
     """A schedule with the jobs that are trained in vain among its arrivals (they close nothing)."""
 
     schedule: Schedule
-    applied: np.ndarray  # bool[E'], which arrivals really are
-    position: np.ndarray  # int64[E + 1]: for each number of applied arrivals, the arrivals before the next one
+    applied: np.ndarray  # bool[E'], which arrivals the server applies
+    position: np.ndarray  # int64[E + 1]: after n applied arrivals, how many arrivals come before the next applied one
 
 
 def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Jobs that are trained in vain, and the next job of each one's client, which needs it; int64 each."""
+    """Jobs that are trained in vain, and the next job of the same client, which needs their state; int64 each."""
     order = np.lexsort((schedule.number, schedule.client))
     same = schedule.client[order][1:] == schedule.client[order][:-1]
     job, following = order[:-1][same], order[1:][same]
@@ -35,12 +35,12 @@ def _needed(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def all_training(schedule: Schedule, stateful: bool) -> Training:
-    """What has to be trained; ``stateful``: whether clients keep anything between jobs."""
+    """All jobs that must be trained; ``stateful``: whether clients keep anything between jobs."""
     arrivals = len(schedule.job)
     job, following = _needed(schedule) if stateful else (np.zeros(0, np.int64),) * 2
     if not len(job):
         return Training(schedule, np.ones(arrivals, np.bool_), np.arange(arrivals + 1))
-    due = schedule.dispatched_after[following]  # each goes in after so many applied arrivals
+    due = schedule.dispatched_after[following]  # applied arrivals before each inserted job
     order = np.lexsort((job, due))
     job, due = job[order], due[order]
     moved = np.arange(arrivals) + np.searchsorted(due, np.arange(arrivals), side="right")
@@ -53,7 +53,7 @@ def all_training(schedule: Schedule, stateful: bool) -> Training:
         return out
 
     closed = np.concatenate([[0], np.cumsum(schedule.closes)])
-    # before a job is sent come those due earlier and, of those due at the same moment, the ones sent before it
+    # inserted before a dispatch: the jobs due earlier and, of those due at the same moment, the jobs sent before it
     jobs = len(schedule.client)
     before = np.searchsorted(due * jobs + job, schedule.dispatched_after * jobs + np.arange(jobs))
     expanded = schedule._replace(
@@ -64,5 +64,5 @@ def all_training(schedule: Schedule, stateful: bool) -> Training:
         step=merged(schedule.step, closed[due]),
     )
     applied = merged(np.ones(arrivals, np.bool_), np.zeros(len(job), np.bool_))
-    position = np.concatenate([moved, [total]])  # with those in vain that are due by then, as messages sent then need
+    position = np.concatenate([moved, [total]])  # counts the inserted jobs due by then: messages sent then need them
     return Training(expanded, applied, position)

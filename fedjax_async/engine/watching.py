@@ -1,8 +1,8 @@
-"""Observers of evaluations: what the engine hands over while it runs, and the models that they want kept.
+"""Observers of evaluations: the engine hands evaluations over while it runs, and keeps the models that they ask for.
 
 An evaluation is handed over once it is computed. The host waits for one only where more than ``AHEAD`` are under way.
-An observer sees each run's evaluations in order, so what it decides does not depend on timing: a run that
-is stopped may have been trained further meanwhile, but its results end at the evaluation that stopped it.
+An observer sees each run's evaluations in order, so its decisions do not depend on timing. A run that is stopped may
+have been trained further by then, but its results end at the evaluation that stopped it.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Place = tuple[int, int]  # a run of the stack, and how many of its arrivals came
 
 
 class Verdict(NamedTuple):
-    """What an observer says of an evaluation."""
+    """What an observer decides after an evaluation."""
 
-    keep: bool = False  # keep its model, in the place of the one kept before
+    keep: bool = False  # keep its model, and drop the one kept before
     stop: bool = False  # the run ends here
 
 
 class Observer(NamedTuple):
     """``observe(row, scores, again) -> Verdict`` for each row of a run's evaluations, in order.
 
-    ``scores``: arrays on the host, copies. ``again``: the evaluation is that of a checkpoint.
+    ``scores``: copies on the host. ``again``: the evaluation comes from a checkpoint.
     """
 
     observe: Callable[[int, dict[str, np.ndarray], bool], Verdict]
-    models: bool  # whether it may keep a model or stop the run
+    models: bool  # whether it may ask to keep a model or to stop the run
 
 
 class Watcher:
@@ -47,10 +47,10 @@ class Watcher:
         self._points, self._observers = points, observers
         self._waiting: deque[tuple[Place, Scored, Params | None]] = deque()
         self.kept: dict[int, tuple[int, Params]] = {}  # run -> row and model, on the host
-        self.ends: dict[int, tuple[int, Params]] = {}  # the same of the evaluation that stopped the run
+        self.ends: dict[int, tuple[int, Params]] = {}  # run -> row and model of the evaluation that stopped it
 
     def follow(self, points: Points) -> None:
-        """The points of the only run, as far as they are known by now."""
+        """Replace the points of the only run by those known now."""
         self._points = [points]
 
     def wants_model(self, run: int) -> bool:
@@ -59,7 +59,7 @@ class Watcher:
         return observer is not None and observer.models and run not in self.ends
 
     def add(self, place: Place, scores: Scored, model: Params | None) -> None:
-        """An evaluation that the device has begun."""
+        """Add an evaluation that the device has begun, and hand over those that are computed."""
         if self._observers[place[0]] is not None:
             self._waiting.append((place, scores, model))
             self.hand_over()
@@ -74,7 +74,7 @@ class Watcher:
             self._observe(place, scores, model, False)
 
     def restore(self, scores: Mapping[Place, Scored], models: Mapping[Place, Params]) -> None:
-        """Hand over the evaluations of a checkpoint once more; ``models``: those that it holds.
+        """Hand over the evaluations of a checkpoint again; ``models``: those that it holds.
 
         ``ValueError`` if an observer wants a model that the checkpoint does not hold.
         """
@@ -85,7 +85,7 @@ class Watcher:
             if model is None:
                 raise ValueError(
                     f"checkpoint: must hold the model of evaluation {row}, which keep_best or a callback asks for; "
-                    "continue with the callbacks that the run began with, or train it from the start (again)"
+                    "continue with the callbacks that the run began with, or train it from the start (again=True)"
                 )
 
     @property

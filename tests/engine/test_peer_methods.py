@@ -51,7 +51,7 @@ ALL = [
     (method, exchange, graph, condition)
     for method, (_, _, exchanges, graphs) in METHODS.items()
     for exchange, graph, condition in itertools.product(exchanges, graphs, range(len(CONDITIONS)))
-    # a round without a server waits for all, and compressed differences must all arrive
+    # a round without a server waits for all nodes, and compressed differences must all arrive
     if condition == 0 or method not in ("dpsgd", "sgp", "choco")
 ]
 

@@ -1,4 +1,4 @@
-"""The oracle of decentralised runs, by hand: three nodes, five events, one of them after the second evaluation."""
+"""The oracle of decentralised runs, by hand: three nodes, five events; event 1 trains during the second evaluation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ POINTS = np.array([0.0, 3.0, 4.5, 8.0])  # event 1 ends after 3.0, event 4 after
 
 
 def by_hand(corrupt=None, mass=1.0):
-    """The model of each node after each event, with nothing of the engine."""
+    """The model of each node after each event, computed without the engine."""
     d, params, key = data(SIZES), MODEL.init(jax.random.key(1)), jax.random.key(2)
     nodes, sent, after = [params] * 3, {}, []
     s = schedule()

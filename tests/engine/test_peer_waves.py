@@ -1,4 +1,4 @@
-"""Decentralised runs in waves: equal to the oracle, resumed, stopped, watched, and in little memory."""
+"""Decentralised runs in waves: equal to the oracle, also resumed, stopped, observed, and in little memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLANS = {
 
 @functools.cache
 def wanted(name):
-    """A problem in float64, and what the oracle makes of it."""
+    """A problem in float64, and the oracle's result."""
     with jax.enable_x64(True):
         given = peer_case(halves() if "fragments" in PLANS[name] else AVERAGE, **PLANS[name])
         return given, run_peer_reference(*given)
@@ -49,7 +49,7 @@ def same(have, want, rtol=1e-9):
 
 
 def ways():
-    """Every plan, both batchings; two plans in one of them, since "everything" has their features in both."""
+    """Every plan in both batchings. Two of them are slow, since "everything" tests their features in both."""
     for name, batching in itertools.product(PLANS, ["loop", "vmap"]):
         less = (name, batching) in (("mixed at the end", "vmap"), ("fragments", "loop"))
         yield pytest.param(name, batching, marks=[pytest.mark.slow] if less else [])
@@ -119,10 +119,10 @@ def test_an_observer_stops_the_run_where_it_stops_the_oracle(tmp_path):
 
 
 def mixture(row, inbox, weights, parts):
-    """What the event will make of its node's model, from the probe's side."""
+    """What the probe says that the bias of its node's model will be after mixing."""
     which, values = inbox
     own = row[0]["output"]["bias"]
-    length = row[0]["output"]["bias"].size  # of the flat output layer its bias comes first
+    length = row[0]["output"]["bias"].size  # the flat output layer begins with its bias
     change = jnp.sum(weights[:, None] * jnp.where(which[:, None] == 1, values[:, :length] - own[None], 0), axis=0)
     return {"bias": jnp.sum(own + change), "messages": jnp.sum(weights > 0), "rows": parts.train.size}
 
@@ -152,7 +152,7 @@ def test_probes_see_what_is_mixed_and_change_nothing(batching):
         np.testing.assert_array_equal(table["messages"], size - found.records["refused_messages"][::2])
         np.testing.assert_allclose(nodes["consensus"], found.scores["consensus"], rtol=1e-9, atol=1e-15)
         np.testing.assert_array_equal(nodes["time"], given.points)
-        # without training, the bias after the event is what the probe has computed before it
+        # without training, the bias after the event is the one that the probe computed before it
         still = run_peer_waves(*given, **options, probes=probes, norm_limit=0.0)
         assert not still.records["accepted"].any()
         last = {who: e for e, who in enumerate(s.client.tolist())}

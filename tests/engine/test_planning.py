@@ -118,7 +118,7 @@ def test_lanes_wait_for_each_other_as_little_as_can_be():
 
 @pytest.mark.parametrize("delay", ["constant", "lognormal:sigma=0.5", "exponential", "rpi"])
 def test_most_executed_steps_are_useful(delay):
-    """The design asks for 0.8; unequal shards, a run long enough for compilation not to matter."""
+    """At least 0.8, for unequal shards, in a run so long that compilation does not matter."""
     rng = np.random.default_rng(0)
     steps = rng.integers(2, 50, 100)
     schedule = plan("every", delay, num_clients=100, local_steps=steps, until=Until(updates=5000))

@@ -1,4 +1,4 @@
-"""Probes: what they see, in both engines and in stacks, what is kept of it, and that they change nothing."""
+"""Probes: what they see, in both engines and in stacks, how it is saved, and that they change nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.engine.problem import MODEL, case, client, close, data
 
 TIMINGS = ["every", "buffer:size=3", "cohort:size=4", "window:length=0.7"]
 SLOW = pytest.mark.slow
-# each timing in one way, the others slow
+# every timing in both batchings; one of the two is slow
 WAYS = [
     pytest.param(timing, batching, marks=[] if i % 2 == k else [SLOW])
     for i, timing in enumerate(TIMINGS)
@@ -33,7 +33,7 @@ WAYS = [
 
 
 def remembering() -> ServerAlgorithm:
-    """A server with a memory row a client and personal messages."""
+    """A server with a memory row per client and personal messages."""
 
     def init(params):
         return params, jax.tree.map(jnp.zeros_like, params)
@@ -64,7 +64,7 @@ def carrying(base: ClientAlgorithm) -> ClientAlgorithm:
 
 
 def validated(who, first=0):
-    """The data, whose clients have validation parts of 0, 1, 2 ... rows, and one fewer test row each."""
+    """The data with validation parts of 0, 1, 2 ... rows, and with one test row fewer per client."""
     size = np.arange(len(who.size), dtype=np.int32)
     offset = (np.cumsum(size) - size).astype(np.int32)
     order = ((np.arange(size.sum()) + first) % len(who.x)).astype(np.int32)
@@ -164,7 +164,7 @@ def test_a_stack_of_two_runs_each_as_alone(batching):
 
 
 class Killed(Exception):
-    """What the progress bar raises in place of a kill."""
+    """Raised by the progress bar, instead of killing the process."""
 
 
 def killer(at):

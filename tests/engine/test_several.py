@@ -1,4 +1,4 @@
-"""Several waves in one call, and local steps that are compiled in: less to do, the same results."""
+"""Several waves in one call, and local steps that are compiled in: fewer calls, the same results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedjax_async.engine.several import Piece, work_of
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from tests.engine.problem import case
 
-# what is compared with the usual run of the same problem, in the same batches
+# options to compare with the default run of the same problem, in the same batches
 WAYS = {"both": {"fixed_steps": True, "waves_per_call": 3}, "unequal steps": {"waves_per_call": 3}}
 
 

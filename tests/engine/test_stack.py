@@ -38,7 +38,7 @@ def together(members, batching, **options):
 
 
 def ways():
-    """Each timing in one way, the others slow."""
+    """Every timing in both batchings; one of the two is slow."""
     for (i, timing), (k, batching) in itertools.product(enumerate(TIMINGS), enumerate(["loop", "vmap"])):
         yield pytest.param(timing, batching, marks=[] if i % 2 == k else [pytest.mark.slow])
 
@@ -108,7 +108,7 @@ def test_a_merged_order_keeps_every_run_in_order_and_waves_aligned(by_ranks):
 @pytest.mark.parametrize("by_ranks", [False, True])
 @pytest.mark.parametrize("personal", [False, True])
 def test_no_job_of_a_stack_reads_another_message_than_its_own(by_ranks, personal):
-    """Replay of the registers: every slot holds the version (or job) that its reader was sent."""
+    """Replay all writes and reads: a job finds the message of its run, version and (if personal) client in its slot."""
     runs = schedules()
     merged = merge(runs, by_ranks)
     slots = merge_slots(runs, merged, merged.waves, personal)

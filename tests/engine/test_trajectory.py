@@ -1,4 +1,4 @@
-"""A run as a differentiable function: equal to the engine, its derivatives those of finite differences."""
+"""A run as a differentiable function: equal to the engine, and its derivatives to finite differences."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_equal_to_the_engine_and_derivatives_to_finite_differences(name, option,
         differences = (value_and_slope(h)[0][0] - value_and_slope(-h)[0][0]) / (2 * h)
         assert abs(differences) > 1e-3
         np.testing.assert_allclose(slope, differences, rtol=1e-5)
-        if name == "fedasync":  # forward too: another program of seconds, the same for all rules
+        if name == "fedasync":  # forward mode too; it takes seconds to compile and is the same for all rules
             along = jax.jit(lambda step: jax.jvp(at, (step,), (1.0,))[1][0])(0.0)
             np.testing.assert_allclose(along, differences, rtol=1e-5)
 
 
 def test_a_run_of_asynccurve_has_the_gradient_that_finite_differences_give():
-    """Of the last loss by the end's and the control point's rate, the proximal weight, the server's rate and gamma."""
+    """The last loss by the rates of end and control point, the proximal weight, the server's rate and gamma."""
     with jax.enable_x64(True):
         case = problem.case("asynccurve", updates=8, epochs=1.0)
 
@@ -101,7 +101,7 @@ def test_a_run_of_asynccurve_has_the_gradient_that_finite_differences_give():
 
 
 def test_a_value_a_client_or_a_staleness_is_that_of_its_arrivals():
-    """Equal values are one number; the derivatives of the values sum to that of the number, and belong to arrivals."""
+    """Equal values act as one number. Their derivatives sum to that of the number, and only used values have one."""
     with jax.enable_x64(True):
         case = traced(problem.case("fedasync", updates=14, epochs=1.0), "fedasync", "mixing")
         f, s = function_of(case), case.schedule
@@ -160,7 +160,7 @@ def test_a_segment_is_a_whole_number():
 
 
 def test_derivatives_by_example_weights_and_the_proximal_weight_are_finite_differences():
-    """Also: a client's weight is the sum of its examples', and a weight of 1 changes nothing."""
+    """Also: a client's weight has the sum of its examples' derivatives, and a weight of 1 changes nothing."""
     with jax.enable_x64(True):
         case = problem.case("fedasync", updates=12, epochs=1.0)
 

@@ -1,4 +1,4 @@
-"""Scores on the validation parts: right in every engine, and without an effect on anything else."""
+"""Scores on the validation parts: right in both engines, and without an effect on anything else."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedjax_async.engine.run import run_stack
 from fedjax_async.engine.stack import layout_of, make_member, make_stack, shape_of
 from tests.engine.problem import CLASSES, case, data
 
-ROWS = np.array([5, 17, 30, 2, 11, 8], np.int32)  # with an entry that no client holds, 30
+ROWS = np.array([5, 17, 30, 2, 11, 8], np.int32)  # no client holds the entry 30
 
 
 def held_out(rows=ROWS, sizes=(2, 0, 1, 2, 0)):
-    """The data; their clients hold ``sizes`` of ``rows`` out, in the order 0, 2, 3 with a gap after the first."""
+    """The data with ``rows`` held out, ``sizes`` of them by each client: 0, 2, 3 in turn, with a gap after 0."""
     size = np.array(sizes, np.int32)
     offset = np.array([0, 0, 3, 4, 0], np.int32)
     return data()._replace(validation_order=rows, validation_offset=offset, validation_size=size)
@@ -109,7 +109,7 @@ def test_data_that_come_by_clients_are_cut_too():
     )
     by_federation = federate(Federation("blobs", lambda clients, seed: whole), None, 4, 0, validation_fraction=0.25)
     for one in (cut, by_federation):
-        np.testing.assert_array_equal(one.validation_size, [2, 1, 3, 2])  # rounded quarters; halves to even
+        np.testing.assert_array_equal(one.validation_size, [2, 1, 3, 2])  # a quarter of each size; halves round to even
         for i in range(4):
             held = one.validation_order[one.validation_offset[i] :][: one.validation_size[i]]
             np.testing.assert_array_equal(np.sort([*client_rows(one, i), *held]), np.sort(client_rows(whole, i)))

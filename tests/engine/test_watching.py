@@ -1,4 +1,4 @@
-"""Observers get every evaluation once, in order, and never make the host wait for one that it need not wait for."""
+"""Observers get every evaluation once, in order, and the host waits only for evaluations that it must wait for."""
 
 from __future__ import annotations
 
