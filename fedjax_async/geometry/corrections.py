@@ -87,7 +87,7 @@ class Correction(NamedTuple):
     ``delta`` is the client's own change, ``shift`` the server's change since the client's start: either both as
     pseudo-gradients (Delta and b) or both as changes (``Theta_i - Theta^t`` and ``Theta^tau - Theta^t``). Both are
     pytrees like the params, and so is the result, in the dtypes of ``delta``. ``columns(state) -> {name: scalar}``,
-    optional: what a run records of the state after each arrival.
+    optional: columns that a run records after each arrival.
     """
 
     init: Callable[[Params], State]

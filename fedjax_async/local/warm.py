@@ -25,7 +25,7 @@ def warmed(reading: str, state: State, step: Params, batches: Array, model: Mode
 
     Args:
       state: of a fresh optimiser that contains ``optax.scale_by_adam``.
-      step: ``Theta^tau - Theta^{tau+1}``, what the server's last step removed from the weights.
+      step: ``Theta^tau - Theta^{tau+1}``, minus the change of the weights in the server's last step.
       batches: b, minibatches of a local epoch; int32[].
 
     Raises ``ValueError`` if the optimiser contains no Adam, or the message no step.

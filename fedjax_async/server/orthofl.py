@@ -165,8 +165,8 @@ class Shared(NamedTuple):
 def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: bool = False) -> ServerAlgorithm:
     """Like :func:`by_average`, but all clients share the weights ``S`` that were calibrated last.
 
-    ``S <- start + combine(Delta, S, start)`` at every accepted arrival. ``S`` is sent to the next client, whichever it
-    is; the model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
+    ``S <- start + combine(Delta, S, start)`` at every accepted arrival. Every message holds ``S``, for any client; the
+    model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
     number of accepted updates of others since the client's last accepted one.
     """
     return with_facts(lambda facts: _sharing(known(average, facts), combine, staleness_of_others))
@@ -213,7 +213,7 @@ REFERENCES: dict[str, Callable[[Transform, Transform, Combine], ServerAlgorithm]
 def orthofl(
     *, mixing: Traced = 0.6, per: str = "layer", reference: str = "average", discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
-    """Clients keep their own weights and add what is orthogonal to their own change (OrthoFL, 2025).
+    """Clients keep their own weights and add the orthogonal part of the others' change (OrthoFL 2025).
 
     ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``. Client m continues from ``w_m + dW_perp``: ``dW`` is the
     shift of the global model since its last upload, before ``w_m`` is mixed in; ``dW_perp`` is the part of ``dW``

@@ -1,6 +1,6 @@
 """Rules that tolerate bad uploads: coordinate-wise median, trimmed mean, Krum.
 
-All three ignore part of what honest clients upload, and may lose accuracy without any attacker where clients differ.
+All three ignore a part of the honest uploads. If clients differ, they may lose accuracy even without an attacker.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def averaged(
     """``rule`` with the average of its models as the evaluated model: stochastic weight averaging (SWA).
 
     After the server step number tau (counted from 0), if ``tau >= sigma T`` and c divides tau:
-    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients are sent what
-    ``rule`` sends. The current model is evaluated until the average holds a model, the average from then on.
+    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients get the
+    messages of ``rule``. The current model is evaluated until the average holds a model, the average from then on.
 
     Args:
       rule: any rule.

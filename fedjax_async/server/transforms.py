@@ -28,8 +28,8 @@ class Transform(NamedTuple):
 
     ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
-    :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: what a run records
-    of the state after each arrival. ``sums``: whether the new direction is the weight times the old one plus a term
+    :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: columns that a run
+    records after each arrival. ``sums``: whether the new direction is the weight times the old one plus a term
     that does not depend on the old one, and the weight does not depend on any upload.
     """
 

@@ -1,4 +1,4 @@
-"""Theory: convergence bounds, to compare with what a run does.
+"""Theory: convergence bounds, for comparison with runs.
 
 Start with :func:`compare` (``comparison.py``): the rates of ten analyses. ``rates.py`` has the bounds of the AsynFLC
 paper as functions of a problem's constants, ``orders.py`` the terms inside the O of its corollaries,
@@ -44,7 +44,7 @@ constants is no guarantee.
 - k-conservatism: :func:`training_curl` and :func:`curl_probe`, 0 where it holds. The distance to x_s*:
   :func:`fixed_point`.
 - The gap needs the lowest loss. Where a loss is never negative, the loss itself is an upper bound of the gap.
-- alpha and mu: a weight decay is a lower bound of both for convex losses. Networks have none.
+- alpha and mu: a weight decay is a lower bound of both for convex losses. There is no such bound for networks.
 
 The orders of ``compare`` and of the corollaries have hidden constants, here 1. Use them only to compare methods.
 """
