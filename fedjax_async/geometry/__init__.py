@@ -2,7 +2,7 @@
 
 Start with :func:`project_out` (``projection.py``): the part of one change orthogonal to another, as one vector, by
 layer or by tensor. Then read ``corrections.py`` (delay corrections of stale changes), ``bezier.py`` (curves through
-models), ``plane.py`` (the plane through three of them), ``rotation.py`` (a curve's control point when its ends move),
+models), ``plane.py`` (the plane through three models), ``rotation.py`` (a curve's control point when its ends move),
 ``hyperbolic.py`` (distance and penalty of the Lorentz model), ``manifold.py`` (exponential and logarithm maps,
 Riemannian SGD) and ``simplex.py`` (mixtures of several models). ``vectors.py`` holds the scalar products and lengths
 that all of them use.

@@ -28,9 +28,10 @@ def line(start: Params, end: Params, s: Any) -> Params:
 
     Args:
       start, end: pytrees of float arrays, of the same structure and shapes.
-      s: the position, float[]; 0 to 1 between the two points, beyond them outside. For several, see ``jax.vmap``.
+      s: the position, float[]; from 0 to 1 it is between the two points, otherwise beyond them. For several positions,
+        use ``jax.vmap``.
 
-    Raises: ``ValueError`` for points that differ in structure or shapes or hold no floats, and for s unless a scalar.
+    Raises: ``ValueError`` if the points differ in structure or shapes or hold no floats, or if s is no scalar.
     """
     require_alike({"start": start, "end": end})
     return _between(start, end, _position(s))
@@ -51,7 +52,7 @@ def bezier(points: Sequence[Params], s: Any) -> Params:
 
     Args:
       points: the n + 1 points P_0, ..., P_n, at least one: pytrees of float arrays, of the same structure and shapes.
-      s: the position, float[]; 0 to 1 between the ends. For several, see :func:`bezier_points` or ``jax.vmap``.
+      s: the position, float[], from 0 to 1 between the ends. For several, use :func:`bezier_points` or ``jax.vmap``.
 
     Returns: a pytree like ``points[0]``, in its dtypes.
 
@@ -115,7 +116,7 @@ def bezier_length(points: Sequence[Params], *, nodes: int = 32) -> Array:
 
 
 def polygon(points: Sequence[Params], s: Any) -> Params:
-    """The polygonal chain through ``points``, every side for the same share of s in [0, 1].
+    """The polygonal chain through ``points``; every side takes the same share of s in [0, 1].
 
     ``P_j + (n s - j) (P_{j+1} - P_j)`` for ``j <= n s <= j + 1``, with n the number of sides. A position outside
     [0, 1] gives the nearer end. Arguments and result as in :func:`bezier`.
@@ -134,8 +135,8 @@ def control_point(start: Params, end: Params, displacement: Params, *, gamma: Tr
     """The control point ``phi = M + (dphi - gamma P_Delta(dphi))`` of a learned displacement ``dphi``.
 
     ``M = (A + E) / 2`` is the midpoint, ``P_Delta`` the orthogonal projection on the chord ``Delta = A - E``, all
-    parameters as one vector. With gamma = 1 the curve bends only orthogonally to its chord. A chord of length zero
-    projects nothing.
+    parameters as one vector. With gamma = 1 the curve bends only orthogonally to its chord. If the chord has length
+    zero, nothing is removed.
 
     Args:
       start: A.
@@ -152,7 +153,7 @@ def control_point(start: Params, end: Params, displacement: Params, *, gamma: Tr
 
 
 def _checked(points: Sequence[Params]) -> list[Params]:
-    """The points as a list; a ``ValueError`` if there are none, or if they are not alike."""
+    """The points as a list. Raises ``ValueError`` if there are none, or if their structures or shapes differ."""
     check.require(len(points) > 0, "points", list(points), "at least one point")
     require_alike({f"points[{j}]": point for j, point in enumerate(points)})
     return list(points)

@@ -1,10 +1,10 @@
-"""Delay corrections: what to make of a change that was learned from an older model (AsyncManifold 2025, eq. 15).
+"""Delay corrections of a change that was learned from an older model (AsyncManifold 2025, eq. 15).
 
 A client started from ``Theta^t`` and arrives when the server is at ``Theta^tau``. Its pseudo-gradient is
 ``Delta = Theta^t - Theta_i``, that of the server's drift since then is ``b = Theta^t - Theta^tau``. Every correction
-gives ``Delta_hat = Delta - lambda M b``, and the server goes on to ``Theta^tau - eta Delta_hat``. All corrections are
-odd functions: the changes ``-Delta`` and ``-b`` give ``-Delta_hat``. So uploads, which are trained params minus start,
-are corrected without a change of sign.
+gives ``Delta_hat = Delta - lambda M b`` with a matrix M of its own, and the server goes on to
+``Theta^tau - eta Delta_hat``. All corrections are odd functions: the changes ``-Delta`` and ``-b`` give ``-Delta_hat``.
+So uploads, which are trained params minus start, are corrected without a change of sign.
 
 Start with :func:`ortho_correct`. :class:`Correction` is the form that all share, ``CORRECTIONS`` names them.
 """
@@ -30,14 +30,14 @@ def ortho_correct(
 ) -> Params:
     """OrthoCorrect(alpha, theta_0): ``Delta_hat = Delta - lambda b``, in each group of leaves by itself.
 
-    ``lambda = <Delta, b> / |b|^2`` where ``cos(Delta, b) <= theta_0``, which leaves the part of Delta orthogonal to b;
-    else ``lambda = alpha``. Where Delta or b is zero, ``Delta_hat = Delta``. Neither tiny nor huge trees under- or
+    If ``cos(Delta, b) <= theta_0``, ``lambda = <Delta, b> / |b|^2``, which leaves the part of Delta orthogonal to b;
+    otherwise ``lambda = alpha``. If Delta or b is zero, ``Delta_hat = Delta``. Tiny and huge trees do not under- or
     overflow.
 
     Args:
       delta: Delta, the client's own change.
-      shift: b, what the server has changed since the client's start, in the same sign as ``delta``.
-      alpha: which share of b is removed where the two agree: 0 trusts the client's displacement, 1 its position.
+      shift: b, the server's change since the client's start, with the same sign as ``delta``.
+      alpha: the share of b that is removed if the two agree: 0 trusts the client's displacement, 1 its position.
       threshold: theta_0, in [-1, 1] for the paper's rule; below -1 nothing is projected.
       per: one of ``GROUPINGS``: the whole vector, each layer or each tensor by itself.
 
@@ -70,11 +70,11 @@ def ortho_correct(
 
 
 def gradient_surgery(one: Params, other: Params, *, per: str = "whole") -> Params:
-    """``d1`` without its conflict with ``d2``: where ``<d1, d2> < 0``, its part orthogonal to ``d2``; else ``d1``.
+    """``d1`` without its conflict with ``d2``: if ``<d1, d2> < 0``, its part orthogonal to ``d2``; otherwise ``d1``.
 
     Args:
       one, other: d1 and d2, pytrees of the same structure and shapes.
-      per: one of ``GROUPINGS``: decided and projected on the whole vector, in each layer or in each tensor.
+      per: one of ``GROUPINGS``: the conflict is found and removed in the whole vector, in each layer or in each tensor.
 
     Returns: a pytree like ``one``, in its dtypes. Source: PCGrad, Yu et al. (2020), for one pair of gradients.
     """
@@ -84,10 +84,10 @@ def gradient_surgery(one: Params, other: Params, *, per: str = "whole") -> Param
 class Correction(NamedTuple):
     """``init(params) -> state`` and ``correct(delta, shift, state) -> (corrected delta, state)``.
 
-    ``delta`` is the client's own change, ``shift`` what the server has changed since the client's start: either both as
+    ``delta`` is the client's own change, ``shift`` the server's change since the client's start: either both as
     pseudo-gradients (Delta and b) or both as changes (``Theta_i - Theta^t`` and ``Theta^tau - Theta^t``). Both are
     pytrees like the params, and so is the result, in the dtypes of ``delta``. ``columns(state) -> {name: scalar}``,
-    optional: what a run records of the state after each arrival.
+    optional: columns that a run records after each arrival.
     """
 
     init: Callable[[Params], State]
@@ -155,15 +155,15 @@ def orthocorrect(*, alpha: Traced = 0.0, threshold: Traced = 0.0, per: str = "wh
 
 
 def orthograd(*, per: str = "whole") -> Correction:
-    """OrthoCorrect(0, 0): Delta, or its part orthogonal to b where the two disagree; gradient surgery against b."""
+    """OrthoCorrect(0, 0): Delta, or its part orthogonal to b if the two disagree; gradient surgery against b."""
     return orthocorrect(alpha=0.0, threshold=0.0, per=per)
 
 
 def orthopos(*, per: str = "whole") -> Correction:
-    """OrthoCorrect(1, 0): ``Delta - b``, or the part of Delta orthogonal to b where the two disagree.
+    """OrthoCorrect(1, 0): ``Delta - b``, or the part of Delta orthogonal to b if the two disagree.
 
-    It is gradient surgery of ``Delta - b`` against b only for ``<Delta, b> <= 0`` and ``<Delta, b> >= |b|^2``, not
-    throughout, as the paper has it.
+    The paper calls it gradient surgery of ``Delta - b`` against b. This holds only for ``<Delta, b> <= 0`` and for
+    ``<Delta, b> >= |b|^2``.
     """
     return orthocorrect(alpha=1.0, threshold=0.0, per=per)
 
@@ -174,14 +174,14 @@ def orthostrict(*, per: str = "whole") -> Correction:
 
 
 class Trend(NamedTuple):
-    """What a switch of :func:`orthodyn` may look at: statistics of the changes so far, this one included.
+    """The argument of a switch of :func:`orthodyn`: statistics of the changes so far, this one included.
 
     ``average`` is ``a_n = (1 - decay) sum_k decay^(n - k) |Delta_k| / (1 - decay^n)`` after n arrivals: the moving
     average with the bias correction of Adam. After one arrival it is ``|Delta_1|``, and while n is small against
     ``1 / (1 - decay)`` it is close to the plain mean.
     """
 
-    arrivals: Array  # int32[], n: how many changes have been corrected; rejected ones do not count
+    arrivals: Array  # int32[], n, the corrected changes; rejected ones do not count
     norm: Array  # float[], |Delta_n| of this arrival, all parameters as one vector
     average: Array  # float[], a_n
     largest: Array  # float[], the largest of a_1, ..., a_n
@@ -191,21 +191,27 @@ Switch = Callable[[Trend], Any]  # -> the phase: int[] from 0 to the number of p
 
 
 def norm_falls(*fractions: Traced) -> Switch:
-    """A phase ends when the moving average of ``|Delta|`` falls under a fraction, in (0, 1), of its largest value."""
+    """A phase ends when the moving average of ``|Delta|`` falls below a fraction, in [0, 1], of its largest value.
+
+    ``fractions``: one for each change of phase.
+    """
     for fraction in fractions:
         check.in_range("fraction", fraction, 0.0, 1.0)
     return lambda trend: _passed(trend.average < jnp.asarray(f, trend.average.dtype) * trend.largest for f in fractions)
 
 
 def steps_pass(*counts: Traced) -> Switch:
-    """A phase ends after that many arrivals in all; for a share of the run, give the share times its arrivals."""
+    """A phase ends after that many arrivals in total; for a share of a run, give the share times its arrivals.
+
+    ``counts``: one for each change of phase.
+    """
     for count in counts:
         check.non_negative("count", count)
     real = jnp.result_type(float)
     return lambda trend: _passed(trend.arrivals.astype(real) > jnp.asarray(count, real) for count in counts)
 
 
-# alpha and theta_0 of OrthoCorrect; no cosine is below -2, so that nothing is projected
+# alpha and theta_0 of OrthoCorrect; no cosine is below -2, so nothing is projected there
 PHASES: dict[str, tuple[float, float]] = {
     "asgd": (0.0, -2.0),
     "fedasync": (1.0, -2.0),
@@ -233,15 +239,15 @@ def orthodyn(
     decay: Traced = 0.99,
     per: str = "whole",
 ) -> Correction:
-    """OrthoDyn: one correction after the other, by default OrthoGrad, then OrthoPos. The run never goes back a phase.
+    """OrthoDyn: several corrections in turn, by default OrthoGrad, then OrthoPos. A run never goes back a phase.
 
     A run records the phase of each arrival in the column ``correction_phase`` of ``updates``: 0 for the first of
     ``phases``, and so on.
 
     Args:
       switch: ``switch(trend) -> phase``, any function of a :class:`Trend` in ``jax.numpy``. It returns the number of
-        the phase, a whole number from 0 to ``len(phases) - 1``; for two phases also a truth value, whether the second
-        has begun. A smaller number than before has no effect. By default :func:`norm_falls` with equally spaced
+        the phase, a whole number from 0 to ``len(phases) - 1``. For two phases it may also return a bool, whether the
+        second has begun. A smaller number than before has no effect. By default :func:`norm_falls` with equally spaced
         fractions (0.5 for two phases).
       phases: names in ``PHASES``, in order; ``("orthograd", "asgd", "orthopos")`` is the paper's longer schedule.
       decay: of the moving average of ``|Delta|``, in [0, 1).
@@ -249,8 +255,8 @@ def orthodyn(
 
     >>> late = orthodyn(switch=lambda trend: trend.arrivals > 100)  # OrthoPos from the 101st arrival on
 
-    Raises: ``ValueError`` for a switch that returns anything else: on a first and a last trend when the correction is
-    made, and wherever the phase is known while a run is traced.
+    Raises: ``ValueError`` for a switch that returns anything else. It is tried on a first and a late trend when the
+    correction is made, and checked in a run wherever the phase is known at tracing.
 
     Source: AsyncManifold (2025), eq. 16. The paper leaves the statistic open; the switch, 0.5 and 0.99 are ours.
     """
@@ -303,7 +309,7 @@ def _compensated(delta: Params, shift: Params, strengths: Sequence[Any]) -> Para
 
 
 def _try_out(switch: Switch, last: int) -> None:
-    """``ValueError`` unless the switch returns a phase, after one arrival and after many whose length fell to 0."""
+    """Raise ``ValueError`` unless the switch returns a phase after one arrival, and after many with an average of 0."""
     check.require(callable(switch), "switch", switch, "a function of a Trend, such as geometry.norm_falls(0.5)")
     zero, one = np.zeros((), jnp.result_type(float)), np.ones((), jnp.result_type(float))
     for count, norm in ((1, one), (10**6, zero)):
@@ -311,7 +317,7 @@ def _try_out(switch: Switch, last: int) -> None:
 
 
 def _phase(switch: Switch, trend: Trend, last: int) -> Array:
-    """What the switch returns, int32[]; ``ValueError`` unless it is a phase, as far as that is known."""
+    """The result of the switch, int32[]. Raises ``ValueError`` if it is no phase, as far as that is known."""
     phase = switch(trend)
     number = isinstance(phase, (bool, int, np.generic, np.ndarray, jax.Array))
     allowed = f"a whole number from 0 to {last}, int32[]" + (", or bool[]" if last == 1 else "")

@@ -47,7 +47,7 @@ def lorentz_project(x: Params, *, beta: Traced = 1.0) -> LorentzPoint:
 def lorentz_inner(p: LorentzPoint, q: LorentzPoint) -> Array:
     """The Lorentz product ``<p, q>_L = -p_0 q_0 + sum_i p_i q_i``; float[].
 
-    It overflows where the products do, and loses digits where they cancel. :func:`lorentz_distance` does neither.
+    It overflows if the products do, and loses digits if they cancel. :func:`lorentz_distance` does neither.
 
     Source: AsyncManifold (2025), eq. 26.
     """
@@ -57,11 +57,12 @@ def lorentz_inner(p: LorentzPoint, q: LorentzPoint) -> Array:
 def lorentz_distance(x: Params, y: Params, *, beta: Traced = 1.0) -> Array:
     """The geodesic distance ``sqrt(beta) arccosh(-<pi_L(x), pi_L(y)>_L / beta)``; float[].
 
-    It and its gradient are finite for all finite x and y of any size. No gradient is longer than 1. Where x and y are
-    equal, the distance has no derivative, and the gradient is zero. Both are computed from terms of one sign (the law
-    of cosines in half angles), not from the difference in the definition, and the angle from exact products of the
-    coordinates. So both are accurate to rounding, also between points far out that are close or on one ray.
-    Rounding the coordinates themselves turns a ray: far out, that alone moves a point by a large distance.
+    It and its gradient are finite for all finite x and y of any size. No gradient is longer than 1. If x and y are
+    equal, the distance has no derivative, and the gradient is set to zero. Distance and gradient are computed from
+    terms of one sign (the law of cosines in half angles), not from the difference in the definition. The angle comes
+    from exact products of the coordinates. So both are accurate to rounding, also for points far from the origin that
+    are close to each other or on one ray. But rounding a point's coordinates turns its ray, and far from the origin
+    this alone moves it by a large distance.
 
     Args:
       x, y: pytrees of the same structure and shapes.
@@ -77,9 +78,9 @@ def lorentz_penalty(x: Params, y: Params, *, sigma: Traced = 1.0, beta: Traced =
     """FedMRUR's penalty ``exp(|pi_L(x) - pi_L(y)|_L^2 / sigma)``, at most ``exp(limit)``; float[].
 
     ``|p - q|_L^2 = <p - q, p - q>_L = |x - y|^2 - (x_0 - y_0)^2``. It is 1 where x and y are equal. It and its gradient
-    are finite for all finite x and y. Beyond the limit the penalty is constant and its gradient zero, and so it is
-    where a sum of squares overflows (in float32 at ``|x| = 1e19``): a model that far away has diverged. Rounding errs
-    by no more than that of x and y does. Three sums and one pass over the D parameters give it and its gradient.
+    are finite for all finite x and y. Beyond the limit the penalty is constant and its gradient zero. The same holds if
+    a sum of squares overflows (in float32 at ``|x| = 1e19``): a model that far away has diverged. The rounding error is
+    no larger than that of rounding x and y. Three sums and one pass over the D parameters give it and its gradient.
 
     Args:
       x, y: pytrees of the same structure and shapes: theta and Theta^t.
@@ -101,7 +102,7 @@ def lorentz_penalty(x: Params, y: Params, *, sigma: Traced = 1.0, beta: Traced =
 
 
 def radius_of(beta: Any) -> Array:
-    """The root of beta, in JAX's default float type; a ``ValueError`` unless beta > 0."""
+    """The root of beta, in JAX's default float type. Raises ``ValueError`` unless beta > 0."""
     check.positive("beta", beta)
     return jnp.sqrt(jnp.asarray(beta, jnp.result_type(float)))
 
@@ -120,10 +121,10 @@ def _distance_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 def _distance_and_gradients(x: Array, y: Array, radius: Array) -> tuple[Array, Array, Array]:
     """The distance and its gradients by x and by y, all [D].
 
-    With X = |x|, Y = |y|, times ``x_0 = sqrt(beta + X^2)`` and y_0, and e the difference of the two unit vectors:
+    With X = |x|, Y = |y|, ``x_0 = sqrt(beta + X^2)``, y_0 likewise, and e the difference of the two unit vectors:
     ``beta sinh^2(d / (2 sqrt(beta))) = beta sinh^2((r_x - r_y) / 2) + X Y |e|^2 / 4``, where
     ``sinh(r_x - r_y) = (X - Y) (X + Y) / (X y_0 + Y x_0)``. The gradient by x is
-    ``(y_0 x - x_0 y) / (x_0 sqrt(beta) sinh(d / sqrt(beta)))``, that by y is minus the same with x_0 and y_0 exchanged.
+    ``(y_0 x - x_0 y) / (x_0 sqrt(beta) sinh(d / sqrt(beta)))``; the gradient by y is the same with x and y exchanged.
     All lengths are in units of a power of two, so that no product overflows.
     """
     limits = jnp.finfo(radius.dtype)
@@ -144,7 +145,7 @@ def _distance_and_gradients(x: Array, y: Array, radius: Array) -> tuple[Array, A
 
     shorter_time = jnp.where(x_is_shorter, x_time, y_time)
     longer_time = jnp.where(x_is_shorter, y_time, x_time)
-    # in the order that never underflows
+    # this order of the operations never underflows
     crossed = jnp.where(total < unit_radius, (shorter / total) * longer_time, shorter * (longer_time / total))
     mixed_time = jnp.where(longer > 0, (longer / total) * shorter_time + crossed, unit_radius)
     wide = jnp.sqrt(hypotenuse(mixed_time, longer_by) + mixed_time)
@@ -154,7 +155,7 @@ def _distance_and_gradients(x: Array, y: Array, radius: Array) -> tuple[Array, A
     far = jnp.log(half + hypotenuse(half, unit_radius)) - jnp.log(unit_radius)
     distance = 2.0 * radius * jnp.where(half < unit_radius, near, far)
 
-    # y_0 x - x_0 y over half, its two parts across and along that unit vector without cancellation and underflow
+    # (y_0 x - x_0 y) / half as two parts, across and along that unit vector, without cancellation or underflow
     apart = half > limits.tiny
     over = jnp.where(apart, half, 1.0)
     share = unit_radius / (shorter_time + shorter * (longer / longer_time))
@@ -168,9 +169,9 @@ def _distance_and_gradients(x: Array, y: Array, radius: Array) -> tuple[Array, A
 def _turn(s: Array, t: Array) -> tuple[Array, Array]:
     """``s / |s|`` and ``t / |t| - s / |s|`` of vectors [D], accurate to rounding also where the difference is tiny.
 
-    Of vectors less than 60 degrees apart the difference is computed from the part of t across s. That part is what
-    remains of ``t - (t_k / s_k) s`` if its own part along s is removed, with s_k the largest entry of s. Each entry
-    ``(s_k t_i - t_k s_i) / s_k`` is computed exactly before it is rounded. A vector of zeros has the unit vector zero.
+    For vectors less than 60 degrees apart the difference is computed from the part of t across s. That part is
+    ``t - (t_k / s_k) s`` without its own part along s, with s_k the largest entry of s. Each entry
+    ``(s_k t_i - t_k s_i) / s_k`` is computed exactly before it is rounded. The unit vector of a zero vector is zero.
     """
     if s.size == 0:
         return s, t
@@ -190,8 +191,8 @@ def _turn(s: Array, t: Array) -> tuple[Array, Array]:
 def _difference_of_products(a: Array, b: Array, c: Array, d: Array) -> Array:
     """``a b - c d``, rounded once.
 
-    Every number is the sum of two with half its digits. Their products are exact, so a fused multiply-add does not
-    change them. They are added with the errors of all additions but the last.
+    Every number is split into two numbers with half its digits. The products of these are exact, so a fused
+    multiply-add does not change them. They are added together with the errors of all additions but the last.
     """
     (a, a_rest), (b, b_rest), (c, c_rest), (d, d_rest) = map(_halves, (a, b, c, d))
     terms = [a_rest * b_rest, -c_rest * d_rest, a * b_rest, -c * d_rest, a_rest * b, -c_rest * d, a * b, -c * d]
@@ -205,7 +206,7 @@ def _difference_of_products(a: Array, b: Array, c: Array, d: Array) -> Array:
 
 
 def _halves(number: Array) -> tuple[Array, Array]:
-    """Two numbers with the leading and the other digits, whose sum is exactly ``number``."""
+    """Two numbers, one with the leading and one with the other digits; their sum is exactly ``number``."""
     limits = jnp.finfo(number.dtype)
     leading = jax.lax.reduce_precision(number, limits.nexp, (limits.nmant - 1) // 2)
     return leading, number - leading
@@ -236,12 +237,12 @@ def _square_apart_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 def _apart(x: list[Array], y: list[Array], beta: Array) -> tuple[Array, Array, Array, Array]:
-    """``|x - y|^2 - (x_0 - y_0)^2``, and what its gradient needs: 4, ``2 (x_0 - y_0) / x_0``, ``2 (x_0 - y_0) / y_0``.
+    """``|x - y|^2 - (x_0 - y_0)^2``, and for its gradient: 4, ``2 (x_0 - y_0) / x_0``, ``2 (x_0 - y_0) / y_0``.
 
-    ``x_0 - y_0 = (|x|^2 - |y|^2) / (x_0 + y_0)`` errs by the rounding of |x| and |y|. If a sum overflows, the first is
-    the largest finite number, and the others are 0.
+    ``x_0 - y_0 = (|x|^2 - |y|^2) / (x_0 + y_0)`` has only the rounding error of |x| and |y|. If a sum overflows, the
+    first result is the largest finite number, and the others are 0.
     """
-    # XLA:CPU keeps in memory what has two users: this difference and that of the gradient differ by their factors.
+    # XLA:CPU stores a value that is used twice. So this difference is not the gradient's: they differ by a factor.
     gaps = [jnp.sum(jnp.square(b - a)) for a, b in zip(x, y, strict=True)]
     sums = [inner(x, x), inner(y, y), sum(gaps, jnp.zeros((), beta.dtype))]
     near = jnp.isfinite(sums[0] + sums[1] + sums[2])

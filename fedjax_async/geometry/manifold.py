@@ -21,7 +21,7 @@ from fedjax_async.types import Array, Params, Traced
 
 
 class Manifold(NamedTuple):
-    """``exp(x, v)`` is where the geodesic from x with velocity v is at time 1; ``log(x, y)`` is the inverse."""
+    """``exp(x, v)`` is the point at time 1 of the geodesic from x with velocity v; ``log(x, y)`` is the inverse."""
 
     inner: Callable[[Params, Params, Params], Array]  # (x, u, v) -> float[], the metric at x
     distance: Callable[[Params, Params], Array]  # (x, y) -> float[]
@@ -56,7 +56,7 @@ def lorentz(*, beta: Traced = 1.0) -> Manifold:
     - gradient: ``g + x <x, g> / beta``.
 
     The coordinates grow like the exponential of the distance from the origin, and so do the errors of ``exp`` and
-    ``log``: in float32 they overflow at a distance of about ``88 sqrt(beta)``. The distance never does.
+    ``log``: in float32 they overflow at a distance of about ``88 sqrt(beta)``. ``distance`` never overflows.
 
     Args:
       beta: minus one over the curvature, > 0.
@@ -70,7 +70,7 @@ def lorentz(*, beta: Traced = 1.0) -> Manifold:
         direction, size = unit(x), length(x)
         u_along, v_along = inner(u, direction), inner(v, direction)
         u_across = [a - u_along * d for a, d in zip(u, direction, strict=True)]
-        # orthogonal and parallel to x by themselves: their difference in the definition would cancel
+        # the parts across and along x separately: the difference in the definition would lose digits
         radius = radius_of(beta)
         shrink = jnp.square(radius / hypotenuse(radius, size))
         return inner(u_across, v) + shrink * u_along * v_along
@@ -122,7 +122,9 @@ def riemannian_sgd(lr: Traced, manifold: Manifold) -> optax.GradientTransformati
 
     Args:
       lr: the step size, > 0.
-      manifold: where to move.
+      manifold: the manifold of the params.
+
+    Raises: ``ValueError`` if its update gets no params.
 
     Source: Bonnabel (2013); Nickel and Kiela (2018); AsyncManifold (2025), section 2.3.
     """

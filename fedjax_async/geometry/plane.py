@@ -11,7 +11,7 @@ from fedjax_async.geometry.projection import project_out
 from fedjax_async.geometry.vectors import inner, leaves, length, rebuild, unit
 from fedjax_async.types import Array, Params
 
-FLAT = 1e-5  # three models span no plane if the third is this near the line of the others, relative to their distances
+FLAT = 1e-5  # three models span no plane if the third is nearer to the line of the others, relative to the distances
 
 
 class Plane(NamedTuple):
@@ -23,7 +23,7 @@ class Plane(NamedTuple):
 
 
 def plane(one: Params, two: Params, three: Params) -> Plane:
-    """The plane through three models; not to be traced, as it looks at their distances.
+    """The plane through three models. It cannot be traced, because it tests their distances.
 
     ``one`` is at (0, 0), ``two`` at (x, 0) with x > 0, and ``three`` has y > 0 (Gram-Schmidt on the two differences,
     all parameters as one vector).
@@ -50,7 +50,7 @@ def _axes(one: Params, two: Params, three: Params) -> tuple[Params, Params, Arra
     along = jax.tree.map(jnp.subtract, two, one)
     aside = jax.tree.map(jnp.subtract, three, one)
     rest = project_out(aside, along, per="whole")
-    rest = project_out(rest, along, per="whole")  # again: the first time leaves a rounding error in proportion to aside
+    rest = project_out(rest, along, per="whole")  # again: the first leaves a rounding error proportional to ``aside``
     directions = (rebuild(unit(leaves(side)), one) for side in (along, rest))
     return *directions, *(length(leaves(side)) for side in (along, aside, rest))  # type: ignore[return-value]
 

@@ -45,16 +45,16 @@ def project_out(
 ) -> Params:
     """The part of ``vector`` orthogonal to ``direction``, in each group of leaves by itself.
 
-    ``v - (<v, d> / <d, d>) d``; where ``d`` is zero, ``v`` itself. Of all vectors orthogonal to ``d`` it
-    is the nearest to ``v``, and at the smallest angle to it. Neither tiny nor huge directions under- or
-    overflow: the products are taken with ``d`` over a power of two near its length, which rounds nothing.
+    ``v - (<v, d> / <d, d>) d``; if ``d`` is zero, ``v`` itself. It is the vector orthogonal to ``d`` that is
+    nearest to ``v`` and has the smallest angle to it. Tiny and huge directions do not under- or overflow: the
+    products are taken with ``d`` over a power of two near its length, which is exact.
 
     Args:
       vector, direction: pytrees of the same structure and shapes.
-      minus: if given, also of that structure, and v is ``vector - minus``. The same as to subtract first,
-        but the difference is never written to memory, which large trees feel.
+      minus: if given, also of that structure, and v is ``vector - minus``. The result is the same as after a
+        subtraction, but the difference is never written to memory, which is faster for large trees.
       per: one of :data:`GROUPINGS`.
-      gamma: which share of the projection is removed, in [0, 1]; all of it by default.
+      gamma: the share of the projection that is removed, in [0, 1]; all of it by default.
 
     Returns: a pytree like ``vector``, in its dtypes. Source: OrthoFL (2025), eq. 4 and Lemma 3.1.
     """
@@ -64,7 +64,7 @@ def project_out(
     for group in groups(vector, per):
         v, d = [vectors[i] for i in group], [directions[i] for i in group]
         inverse, square = measure(d)
-        # XLA:CPU keeps in memory what has two users. So the products have operands of their own: -v, and half of d.
+        # XLA:CPU stores a value that is used twice. So the products have operands of their own: -v, and half of d.
         half = 0.5 * inverse
         if origins is None:
             along = inner(v, [a * half for a in d])
@@ -80,9 +80,9 @@ def project_out(
 
 
 def orthonormalise(rows: Array) -> Array:
-    """Rows [K, D] that are orthonormal and span what ``rows`` span; zeros in place of dependent ones.
+    """Orthonormal rows [K, D] with the same span as ``rows``; zeros in place of dependent rows.
 
-    Gram and Schmidt, every row twice, which keeps them orthogonal to rounding (Giraud, Langou,
+    Gram-Schmidt, twice for every row, which keeps the rows orthogonal to rounding (Giraud, Langou,
     Rozloznik 2005).
     """
 
@@ -104,7 +104,7 @@ def orthonormalise(rows: Array) -> Array:
 def project_out_span(vector: Params, rows: Params, *, per: str = "layer") -> Params:
     """The part of ``vector`` orthogonal to all K trees ``rows`` [K, ...], in each group of leaves by itself.
 
-    Zero and dependent rows are as good as absent. Costs ``O(K^2 D)``.
+    Zero and dependent rows have no effect. Costs ``O(K^2 D)``.
     """
     vectors, structure = jax.tree.flatten(vector)
     each = jax.tree.leaves(rows)

@@ -1,4 +1,4 @@
-"""Rotation in the plane of two vectors, and what becomes of a control point when the ends of its curve move."""
+"""Rotation in the plane of two vectors, and the new control point of a curve when its ends move."""
 
 from __future__ import annotations
 
@@ -24,23 +24,22 @@ def reflect(vector: Params, normal: Params) -> Params:
 def rotate(vector: Params, source: Params, target: Params) -> Params:
     """``R x``: the rotation in the plane of u and w that takes the direction of u to that of w.
 
-    ``R u / |u| = w / |w|``, lengths and angles are kept, and so is everything orthogonal to u and w. R is the product
+    ``R u / |u| = w / |w|``. R keeps lengths and angles, and every vector orthogonal to u and w. R is the product
     of two reflections, first in the plane orthogonal to ``u / |u| + w / |w|``, then in the plane orthogonal to w. Time
     and memory are O(D); no matrix is formed.
 
-    Special cases: R is the identity where u and w are parallel, and where one of them is zero and has no direction.
-    Where they are anti-parallel, no plane is given. R is then the reflection ``x - 2 (<x, w> / <w, w>) w``: it keeps
-    lengths, angles and everything orthogonal to w, and takes u to the direction of w. Vectors count as anti-parallel
-    where the sum of their unit vectors is no longer than the square root of the machine epsilon.
+    Special cases: R is the identity if u and w are parallel, or if one of them is zero and has no direction.
+    Anti-parallel vectors define no plane. R is then the reflection ``x - 2 (<x, w> / <w, w>) w``: it keeps lengths,
+    angles and every vector orthogonal to w, and takes u to the direction of w. Vectors count as anti-parallel if the
+    sum of their unit vectors is no longer than the square root of the machine epsilon.
 
     Args:
       vector: x, a pytree.
       source: u, shaped like x.
       target: w, shaped like x.
 
-    Returns: a pytree like ``vector``, in its dtypes. It is an isometry to rounding. That ``R u`` has the direction of w
-    and that the rest is kept also holds to rounding, but near the anti-parallel case only to within the square root of
-    the machine epsilon.
+    Returns: a pytree like ``vector``, in its dtypes. R is an isometry to rounding. Its other properties also hold to
+    rounding, but near the anti-parallel case only to the square root of the machine epsilon.
 
     Source: AsyncManifold (2025), the matrix R of eq. 17.
     """

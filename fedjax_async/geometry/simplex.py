@@ -15,7 +15,10 @@ from fedjax_async.types import Array, Key, Params
 
 
 def simplex(vertices: Sequence[Params]) -> Params:
-    """The simplex of V >= 1 vertices, pytrees of one structure: a pytree with leaves [V, ...]."""
+    """The simplex of V >= 1 vertices, pytrees of one structure: a pytree with leaves [V, ...].
+
+    Raises ``ValueError`` if there is no vertex.
+    """
     check.require(len(vertices) > 0, "vertices", list(vertices), "at least one vertex")
     return jax.tree.map(lambda *rows: jnp.stack(rows), *vertices)
 
@@ -43,8 +46,8 @@ def centroid(vertices: Params) -> Params:
 def sample_weights(key: Key, count: int) -> Array:
     """Weights of a point that is uniform in a simplex of ``count`` vertices: Dirichlet(1, ..., 1), float[V].
 
-    Independent exponential variables over their sum. The logarithm of an exponential variable is minus a Gumbel
-    variable, and a softmax never divides by zero.
+    The weights are independent exponential variables over their sum. The logarithm of an exponential variable is minus
+    a Gumbel variable, so a softmax computes them and never divides by zero.
     """
     check.whole("count", count)
     return jax.nn.softmax(-jax.random.gumbel(key, (count,)))

@@ -30,7 +30,7 @@ def rebuild(values: list[Array], tree: Params) -> Params:
 
 
 def joined(tree: Params) -> Array:
-    """All leaves end to end as one array [D], in JAX's default float type: one pass in place of one a leaf."""
+    """All leaves end to end as one array [D], in JAX's default float type, for one pass instead of one a leaf."""
     flat = [leaf.reshape(-1) for leaf in leaves(tree)]
     return jnp.concatenate(flat) if flat else jnp.zeros(0, jnp.result_type(float))
 
@@ -44,7 +44,7 @@ def parted(vector: Array, tree: Params) -> Params:
 
 
 def require_alike(trees: Mapping[str, Params]) -> None:
-    """``ValueError``, by the names of the trees, unless all are of float arrays of the same structure and shapes."""
+    """Raise ``ValueError`` with the name of a tree unless all hold float arrays of the same structure and shapes."""
     first, like = next(iter(trees.items()))
     shapes = [getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(like)]
     for name, tree in trees.items():
@@ -61,7 +61,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 def _form(leaf: Any) -> Any:
-    """What a message shows of a leaf: the type and shape of an array, any other value as it is."""
+    """A leaf as messages show it: type and shape of an array, any other value as it is."""
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, _ARRAYS) else leaf
 
 
@@ -72,10 +72,10 @@ def inner(one: list[Array], other: list[Array]) -> Array:
 
 
 def measure(arrays: list[Array]) -> tuple[Array, Array]:
-    """Of all arrays as one vector d: ``1 / s``, s a power of two near its length (1 if d is zero), and ``|d / s|^2``.
+    """``1 / s`` and ``|d / s|^2`` of all arrays as one vector d; s is a power of two near its length, 1 if d is zero.
 
-    The length itself says how long d is, unless its square is near the limits of the dtype; then the largest
-    entry does, at the cost of two more passes. Gradients treat s as a constant: any other scale gives the same result.
+    s is taken from the length, unless its square is near the limits of the dtype. Then it is taken from the largest
+    entry, at the cost of two more passes. Gradients treat s as a constant: any other scale gives the same result.
     """
     square = inner(arrays, arrays)
     limits = jnp.finfo(square.dtype)
@@ -100,7 +100,7 @@ def largest(arrays: list[Array]) -> Array:
 
 
 def power_of_two(size: Array) -> Array:
-    """The power of two nearest to ``size`` of those whose inverse is a normal number too; 1 for 0."""
+    """The power of two nearest to ``size``, among those with a normal number as inverse; 1 for 0."""
     limits = jnp.finfo(size.dtype)
     power = jax.lax.reduce_precision(jnp.minimum(size, limits.max / 8), limits.nexp, 0)
     return jnp.where(power > 0, power, jnp.ones_like(power))

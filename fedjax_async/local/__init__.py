@@ -2,10 +2,11 @@
 
 Start with :func:`local_training` (``training.py``): minibatch steps of any optax optimiser. ``batches.py`` draws the
 minibatches, ``job.py`` runs one job. Three files wrap a client algorithm: ``private.py`` keeps some params on the
-client, ``feedback.py`` compresses uploads, ``ditto.py`` trains a personal model beside it. ``optimizers.py`` holds
+client, ``feedback.py`` compresses uploads, ``ditto.py`` also trains a personal model. ``optimizers.py`` holds
 optimisers and learning rate decays by name, ``sharpness.py`` SAM and ASAM, ``metrics.py`` the metrics of proximal
-terms. ``curve.py`` trains a curve from the start to the end (AsyncCurve), its Adam with the moments of ``warm.py``.
-``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradients of examples and adds noise.
+terms. ``curve.py`` trains a curve from the start to the end (AsyncCurve); its Adam takes its first moments from
+``warm.py``. ``anchored.py`` trains near centroids (PushCen-ADFL), ``dp_sgd.py`` clips the gradients of examples and
+adds noise.
 """
 
 from collections.abc import Callable

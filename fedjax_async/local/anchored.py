@@ -1,4 +1,4 @@
-"""Centroid-anchored training: local steps that stay near the centroids that a node and its neighbours agree on."""
+"""Centroid-anchored training: local steps that stay near centroids, on which a node and its neighbours agree."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CLUSTERING = 2**31 + 2  # folded into the job's key: the random entries of a cl
 
 
 class Dictionary(NamedTuple):
-    """What a client is told of the centroids, in the message's ``extra``."""
+    """The centroids that a client receives, in the message's ``extra``."""
 
     tables: Any  # G: like the params, float[K] for each leaf that is clustered, ``None`` for the others
-    known: Any  # bool[], whether there is a dictionary yet
+    known: Any  # bool[], whether G has values yet
 
 
 class Rules(NamedTuple):
@@ -47,7 +47,7 @@ class Work(NamedTuple):
     anchor: Anchor
 
 
-# From a layer's w - w~ to half the gradient of what lambda multiplies: the sum of its squares, or their mean.
+# From a layer's gap w - w~: half the gradient of the sum of its squares (``paper``) or of their mean (``released``).
 REFERENCES: dict[str, Callable[[Array], Array]] = {
     "paper": lambda gap: gap,
     "released": lambda gap: gap / max(1, gap.size),
@@ -71,19 +71,19 @@ def anchored_training(
 ) -> ClientAlgorithm:
     """Minimise ``F_i(w) + lambda ||w - w~||^2`` with pruned weights (PushCen-ADFL 2026, LocalUpdate).
 
-    At the start ``(V, A, M) = WCP(w, K, init=G)`` and ``w~ = G[A]`` (V[A] while there is no G), where G is the
-    :class:`Dictionary` in the message's ``extra``, and its leaves say what is clustered. At the start of each epoch
+    A job begins with ``(V, A, M) = WCP(w, K, init=G)`` and ``w~ = G[A]`` (V[A] while G has no values). G is the
+    :class:`Dictionary` in the message's ``extra``; leaves with a table in it are clustered. At the start of each epoch
     ``w <- w M``. Uploads ``w_K - w_0``.
 
     Args:
-      optimizer, batch_size, proximal, scale, keep_optimizer: as in ``local_training``. A kept state of Adam survives
-        the mixing with others.
+      optimizer, batch_size, proximal, scale, keep_optimizer: as in ``local_training``. Mixing with other nodes' models
+        does not change a kept state of Adam.
       anchor: lambda >= 0.
       mask: whether pruned weights are set to zero.
       max_iter, tolerance: of the clustering.
       reference: ``paper``, or ``released``: lambda times the sum over layers of the mean of ``(w - w~)^2``, another
         clustering (``compress.centroids.wcp``), and batches in stored order without the last partial one.
-      shuffle: as in ``local_training``; by default as the reference has it.
+      shuffle: as in ``local_training``; by default true for ``paper`` and false for ``released``.
     """
     check.non_negative("anchor", anchor)
     check.one_of("mask", mask, (False, True))
@@ -100,7 +100,7 @@ def anchored_training(
 
         return jax.tree.map(added, message.extra.weights, gradient, weights, is_leaf=lambda leaf: leaf is None)
 
-    inner = local_training(  # what the model keeps private is kept around the whole of it
+    inner = local_training(  # without private leaves: ``keeping`` wraps the whole algorithm below
         model._replace(private=None),
         optimizer=optimizer,
         batch_size=batch_size,
@@ -136,7 +136,7 @@ def anchored_training(
 
 
 def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:
-    """The params with zeros for pruned weights if it is time for them."""
+    """The params; if ``now``, with zeros for pruned weights."""
 
     def pruned(kept: Any, weight: Array) -> Array:
         return weight if kept is None else jnp.where(now & ~kept, jnp.zeros_like(weight), weight)
@@ -146,7 +146,7 @@ def _pruned(params: Params, mask: Params, now: Array, model: Model) -> Params:
 
 
 def clustered(params: Params, given: Dictionary, key: Key, rules: Rules) -> centroids.Clustered:
-    """WCP of the leaves that the dictionary has tables for, from these tables or else from random entries."""
+    """WCP of the leaves with a table in the dictionary, from these tables or, before G has values, random ones."""
     tables = [(tree.path_of(path), table) for path, table in jax.tree_util.tree_leaves_with_path(given.tables)]
     paths = {path for path, _ in tables}
     sizes = {table.shape[0] for _, table in tables}

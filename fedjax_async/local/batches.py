@@ -1,9 +1,9 @@
 """A client's examples: random minibatches for training, and means over all of them.
 
 Every local epoch visits a client's examples in a new random order, without a shuffle buffer: a keyed permutation is
-evaluated one index at a time. Sorting random numbers would need a buffer as long as the largest client, and one sort a
-job. The *swap-or-not* network maps a position to an example in O(1) memory. It is a permutation of exactly ``size``
-elements for every ``size``, and it vectorises over clients of different sizes.
+evaluated one index at a time. Sorting random numbers would need a buffer as long as the largest client, and a sort for
+each job. The *swap-or-not* network maps a position to an example in O(1) memory. It is a permutation of exactly
+``size`` elements for every ``size``, and it vectorises over clients of different sizes.
 
 Source: Hoang, Morris, Rogaway, "An enciphering scheme based on a card shuffle" (2012), figure 2. Deviation: instead of
 a cryptographic function, each pass (the paper's round) draws a new strongly universal hash bit, ``(a x + b) >> 31``
@@ -61,7 +61,7 @@ def batch(seed: Array, k: Array, size: Array, batch_size: int) -> tuple[Array, A
 
 
 def stored_batch(k: Array, size: Array, batch_size: int) -> tuple[Array, Array]:
-    """As :func:`batch`, in the order in which the examples are stored, every epoch alike and without its last part.
+    """As :func:`batch`, but in stored order: all epochs are the same, and the last partial batch is left out.
 
     An epoch has ``size // batch_size`` steps. A client with fewer examples than B takes all of them in every step.
     """

@@ -41,10 +41,10 @@ class Curve(NamedTuple):
 
 
 class Chord(NamedTuple):
-    """Start to end of a curve."""
+    """The chord of a curve, from its start to its end."""
 
     vector: Array  # c, float[D]
-    inverse: Array  # 1 / <c, c>, or 0 where c is so short that its square is 0; float[]
+    inverse: Array  # 1 / <c, c>, or 0 if c is so short that its square is 0; float[]
 
 
 class Work(NamedTuple):
@@ -79,21 +79,21 @@ def curve_training(
 
     The end: ``optimizer`` on ``F_i(w) + (mu/2) metric(w, w_0)``. The control point: Adam on ``F_i(B(s))`` as a function
     of the displacement ``dphi``, at a position s drawn uniformly from [0, 1] for each minibatch, where
-    ``B(s) = w_0 + s c + 2 s (1 - s) (dphi - gamma P_c(dphi))`` and c is the chord ``w - w_0``. One epoch of the one
-    follows one epoch of the other, and the moments of the control point start anew in each. A job of K local steps
-    takes K steps of each, at the cost of two gradients a local step; since they can run in parallel on a client, its
+    ``B(s) = w_0 + s c + 2 s (1 - s) (dphi - gamma P_c(dphi))`` and c is the chord ``w - w_0``. Epochs of the end and of
+    the control point alternate; in each of its epochs the moments of the control point start anew. A job of K local
+    steps takes K steps of each, at the cost of two gradients a local step. They can run in parallel on a client, so its
     virtual time is that of K local steps. The end trains on the same minibatches as in ``local_training``.
 
     Args:
-      optimizer, batch_size, proximal, scale: as in ``local_training``; ``scale`` multiplies both learning rates;
-        a ``WithinJob`` counts the steps of the end and of the control point by themselves.
+      optimizer, batch_size, proximal, scale: as in ``local_training``. ``scale`` multiplies both learning rates; a
+        ``WithinJob`` counts the steps of the end and those of the control point separately.
       metric: of the proximal term, a name in ``PROXIMAL_METRICS``; ``sigma`` and ``beta`` are the options of
         ``hyperbolic``.
-      control_lr: of the control point's Adam, > 0; the paper has a tenth of the end's.
+      control_lr: of the control point's Adam, > 0; the paper takes a tenth of the end's.
       gamma: share of dphi along the chord that is removed, in [0, 1].
       order: ``alternate``, or ``after``: all steps of the end first, then ``control_epochs`` epochs of the control
-        point (5 by default) without new moments, as in the paper's study. The loop over them has no fixed length, so
-        only ``jax.jvp`` passes it.
+        point (5 by default), whose moments do not start anew, as in the paper's study. The loop over them has no fixed
+        length, so JAX can differentiate it in forward mode only.
       warm: how Adam's moments start: ``corrected`` or ``printed``, from the server's last step in the message (see
         :func:`warmed`; ``optimizer`` must contain Adam), or ``off``, from zero.
 
@@ -158,7 +158,7 @@ def _control_epochs(order: str, given: int | None) -> int:
 
 
 class _Parts(NamedTuple):
-    """What the steps of a client are made of."""
+    """The parts that all steps of a client share."""
 
     model: Model
     optimizer: Any  # of the end
@@ -170,7 +170,7 @@ class _Parts(NamedTuple):
 
 
 def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: Message, data: ClientData) -> Work:
-    """A step of the end or of the control point. Vectors [D] take one pass each, whatever the leaves."""
+    """A step of the end or of the control point, on vectors [D]: one pass each, however many leaves there are."""
     model, weights = parts.model, trained(parts.model, work.params)
     old = joined(weights)
     s = jax.random.uniform(jax.random.fold_in(work.keys[1], phase.number), dtype=jnp.result_type(float))
@@ -185,7 +185,7 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
         return start + s * (old - start) + sway * _bent(work.displacement, chord, parts.gamma)
 
     chord = _when(phase.anew, of_now, work.chord)
-    # one gradient for both, so that jobs in different phases batch; conditionals spare a single job the rest
+    # one gradient for both, so that jobs in different phases batch; a single job skips the rest by conditionals
     which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
     gradient_at = batch_gradient(model, work.params, data, which, parts.batch_size)
     gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
@@ -231,11 +231,11 @@ def _bent(vector: Array, chord: Chord, gamma: Traced) -> Array:
 class Phase(NamedTuple):
     """One gradient of a job."""
 
-    end: Array  # bool[], whether it is the end's; else the control point's
-    number: Array  # int32[], earlier gradients of the same
+    end: Array  # bool[], whether it is a gradient of the end; if not, of the control point
+    number: Array  # int32[], earlier gradients of the same kind (end or control point)
     fresh: Array  # bool[], whether the control point's moments start anew
-    anew: Array  # bool[], whether it is the control point's first since the end has moved
-    total: Array  # int32[], all gradients of the same in this job
+    anew: Array  # bool[], whether it is the control point's first since the end moved: the chord is then new
+    total: Array  # int32[], gradients of the same kind in this job
 
 
 def _batches(examples: Any, batch_size: int) -> Any:
@@ -248,7 +248,7 @@ def _per_epoch(data: ClientData, batch_size: int) -> Array:
 
 
 def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
-    """Gradient ``j`` of 2 K: epochs of the end and of the control point in turn, the last of both maybe shorter."""
+    """Gradient ``j`` of 2 K: epochs of the end and of the control point alternate, and the last two may be shorter."""
     whole = steps // per_epoch * per_epoch
     epoch, within = j // per_epoch, j % per_epoch
     rest, over = steps - whole, j - 2 * whole
@@ -260,14 +260,14 @@ def _alternate(j: Array, steps: Array, per_epoch: Array) -> Phase:
 
 
 def _after(j: Array, steps: Array, extra: Array) -> Phase:
-    """Gradient ``j`` of ``K + extra``: K of the end first, all others of the control point."""
+    """Gradient ``j`` of ``K + extra``: the first K are of the end, all others of the control point."""
     end = j < steps
     number, total = tree.where(end, (j, steps), (j - steps, extra))
     return Phase(end, number, jnp.zeros_like(end), j == steps, total)
 
 
 def _share(k: Array, steps: Array, extra: Array) -> tuple[Array, Array]:
-    """The gradients of local step k where K local steps share ``K + extra`` of them as evenly as possible."""
+    """The range of gradients of local step k: K local steps share ``K + extra`` gradients as evenly as possible."""
     real = jnp.result_type(float)
     each, rest = extra // steps, (extra % steps).astype(real)
 

@@ -12,19 +12,19 @@ from fedjax_async import tree
 from fedjax_async.local.private import wrapping
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, State
 
-DITTO = 0xD1770  # folded into a job's key: the personal model has minibatches of its own
+DITTO = 0xD1770  # folded into a job's key, so that the personal model has minibatches of its own
 
 
 def with_personal_model(client: ClientAlgorithm, trainer: ClientAlgorithm) -> ClientAlgorithm:
     """Wrap ``client``: a model ``v`` stays with it from job to job, and takes as many steps in each job as ``client``.
 
-    ``v <- v - eta (grad F(v) + lambda (v - w))``, with w the model that the client received. Uploads and the messages'
-    use are those of ``client``: the global run does not change. v starts at the run's first params; a job after which
-    it is not finite leaves it as it was. The client's own model is v.
+    ``v <- v - eta (grad F(v) + lambda (v - w))``, with w the model that the client received. Uploads are those of
+    ``client``, so the global run does not change. v starts at the run's first params; if it is not finite after a job,
+    it keeps its value from before. ``own`` gives v.
 
     Args:
-      trainer: ``local_training`` with ``proximal=lambda``, of the model without private leaves: its optimiser, rate and
-        minibatches are those of the personal model. Deviation: v takes as many steps as the global job.
+      trainer: ``local_training`` with ``proximal=lambda``, of the model without private leaves; it has the optimiser,
+        learning rate and batch size of the personal model. Deviation: v takes as many steps as the global job.
     """
 
     def init(params: Params) -> State:

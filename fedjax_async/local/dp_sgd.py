@@ -18,14 +18,14 @@ from fedjax_async.types import Array, Key, Model, Params
 
 
 class PerExample(NamedTuple):
-    """``clip`` C > 0 of the gradient of an example, ``noise`` z >= 0 of a minibatch's sum, as a multiple of C."""
+    """Options of DP-SGD."""
 
-    clip: Any
-    noise: Any
+    clip: Any  # C > 0, bound of the norm of an example's gradient
+    noise: Any  # z >= 0, standard deviation of the noise of a minibatch's sum, as a multiple of C
 
 
 def require_usable(model: Model, optimizer: optax.GradientTransformation) -> None:
-    """``ValueError`` for a model or an optimiser with which the noise would not protect an example."""
+    """Raise ``ValueError`` if with this model or optimiser the noise would not protect an example."""
     allowed = "left out: the model has running statistics (BatchNorm), which mix the examples of a batch"
     check.require(model.train is None, "privacy", "dp_sgd", allowed)
     steps = gradients_a_step(optimizer)
@@ -39,7 +39,7 @@ def noised_gradient(
     """``gradient(weights)``: ``(sum_i clip_C(g_i) + z C N(0, I)) / min(B, n)`` of the B rows of a minibatch.
 
     Args:
-      factor: of each row's loss, 0 for rows that are padding; float[B].
+      factor: multiplies each row's loss, 0 for rows that are padding; float[B].
       size: n, the examples of the client; int32[]. A short last batch has the same divisor as the others.
 
     Source: Abadi et al. (2016), Algorithm 1, by ``optax.contrib.differentially_private_aggregate``.
@@ -66,6 +66,6 @@ def noised_gradient(
 
 
 def uses_of_an_example(steps: np.ndarray, examples: np.ndarray, batch_size: int) -> np.ndarray:
-    """The most gradients of one example in a job: an epoch uses each once; all int64[J]."""
+    """How often a job computes the gradient of an example, at most: once an epoch; arguments and result int64[J]."""
     per_epoch = -(-np.asarray(examples, np.int64) // batch_size)
     return -(-np.asarray(steps, np.int64) // per_epoch)

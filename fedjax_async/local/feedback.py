@@ -26,9 +26,9 @@ class Sending(NamedTuple):
 
 
 def grouping(per: str, upload: Any, params: Params) -> Callable[[tuple[Any, ...]], Hashable]:
-    """The group of a leaf of ``upload`` by its path; of an upload that is no tree like ``params``, in each part.
+    """A function from a leaf's path to its group; an upload unlike ``params`` is grouped in each of its parts.
 
-    The parts may have different scales: top-k of all together would send the larger one alone.
+    The parts may have different scales, and top-k of all parts together might send only the largest one.
     """
     group: Callable[[tuple[Any, ...]], Hashable] = GROUPINGS[per]
     like_params: bool = jax.tree.structure(upload) == jax.tree.structure(params)  # type: ignore[operator]
@@ -57,18 +57,18 @@ def feedback(
 
     Args:
       client: any client algorithm. Wrappers that change the upload (``keeping``) go inside this one.
-      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. Of an
-        upload with several parts (SCAFFOLD's deltas and control variates), each part is compressed by itself. Running
+      per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. If an
+        upload has several parts (SCAFFOLD's deltas and control variates), each part is compressed by itself. Running
         statistics (BatchNorm) are compressed too; unscaled signs or top-k may damage them.
       private: the leaves of the params that are not sent (``keeping`` uploads them as zeros); they are not compressed.
       like: an upload, or its shapes, if it is not a pytree like the params.
       error_feedback: if false, ``Delta_hat = C(Delta)``, and there is no residual.
 
     Returns: a ``ClientAlgorithm`` with state :class:`Sending`. The residual does not change while the client is away,
-    nor by rejected uploads (an upload that is not finite is not finite after decoding either). Sums telescope:
-    decoded uploads + residual = true uploads, to rounding. If an upload is lost, its content is lost too, because the
-    client does not know of it. Source: Seide et al. (2014); Karimireddy et al. (2019); AsynFLC-EF, algorithm 1 with
-    eq. 8.
+    nor through a rejected upload (an upload that is not finite is not finite after decoding either). Sums telescope:
+    decoded uploads + residual = true uploads, up to rounding. If an upload is lost, its content is lost too, because
+    the client does not know of the loss. Source: Seide et al. (2014); Karimireddy et al. (2019); AsynFLC-EF, algorithm
+    1 with eq. 8.
     """
     check.one_of("error_feedback", error_feedback, [True, False])
 
@@ -96,7 +96,7 @@ def sending(
     keeps: bool,
     returned: bool = False,
 ) -> ClientAlgorithm:
-    """Wrap ``client``: ``exchange(upload, kept, send) -> (upload, kept, sizes)`` stands between it and the server.
+    """Wrap ``client``: ``exchange(upload, kept, send) -> (upload, kept, sizes)`` turns its upload into the sent one.
 
     ``send(tree) -> (decoded tree, (bits, values_bits))`` passes one message through the compressor; ``exchange`` calls
     it once a job. If ``keeps``, ``kept`` starts as zeros like an upload, else it is ``()``. If ``returned``, an upload
@@ -146,7 +146,7 @@ def sending(
 
 
 def sent(client_state: Sending) -> dict[str, Array]:
-    """Columns to record of an upload, from the state after its job: ``bits`` and ``values_bits``, int32[]."""
+    """The recorded columns of an upload, from the state after its job: ``bits`` and ``values_bits``, int32[]."""
     return {"bits": client_state.bits, "values_bits": client_state.values_bits}
 
 
@@ -161,16 +161,16 @@ def ef21(
     """Wrap ``client``: its upload is an estimate g of the true upload, updated by compressed differences.
 
     ``c = C(Delta - g)``, ``g <- g + c``: only c is sent. The server holds the same g of every client and applies the
-    new g. If Delta converges, g converges to it, however much the compressor loses at a time, as long as it contracts
-    (unscaled signs do not). Client and server start from g = 0.
+    new g. If Delta converges, g converges to it with any compressor that is a contraction (unscaled signs are not).
+    Client and server start from g = 0.
 
     Args: as in ``feedback``.
 
     Returns: a ``ClientAlgorithm`` with state ``Sending``, where ``kept`` is g. Source: Richtarik, Sokolov, Fatkhullin
     (2021), algorithm 2, with model deltas instead of gradients. Deviations: the paper's server steps along the mean g
     of all clients in every round. Here the server rule decides: ``ca2fl`` keeps the last upload of each client, which
-    is the form with partial participation; other rules use the g of the clients that arrive. A lost upload counts as
-    noticed: client and server both keep their g.
+    is the form with partial participation; other rules use the g of the clients that arrive. The client is assumed to
+    notice that an upload was lost: client and server both keep their g.
     """
 
     def exchange(upload: Params, kept: Params, send: Send) -> Exchanged:

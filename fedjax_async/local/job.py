@@ -48,8 +48,8 @@ def job_key(root: Key, client: Array, number: Array) -> Key:
     return jax.random.fold_in(jax.random.fold_in(root, client), number)
 
 
-# Folded into the job's key for other chance than minibatches; the numbers of local steps, folded in too, are smaller.
-# ``feedback`` takes 2**31.
+# Folded into the job's key for random numbers other than minibatches. Numbers of local steps, which are folded in too,
+# are smaller. ``feedback`` takes 2**31.
 _NOISE, _ARRIVAL = 2**31 + 1, 2**31 + 2
 
 
@@ -59,7 +59,7 @@ def noise_key(job: Key, k: Array) -> Key:
 
 
 def arrival_key(root: Key, client: Array, number: Array) -> Key:
-    """The key of the arrival that a job's upload makes: for what the server draws about it."""
+    """The key of the arrival of a job's upload, for what the server draws at this arrival."""
     return jax.random.fold_in(job_key(root, client, number), _ARRIVAL)
 
 

@@ -38,7 +38,7 @@ def hyperbolic(*, sigma: Traced = 1.0, beta: Traced = 1.0) -> ProximalMetric:
       sigma: > 0; near the start the proximal term is then about ``(mu / sigma) ||w - w_0||^2 / 2``.
       beta: minus one over the curvature, > 0.
 
-    Source: AsyncManifold (2025), eq. 24. Deviation: An et al. compare features of the two models, this their weights.
+    Source: AsyncManifold (2025), eq. 24. Deviation: An et al. compare features of both models, eq. 24 their weights.
     """
     lorentz_penalty(jnp.zeros(1), jnp.zeros(1), sigma=sigma, beta=beta)  # checks the ranges
     return lambda weights, start: lorentz_penalty(weights, start, sigma=sigma, beta=beta)
@@ -48,7 +48,10 @@ PROXIMAL_METRICS: dict[str, Callable[..., ProximalMetric]] = {"euclidean": eucli
 
 
 def metric_of(name: str, sigma: Traced | None = None, beta: Traced | None = None) -> ProximalMetric:
-    """The metric called ``name``; an option that is ``None`` keeps its default."""
+    """The metric called ``name``; an option that is ``None`` keeps its default.
+
+    Raises ``ValueError`` for an unknown name, and for an option that the metric does not have.
+    """
     given = {key: value for key, value in (("sigma", sigma), ("beta", beta)) if value is not None}
     factory = registry.find("metric", PROXIMAL_METRICS, name)
     known = registry.options_of(factory)

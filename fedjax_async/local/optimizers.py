@@ -108,7 +108,7 @@ def exponential(*, rate: float = 0.99, every: int = 1) -> Callable[[Array], Arra
 
 
 def cosine(*, steps: int = 500, floor: float = 0.0) -> Callable[[Array], Array]:
-    """Multiply the learning rate by half a cosine, from 1 to ``floor`` over ``steps`` server steps; then constant."""
+    """Multiply the learning rate by half a cosine from 1 to ``floor`` in ``steps`` server steps, then by ``floor``."""
     check.whole("steps", steps)
     check.in_range("floor", floor, 0.0, 1.0)
     return _of_version(optax.cosine_decay_schedule(1.0, decay_steps=steps, alpha=floor))

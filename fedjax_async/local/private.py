@@ -1,4 +1,4 @@
-"""Private params: leaves that stay on their client; and what wrappers around a client have in common."""
+"""Private params: leaves that stay on their client. Also the common part of all wrappers around a client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str 
     """Wrap ``client``: the ``private`` leaves of its params stay with it from job to job, and zeros are uploaded.
 
     Every client starts with the leaves of the run's first params; those in a message are ignored. ``client`` must
-    upload ``trained - start``, or a ``NamedTuple`` whose field ``part`` it is. Wrappers that change uploads
-    (compression, control variates) go around this one.
+    upload ``trained - start``, or a ``NamedTuple`` that has this change in the field ``part``. Wrappers that change
+    uploads (compression, control variates) go around this one.
     """
 
     def with_private(message: Message, leaves: Params) -> Message:
@@ -50,10 +50,9 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str 
 
 
 def wrapping(client: ClientAlgorithm, **parts: Callable[..., Any]) -> ClientAlgorithm:
-    """``client`` with the ``parts`` of a wrapper whose state is ``(state of client, what the wrapper keeps)``.
+    """``client`` with the functions ``parts`` of a wrapper; its state is ``(state of client, state of wrapper)``.
 
-    What the client records, what it undoes after an upload that is never applied, and unless ``parts`` say otherwise
-    the model that it would use, stay its own.
+    Unless ``parts`` replace them, ``info``, ``unsent`` and ``own`` are those of ``client`` on the state of ``client``.
     """
 
     def info(client_state: State) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation: descend along the gradient at the worst point nearby, so that flat minima are found."""
+"""Sharpness-aware minimisation: descend along the gradient at the worst point nearby, to find flat minima."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sharpness_aware(
 
 
 def nearby(radius: float) -> Callable[[Params, Params], Params]:
-    """SAM: ``rho g / ||g||`` over all weights; zero where the gradient is (Foret et al. 2021, eq. 2)."""
+    """SAM: ``rho g / ||g||`` over all weights; zero if the gradient is zero (Foret et al. 2021, eq. 2)."""
     check.positive("rho", radius)
 
     def climb(gradient: Params, weights: Params) -> Params:
@@ -52,10 +52,10 @@ def nearby(radius: float) -> Callable[[Params, Params], Params]:
 
 
 def nearby_in_scale(radius: float, floor: float) -> Callable[[Params, Params], Params]:
-    """ASAM: ``rho T^2 g / ||T g||`` with ``T = |w| + eta``, entry by entry; zero where the gradient is.
+    """ASAM: ``rho T^2 g / ||T g||`` with ``T = |w| + eta``, entry by entry; zero if the gradient is zero.
 
-    The neighbourhood scales with the weights, so that it is the same for networks that differ in scale only (Kwon et
-    al. 2021, eq. 5 with the element-wise normalisation of section 5). ``floor``: eta.
+    The neighbourhood scales with the weights, so networks that differ in scale only have the same one (Kwon et al.
+    2021, eq. 5 with the element-wise normalisation of section 5). ``floor``: eta.
     """
     check.positive("rho", radius)
     check.non_negative("eta", floor)

@@ -59,25 +59,26 @@ def local_training(
         entries (running statistics) by those that ``train`` returns, and their change is uploaded.
       optimizer: any optax transformation; its state starts anew in every job. If its update takes ``grad_fn``
         (sharpness-aware optimisers do), it gets the gradient of the step's objective as a function of the weights.
-        Its attribute ``gradients`` [1] says how many gradients a step costs.
+        Its attribute ``gradients``, 1 by default, is the number of gradients that a step costs.
       batch_size: B; a client with fewer examples trains on all of them in every step.
       proximal: mu >= 0, weight of ``(mu/2) ||w - w_0||^2`` (FedProx: Li et al. 2020, eq. 2).
       scale: optional factor on the local updates, a function of the message's version ``v`` (server steps closed
         before dispatch), for example an optax schedule that decays over the run; or a ``WithinJob``.
       correct: optional ``correct(gradient, weights, message) -> gradient``, called in every step after the proximal
-        term, for example for control variates. A wrapper passes its client's state in ``message.extra`` and hands
-        this client's own state on (private leaves are in it). Gradient and weights have no running statistics: a
-        wrapper adds ``trained(model, control)``, not ``control``.
-      metric: optional ``metric(w, w_0) -> float[]`` in the place of ``||w - w_0||^2``, or a name in
-        ``PROXIMAL_METRICS``.
-      keep_optimizer: whether the optimiser's state (momentum, moments) goes on from job to job. A job whose upload is
-        rejected leaves it as it was.
+        term, for example for control variates. A wrapper passes what ``correct`` needs of its own state in
+        ``message.extra``, and keeps the state of the wrapped client beside it. Gradient and weights have no running
+        statistics: a wrapper adds ``trained(model, control)``, not ``control``.
+      metric: optional ``metric(w, w_0) -> float[]`` in place of ``||w - w_0||^2``, or a name in ``PROXIMAL_METRICS``.
+      keep_optimizer: whether the optimiser's state (momentum, moments) is kept from job to job. If an upload is
+        rejected, its job does not change the state.
       shuffle: whether each epoch draws a new order; if not, batches are taken in the order of the stored examples, and
         the examples after the last whole batch are left out.
       per_example: DP-SGD, see ``dp_sgd.noised_gradient``: clip the gradient of each example, add noise to their sum.
 
-    Returns: a ``ClientAlgorithm``. Its state between jobs are the leaves that the model declares ``private`` (see
-    :func:`keeping`), and the optimiser's state with ``keep_optimizer``.
+    Returns: a ``ClientAlgorithm``. Its state between jobs holds the leaves that the model declares ``private`` (see
+    :func:`keeping`), and with ``keep_optimizer`` the optimiser's state.
+
+    Raises: ``ValueError`` for an invalid option.
     """
     require_parts(model, optimizer, batch_size, scale)
     for name, value in {"keep_optimizer": keep_optimizer, "shuffle": shuffle}.items():
@@ -126,7 +127,7 @@ def local_training(
 
 
 def require_parts(model: Model, optimizer: Any, batch_size: Any, scale: Any) -> None:
-    """``ValueError`` naming the first of these options of local training that is none."""
+    """Raise ``ValueError`` for the first invalid one of these options of local training."""
     check.kind("model", model, Model, "a Model, as models.make or models.from_flax returns")
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(0.1)")
     check.whole("batch_size", batch_size)
@@ -157,8 +158,8 @@ def batch_gradient(
 ) -> Callable[[Params], tuple[Params, Params]]:
     """``gradient(weights) -> (gradient, moved)`` of the mean loss of one minibatch, times ``data.weight`` if given.
 
-    ``params``: where running statistics are read; ``moved`` are the params with these updated (``()`` without any).
-    ``per_example``: clip and noise of DP-SGD, which changes what the mean is.
+    Running statistics are read from ``params``; ``moved`` are the params with updated statistics (``()`` if there are
+    none). ``per_example``: clip and noise of DP-SGD, which replaces the mean by a clipped and noised one.
     """
     seed, job_key, k = local_step
     position, mask = batch(seed, k, data.size, batch_size) if shuffle else stored_batch(k, data.size, batch_size)
@@ -205,7 +206,7 @@ def proximal_term(proximal: Any, metric: ProximalMetric | str | None) -> Callabl
 
 
 def require_per_example(losses: Array, mask: Array) -> None:
-    """``ValueError`` unless there is one loss an example: the mean of a batch would count rows that are padding."""
+    """Raise ``ValueError`` unless there is one loss an example: the mean of a batch would count padded rows."""
     found = list(jnp.shape(losses))
     allowed = f"{list(mask.shape)}: one loss an example, not their mean"
     check.require(found == list(mask.shape), "shape of model.loss", found, allowed)
@@ -231,7 +232,7 @@ def shared_part(model: Model, weights: Params) -> Params:
 
 
 def _forward(model: Model, weights: Params, params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-    """Outputs, and the params with updated running statistics (``()`` for a model without)."""
+    """Outputs, and the params with updated running statistics (``()`` for a model without them)."""
     if model.train is None:
         return model.apply(weights, x, key), ()
     return model.train({**params, "params": weights}, x, key, mask)

@@ -17,22 +17,23 @@ _LONG_AGO = 2**30  # a step count whose bias correction is 1 to the last bit
 def warmed(reading: str, state: State, step: Params, batches: Array, model: Model) -> State:
     """The optimiser's ``state`` with Adam's moments ``m = step / b`` and ``v = (step / b)^2``.
 
-    ``corrected`` takes the moments as what Adam's bias correction gives, so nothing is corrected any more: from there
-    on, m and v are plain moving averages. ``printed`` counts Adam's steps from 1, as Algorithm 2 of AsyncManifold is
-    written: the first step then weighs m by ``b1 / (1 - b1)``, 9 at b1 = 0.9, and v 999-fold. Without a step, for the
-    run's first messages, the moments start from zero as usual. ``off`` returns the state unchanged.
+    ``corrected`` treats these moments as already corrected for bias, and Adam corrects them no more: from there on, m
+    and v are plain moving averages. ``printed`` counts Adam's steps from 1, as in the text of AsyncManifold's Algorithm
+    2: the first step then multiplies m by ``b1 / (1 - b1)``, which is 9 at b1 = 0.9, and v by 999 at b2 = 0.999. If the
+    step is zero, as in the run's first messages, the moments start from zero as usual. ``off`` returns the state
+    unchanged.
 
     Args:
       state: of a fresh optimiser that contains ``optax.scale_by_adam``.
-      step: ``Theta^tau - Theta^{tau+1}``, what the server's last step removed from the weights.
+      step: ``Theta^tau - Theta^{tau+1}``, minus the change of the weights in the server's last step.
       batches: b, minibatches of a local epoch; int32[].
 
-    Raises ``ValueError`` where there is no Adam in the optimiser, or no step in the message.
+    Raises ``ValueError`` if the optimiser contains no Adam, or the message no step.
     """
     if reading == "off":
         return state
     require_adam(state)
-    check.require(bool(jax.tree.leaves(step)), "warm", reading, "off: the server sends no step along")
+    check.require(bool(jax.tree.leaves(step)), "warm", reading, "off: the server's messages hold no step")
     step = trained(model, step)
     cold = jnp.logical_not(jnp.any(jnp.stack([jnp.any(leaf != 0) for leaf in jax.tree.leaves(step)])))
 
@@ -48,7 +49,7 @@ def warmed(reading: str, state: State, step: Params, batches: Array, model: Mode
 
 
 def require_adam(state: State) -> None:
-    """``ValueError`` unless the optimiser's ``state`` contains Adam's moments."""
+    """Raise ``ValueError`` unless the optimiser's ``state`` contains Adam's moments."""
     found = any(map(_is_adam, jax.tree.leaves(state, is_leaf=_is_adam)))
     allowed = "adam or adamw, alone or as the base of sam or asam, for the warm moments of asynccurve's clients"
     check.require(found, "optimizer", "one without Adam's moments", f"{allowed} (asynccurve:warm=off has none)")

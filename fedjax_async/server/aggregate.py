@@ -1,4 +1,4 @@
-"""Aggregates: how the directions of one server step become one, by their mean or by a function of all of them."""
+"""Aggregates: combine the directions of one server step into one, by their mean or by a function of all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Aggregate(NamedTuple):
     ``add(accumulated, direction, share, arrival) -> accumulated``, where an arrival of ``share`` 0 does not count;
     ``close(accumulated) -> (direction, weight, accumulated)`` when the step closes. The direction is used only if
     ``weight > 0``, and the new ``accumulated`` is empty.
-    ``sums``: whether the direction depends on those of the arrivals through ``sum share_i d_i`` alone.
+    ``sums``: whether the result depends on the directions of the arrivals only through ``sum share_i d_i``.
     """
 
     init: Callable[[Params], State]

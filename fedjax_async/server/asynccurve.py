@@ -4,12 +4,12 @@ On the arrival of ``(Theta^t, phi, Theta_i)`` at the server's ``Theta^tau``:
 
 1. correct the end for delay: ``E = Theta^tau + d``, where d is the client's change, corrected by OrthoDyn;
 2. turn the control point with the chord: ``phi' = (Theta^tau + E) / 2 + R (phi - (Theta^t + Theta_i) / 2)``;
-3. choose the position on the curve: ``a = min(1, eta(tau) / (N p_i))``, with p_i the client's share of all arrivals;
+3. choose the position on the curve: ``a = min(1, eta(tau) / (N p_i))``, p_i the client's share of accepted arrivals;
 4. move: ``Theta^{tau+1} = B(a)`` on the curve from Theta^tau with control point phi' to E;
 5. average the models (SWA) from ``tau >= sigma T`` on;
 6. send ``Theta^{tau+1}``, and ``Theta^tau - Theta^{tau+1}`` for the moments of the client's Adam.
 
-Each part is a piece of its own: ``delay_correction.py`` (1), ``steps.py`` (2, 4), ``step_size.py`` (3), ``swa.py`` (5).
+Each part has a file of its own: ``delay_correction.py`` (1), ``steps.py`` (2, 4), ``step_size.py`` (3), ``swa.py`` (5).
 The client is ``local.curve_training``.
 """
 
@@ -48,7 +48,7 @@ class CurveState(NamedTuple):
 def on_curves(inner: ServerAlgorithm, *, sends_steps: bool = True) -> ServerAlgorithm:
     """``inner`` with clients that upload a :class:`Curve`; ``inner`` finds its offset in ``arrival.extra``.
 
-    ``sends_steps``: whether messages hold the server's last step, twice the bytes.
+    ``sends_steps``: whether messages also hold the server's last step, which doubles their size.
     """
     return with_facts(lambda facts: _on_curves(known(inner, facts), sends_steps))
 
@@ -95,14 +95,14 @@ def end_correction(
       switch: for ``orthodyn``: OrthoGrad ends and OrthoPos begins when the moving average of ``|Delta|`` falls below
         ``fraction`` times its largest value (``norm``, the default), or after that share of the run's arrivals
         (``share``). Clients that train with Adam move about equally far all along a run, so ``norm`` rarely switches.
-      fraction: of that switch (0.5).
-      decay: of that average (0.99); for ``dc_asgd_a`` of its mean square (0.95).
+      fraction: of that switch; 0.5 by default.
+      decay: of that average, 0.99 by default; for ``dc_asgd_a`` of its mean square, 0.95 by default.
       per: for the ortho corrections: the whole vector (``whole``), layers (``layer``) or tensors (``tensor``).
     """
     factory = registry.find("correction", CORRECTIONS, correction)
     takes_option = registry.options_of(factory).keys()
     for name, value in (("switch", switch), ("fraction", fraction)):
-        check.require(value is None or "switch" in takes_option, name, value, "left out: it is of orthodyn")
+        check.require(value is None or "switch" in takes_option, name, value, "left out: only orthodyn has it")
     check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")
     check.require(per == "whole" or "per" in takes_option, "per", per, "left out: the correction has no projection")
     options: dict[str, Any] = {"per": per} if "per" in takes_option else {}
@@ -139,19 +139,20 @@ def asynccurve(
     the column ``correction_phase`` (0: OrthoGrad), and a run that never leaves the first phase warns.
 
     Args:
-      server_lr, lowest: eta at the beginning of a cycle, and the share of it that is left at its end, in (0, 1].
-      cycle: c, accepted arrivals a cycle of eta, and server steps from one averaged model to the next.
-      dominance: whether a is divided by ``N p_i``, with N and the shares p of all arrivals so far.
-      control: what becomes of the control point when the chord changes: ``rotation`` with it, or ``none``: it keeps
-        its offset from the midpoint. In a spec, ``control=none`` is read as ``None``, which means the same.
+      server_lr: eta at the beginning of a cycle, > 0.
+      lowest: eta at the end of a cycle, as a share of ``server_lr`` in (0, 1].
+      cycle: c, accepted arrivals in a cycle of eta, and server steps from one averaged model to the next.
+      dominance: whether a is divided by ``N p_i``, with p_i the client's share of all accepted arrivals so far.
+      control: how the control point follows the chord: ``rotation`` turns its offset from the midpoint with the chord,
+        ``none`` keeps the offset. In a spec, ``control=none`` is read as ``None``, which means the same.
       step: ``curve``, ``line`` (the curve is not used) or ``geodesic`` (of hyperbolic space, instead of the line).
       momentum: beta in [0, 1).
       momentum_on: ``curve``: of the change, before the step, which then follows a curve along the momentum; or
         ``space``: of the steps themselves.
       swa: sigma, the share of the run's server steps before its models are averaged; 1: never.
-      overwrite: C, the server steps after which the average becomes the model (periodic SWA).
-      warm: the moments of the clients' Adam, see ``local.curve_training``; unless ``off``, messages hold the last
-        server step, twice the bytes.
+      overwrite: C; every C server steps the average becomes the model (periodic SWA). ``None``: never.
+      warm: the moments of the clients' Adam, see ``local.curve_training``; unless ``off``, messages also hold the last
+        server step, which doubles their size.
     """
     check.positive("server_lr", server_lr)
     check.whole("cycle", cycle)

@@ -1,8 +1,8 @@
-"""Attacks by name: what malicious clients upload, or train on, instead of what they should.
+"""Attacks by name: forged uploads and forged labels of malicious clients.
 
-``ATTACKS`` names them. An upload is forged when it arrives, from the honest one that the client computed and from what
-the attackers have seen of others: they know all uploads that arrived before. :func:`attacked` is the wrapper around a
-rule; attacks on the data change the labels before the run.
+``ATTACKS`` names them. An upload is forged when it arrives, from the honest one that the client computed and from the
+honest uploads of others: the attackers know all that arrived before. :func:`attacked` is the wrapper around a rule;
+attacks on the data change the labels before the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedjax_async.server.rule import closed, known
 from fedjax_async.server.running_statistics import statistics_in, weights_in
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
-MEMORY = 10  # honest uploads over which the attackers average
+MEMORY = 10  # length of the attackers' moving averages, in honest uploads
 
 
 class Attackers(NamedTuple):
@@ -30,11 +30,14 @@ class Attackers(NamedTuple):
     clients: tuple[int, ...] | None
 
     def drawn(self, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """bool[N]; ``ValueError`` for clients that there are not, and for a share above 0 that means no client."""
+        """Mark the attackers; bool[N].
+
+        Raises ``ValueError`` for a client number out of range, and for a share above 0 that rounds to no client.
+        """
         marked = np.zeros(num_clients, np.bool_)
         if self.clients is None:
             count = round(self.share * num_clients)
-            allowed = f"0, or above {0.5 / num_clients:.3g}: it would be no attacker among {num_clients} clients"
+            allowed = f"0, or above {0.5 / num_clients:.3g}: it rounds to no attacker among {num_clients} clients"
             check.require(count > 0 or self.share == 0, "share", self.share, allowed)
             marked[rng.permutation(num_clients)[:count]] = True
             return marked
@@ -61,15 +64,15 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
 
 
 class Seen(NamedTuple):
-    """What the attackers know of the honest uploads so far: moving averages over the last ten."""
+    """What the attackers know of the honest uploads so far: moving averages in which each new one has weight 1/10."""
 
     mean: Any  # like an upload
     variance: Any  # of each coordinate
-    uploads: Array  # float[], how many there were
+    uploads: Array  # float[], honest uploads so far
 
 
 class Attack(NamedTuple):
-    """``forge(upload, seen) -> upload``, of an upload of an attacker; ``relabel(y, classes) -> y``, of its labels.
+    """``forge(upload, seen) -> upload`` forges an attacker's upload; ``relabel(y, classes) -> y`` forges its labels.
 
     ``watches``: whether ``forge`` reads ``seen``, which is ``()`` otherwise.
     """
@@ -99,7 +102,7 @@ def sign_flip(*, who: Attackers, scale: Traced = 1.0) -> Attack:
 
 @takes(who=attackers)
 def scaled(*, who: Attackers, factor: Traced = 10.0) -> Attack:
-    """Attackers upload ``factor Delta``, to count for more than others (Bagdasaryan et al. 2020).
+    """Attackers upload ``factor Delta``, to outweigh the others (Bagdasaryan et al. 2020).
 
     Args:
       factor: > 0.
@@ -110,11 +113,11 @@ def scaled(*, who: Attackers, factor: Traced = 10.0) -> Attack:
 
 @takes(who=attackers)
 def alie(*, who: Attackers, z: Traced = 1.5) -> Attack:
-    """Colluding attackers upload ``mean - z std`` of the honest uploads: a little is enough (Baruch et al. 2019).
+    """Colluding attackers upload ``mean - z std`` of the honest uploads (Baruch et al. 2019, "A little is enough").
 
-    The more alike the attackers, the more they look like the majority. Mean and standard deviation of each coordinate
-    are moving averages over the last ten honest uploads, all that an asynchronous server has; the paper's are of one
-    round.
+    All attackers upload nearly the same, so that they look like the majority. Mean and standard deviation of each
+    coordinate are moving averages of honest uploads (see :class:`Seen`), since an asynchronous run has no rounds; the
+    paper's are of one round.
 
     Args:
       z: > 0, how far the forged upload is from the mean; the paper's z_max depends on the number of attackers.
@@ -134,10 +137,10 @@ def alie(*, who: Attackers, z: Traced = 1.5) -> Attack:
 def inner_product(*, who: Attackers, epsilon: Traced = 0.5) -> Attack:
     """Colluding attackers upload ``-epsilon mean`` of the honest uploads (Xie et al. 2020).
 
-    The mean is a moving average over the last ten honest uploads.
+    The mean is a moving average of honest uploads (see :class:`Seen`).
 
     Args:
-      epsilon: > 0; small ones look honest to Krum, large ones turn a mean around.
+      epsilon: > 0; with a small one the upload looks honest to Krum, with a large one it reverses a mean.
     """
     check.positive("epsilon", epsilon)
 
@@ -173,10 +176,10 @@ class AttackedState(NamedTuple):
 def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_limit: Any = None) -> ServerAlgorithm:
     """``rule`` in a run whose malicious clients attack.
 
-    ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: that of the run, which a forged upload
-    must keep too. One that is above it or not finite is rejected: it comes to ``rule`` as zeros of weight 0, and counts
-    as rejected. The run records ``malicious``, and ``sent_norm``, the norm of what was sent, 0 if that is not finite;
-    ``upload_norm`` is that of the honest upload.
+    ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: the norm limit of the run, for forged
+    uploads too. A forged upload above it, or one that is not finite, is rejected: ``rule`` gets zeros of weight 0. The
+    run records ``malicious``, and ``sent_norm``, the norm of what was sent, 0 if that is not finite;
+    ``upload_norm`` is the norm of the honest upload.
     """
     real = jnp.result_type(float)
 
@@ -220,7 +223,7 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
 
 
 def _watched(seen: Seen, upload: Any) -> Seen:
-    """One more honest upload in the averages: plain ones over the first ten, then with the weight 1/10."""
+    """The averages with one more honest upload: plain means of the first ten, then the new one has weight 1/10."""
     uploads = seen.uploads + 1.0
     gain = 1.0 / jnp.minimum(uploads, float(MEMORY))
     off = jax.tree.map(jnp.subtract, upload, seen.mean)

@@ -43,7 +43,7 @@ def ca2fl(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     ``h_i`` is the last delta of client i in earlier steps (zero at first), ``h`` the mean of all (Algorithm 2 of
     "Tackling the data heterogeneity in asynchronous federated learning with cached update calibration").
     If a client is twice in a buffer, its newest delta is cached. Running statistics are averaged over the buffer and
-    not cached, because their old changes are of no use later. Memory: 2 D scalars a client.
+    not cached, because their old changes are useless later. Memory: 2 D scalars a client.
 
     Args:
       server_lr: ``eta > 0``.

@@ -1,4 +1,4 @@
-"""Rules that correct a stale delta for what the server has changed since the client's start (AsyncManifold 2025).
+"""Rules that correct a stale delta for the server's drift since the client's start (AsyncManifold 2025).
 
 Start with :func:`delay_corrected`, which makes a transform of any correction in ``geometry/corrections.py``. All
 methods below are this transform, the guard rails and a step of SGD: ``x <- x + eta d_i`` with
@@ -31,11 +31,11 @@ def delay_corrected(correction: Correction | Callable[[Facts], Correction], fact
     """Correct the arriving delta by ``correction``, for the drift ``b = x - start`` of the server's params x.
 
     The transform must be the first in a chain, or follow one that keeps the direction a change from the client's
-    start, such as ``clip_by_norm``. Uploads and drift are changes, not pseudo-gradients; corrections are odd
-    functions, so no sign changes. Running statistics pass unchanged. The run records the columns of the correction.
+    start, such as ``clip_by_norm``. Uploads and drift are changes, not pseudo-gradients. Corrections are odd functions,
+    so they need no change of sign. Running statistics pass unchanged. The run records the columns of the correction.
 
     The weight is 1. It is 0, which rejects the arrival, if the corrected delta or the new state of the correction is
-    not finite: DC-ASGD squares the delta, so it may overflow although the delta is finite.
+    not finite. DC-ASGD squares the delta, so the result may overflow although the delta is finite.
 
     >>> from fedjax_async.geometry import orthocorrect, orthodyn
     >>> server = rule(delay_corrected(orthocorrect(alpha=0.5)), optimizer=optax.sgd(1.0))
@@ -149,7 +149,7 @@ def orthostrict(*, server_lr: Traced = 1.0, per: str = "whole", guards: Transfor
 
 
 def _share_passes(shares: Sequence[Traced], facts: Facts) -> corrections.Switch:
-    """By the share of the run's arrivals."""
+    """A switch that changes the phase after these shares of the run's arrivals."""
 
     def switch(trend: Trend) -> Array:
         real = trend.norm.dtype
@@ -163,8 +163,8 @@ def _share_passes(shares: Sequence[Traced], facts: Facts) -> corrections.Switch:
 class NamedSwitch(NamedTuple):
     """A switch of ``orthodyn`` by name."""
 
-    make: Callable[[Sequence[Traced], Facts], corrections.Switch]  # of a fraction for each change of phase
-    second: Callable[[Traced], Traced]  # the second fraction by default, from the first
+    make: Callable[[Sequence[Traced], Facts], corrections.Switch]  # from one fraction for each change of phase
+    second: Callable[[Traced], Traced]  # the default of the second fraction, from the first
 
 
 SWITCHES: dict[str, NamedSwitch] = {
@@ -187,21 +187,21 @@ def orthodyn(
 ) -> ServerAlgorithm:
     """OrthoGrad, then OrthoPos: trust the client's displacement first, its position later (AsyncManifold 2025, eq. 16).
 
-    ``x <- x + eta d``, where d is corrected as the present phase says. The run never goes back to an earlier phase. Its
-    ``updates`` have the phase of each arrival in the column ``correction_phase``: 0 for the first name in ``phases``. A
-    run that ends in its first phase warns. The paper leaves the switch open; the defaults here are ours.
+    ``x <- x + eta d``, where d is corrected by the rule of the present phase. The run never goes back to an earlier
+    phase. Its ``updates`` have the phase of each arrival in the column ``correction_phase``: 0 for the first name in
+    ``phases``. A run that ends in its first phase warns. The paper leaves the switch open; the defaults here are ours.
 
     Args:
       switch: ``norm``: the first phase ends when the moving average of ``|Delta|`` falls below ``fraction`` times its
         largest value so far. ``share``: it ends after this share of the run's arrivals; rejected arrivals do not count
-        as passed. Outside a run, whose length is then unknown, ``share`` never switches.
+        as passed. Outside a run the number of arrivals is unknown, so ``share`` never switches.
       fraction: where the first phase ends, in [0, 1].
       second_fraction: where the second of three phases ends; by default ``fraction / 2`` for ``norm`` and
         ``(1 + fraction) / 2`` for ``share``.
       phases: two or three names of ``geometry.PHASES`` joined by ``+``: ``asgd``, ``fedasync``, ``orthograd``,
         ``orthopos``, ``orthostrict``. The paper also has ``orthograd+asgd+orthopos``.
-      decay: of the moving average, in [0, 1): about ``1 / (1 - decay)`` arrivals count. Before as many have come, it is
-        close to their plain mean (bias correction, as in Adam). Deltas count as they arrive, unclipped.
+      decay: of the moving average, in [0, 1): about the last ``1 / (1 - decay)`` arrivals count. Before as many have
+        come, it is close to their plain mean (bias correction, as in Adam). Deltas count as they arrive, unclipped.
       server_lr: ``eta > 0``.
       per: the whole vector (``whole``), layers (``layer``) or single tensors (``tensor``), each corrected by itself.
     """

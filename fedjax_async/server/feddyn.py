@@ -1,4 +1,4 @@
-"""FedDyn: a linear term in each client's objective makes the clients' optima agree with the global one.
+"""FedDyn: a linear term in each client's objective makes its optimum agree with the global one.
 
 Source: Acar et al., "Federated learning based on dynamic regularization" (2021), Algorithm 1.
 """
@@ -64,7 +64,7 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
     ``h <- h - (alpha / N) sum_i Delta_i`` and ``x <- mean_i w_i - h / alpha`` over the clients of a server step. The
     clients run :func:`feddyn_client` with the same alpha. In asynchronous runs ``Delta_i`` counts from the model that
     the client started from. At the server alpha cancels, because h is proportional to it; it matters in local
-    training. ``clip`` bounds ``w_i - x`` in the mean.
+    training. ``clip`` bounds ``w_i - x`` in the mean, but not ``Delta_i`` in h.
 
     Args:
       alpha: weight of the dynamic regulariser, > 0.

@@ -1,4 +1,4 @@
-"""FedMRUR: a hyperbolic proximal term at the clients, deltas brought to a common length at the server.
+"""FedMRUR: a hyperbolic proximal term at the clients, a lengthened mean of their deltas at the server.
 
 Source: An et al., "Federated learning with manifold regularization and normalized update reaggregation" (2023).
 """
@@ -31,9 +31,9 @@ class Lengths(NamedTuple):
 def reaggregated() -> Aggregate:
     """The mean direction, lengthened to the mean length of the directions: ``d mean |d_i| / |d|``, d their mean.
 
-    Directions that differ shorten their mean; this undoes it. With equal directions, or a single one, it is the mean.
-    Running statistics are averaged. A mean of length zero stays zero. Source: An et al. (2023), normalised update
-    reaggregation.
+    The mean of different directions is shorter than they are; this undoes the shortening. For equal directions, or a
+    single one, the result is the mean. Running statistics are averaged. A mean of length zero stays zero. Source: An et
+    al. (2023), normalised update reaggregation.
     """
     average = mean()
 
@@ -59,14 +59,14 @@ def reaggregated() -> Aggregate:
 def fedmrur(
     *, server_lr: Traced = 1.0, reaggregate: bool = True, weighting: str = "uniform", guards: Transform
 ) -> ServerAlgorithm:
-    """Mean of the deltas at the mean of their lengths, for clients with a hyperbolic proximal term (An et al. 2023).
+    """Mean of the deltas, lengthened to their mean length; clients with a hyperbolic proximal term (An et al. 2023).
 
     ``x <- x + eta d (mean_i |Delta_i|) / |d|``, d the mean of the deltas. The clients run :func:`fedmrur_client`. The
     paper's clients take SAM steps: ``--optimizer sam``.
 
     Args:
       server_lr: ``eta > 0``.
-      reaggregate: whether the mean is lengthened; without it, the server is FedAvg's.
+      reaggregate: whether the mean is lengthened; if not, the server step is FedAvg's.
       weighting: ``uniform``, or by ``examples``.
     """
     check.positive("server_lr", server_lr)

@@ -83,7 +83,7 @@ def fedadam(*, options: Adaptive, weighting: str = "examples", guards: Transform
 def fedyogi(*, options: Adaptive, weighting: str = "examples", guards: Transform) -> ServerAlgorithm:
     """Yogi on the mean delta: a second moment that changes additively (Reddi et al. 2021).
 
-    Optax starts both moments at 1e-6, the paper the first at 0.
+    Optax starts both moments at 1e-6. The paper starts the first one at 0.
     """
     return rule(guards, optimizer=optax.yogi(*options), weighting=weighting)
 

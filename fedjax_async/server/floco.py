@@ -67,15 +67,16 @@ def floco(
     """Mean of the clients' simplices; the centroid is evaluated (Grinwald et al. 2025).
 
     ``Phi_v <- Phi_v + eta sum_i p_i (Phi_iv - Phi_v)`` for every vertex v. The clients run :func:`floco_client`. With
-    one vertex it is FedAvg. ``clip`` bounds the change of centroid and offsets together. FLOCO's second stage, in
-    which each client trains a region of the simplex of its own, is not part of it.
+    one vertex it is FedAvg. ``clip`` bounds the change of centroid and offsets together. FLOCO's second stage is not
+    implemented: there each client trains a region of the simplex of its own.
 
     Args:
       server_lr: ``eta > 0``.
       vertices: V >= 1.
       spread: how far apart the vertices start, in [0, 1]: at ``x + spread (pi_v(x) - mean_u pi_u(x))``, where x is the
-        model's initialisation and ``pi_v`` shuffles the entries of every tensor (``pi_0`` does not), which is as good
-        as to initialise it again. So the centroid starts at x as in all methods. 0, for pretrained models: all at x.
+        model's initialisation and ``pi_v`` shuffles the entries of every tensor, as a substitute for another
+        initialisation (``pi_0`` changes nothing). So the centroid starts at x, as in all methods. With 0 all vertices
+        start at x; use it for pretrained models.
       weighting: ``p_i`` by ``examples`` or ``uniform``.
     """
     check.positive("server_lr", server_lr)
@@ -177,7 +178,7 @@ def floco_client(
         def gradients(vertices: Params) -> tuple[Params, Params, Params]:
             point = simplex_point(vertices, weights)
             gradient, moved = gradient_at(point)
-            # of private leaves, which are the same in all vertices, every vertex takes the whole gradient
+            # private leaves are the same in all vertices, so every vertex takes their whole gradient
             each = jax.tree.map(lambda g: jnp.multiply.outer(weights.astype(g.dtype), g), shared_part(model, gradient))
             if model.private is not None:
                 own = jax.tree.map(jnp.subtract, gradient, shared_part(model, gradient))

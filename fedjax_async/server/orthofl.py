@@ -63,7 +63,7 @@ def orthogonal(per: str) -> Combine:
 
 
 def after_the_first(transform: Transform) -> Transform:
-    """``transform`` for all accepted arrivals except the first, which passes unchanged."""
+    """``transform`` for all accepted arrivals but the first. The first passes unchanged."""
 
     def init(params: Params) -> State:
         return jnp.zeros((), jnp.bool_), transform.init(params)
@@ -165,8 +165,8 @@ class Shared(NamedTuple):
 def by_last(average: ServerAlgorithm, combine: Combine, *, staleness_of_others: bool = False) -> ServerAlgorithm:
     """Like :func:`by_average`, but all clients share the weights ``S`` that were calibrated last.
 
-    ``S <- start + combine(Delta, S, start)`` at every accepted arrival. ``S`` is sent to the next client, whichever it
-    is; the model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
+    ``S <- start + combine(Delta, S, start)`` at every accepted arrival. Every message holds ``S``, for any client; the
+    model of ``average`` is only evaluated. ``staleness_of_others``: the staleness that ``average`` sees is the
     number of accepted updates of others since the client's last accepted one.
     """
     return with_facts(lambda facts: _sharing(known(average, facts), combine, staleness_of_others))
@@ -213,12 +213,12 @@ REFERENCES: dict[str, Callable[[Transform, Transform, Combine], ServerAlgorithm]
 def orthofl(
     *, mixing: Traced = 0.6, per: str = "layer", reference: str = "average", discounted: Weight, guards: Transform
 ) -> ServerAlgorithm:
-    """Clients keep their own weights and add what is orthogonal to their own change (OrthoFL, 2025).
+    """Clients keep their own weights and add the orthogonal part of the others' change (OrthoFL 2025).
 
     ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``. Client m continues from ``w_m + dW_perp``: ``dW`` is the
     shift of the global model since its last upload, before ``w_m`` is mixed in; ``dW_perp`` is the part of ``dW``
-    orthogonal to the client's change in each layer. If no other client uploaded in between, it keeps its own weights.
-    Memory: two models a client.
+    orthogonal to the client's change in each layer. If no other client uploaded in between, client m keeps its own
+    weights. Memory: two models a client.
 
     Args:
       mixing: b in (0, 1].
@@ -229,8 +229,8 @@ def orthofl(
 
     BatchNorm's running statistics stay those of the client. ``clip`` bounds what is mixed into W, not the weights
     from which the client continues; a client with a rejected upload is sent the same weights again. The staleness tau
-    counts server steps since the client received its model. The paper counts s from its last upload: 1 + tau, if
-    clients start again as soon as they return.
+    counts server steps since the client received its model. The paper counts from the client's last upload, which gives
+    1 + tau if clients start again as soon as they return.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0.0, 1.0)
@@ -252,7 +252,7 @@ class Latest(NamedTuple):
 def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgorithm:
     """OrthoFL without moving average: the weights calibrated last are the global model (OrthoFL 2025, 5.4).
 
-    ``W <- w_m + (W - start_m)_perp`` at every arrival, whenever steps close; ``per`` as in ``orthofl``.
+    ``W <- w_m + (W - start_m)_perp`` at every arrival, even if it closes no server step; ``per`` as in ``orthofl``.
     """
     require_no_steps(guards, "orthofl_no_average")
     return with_facts(lambda facts: _by_latest(informed(guards, facts), orthogonal(per)))
@@ -284,8 +284,8 @@ def orthofl_pairwise(
 
     The change of an arriving client is projected on the orthogonal complement of the latest changes of all other
     clients (from an orthonormal basis of these). The client continues from its start plus the projected change plus
-    the whole shift of the global model. The paper specifies only the projection; that the client adds the shift is our
-    reading. State: N changes.
+    the whole shift of the global model. The paper specifies only the projection; to add the shift is our reading.
+    State: N changes.
 
     Args:
       mixing, per: as in ``orthofl``.
@@ -317,7 +317,7 @@ def orthofl_pairwise(
 
 @takes(discounted=discount, guards=guard_rails)
 def orthofl_released(*, mixing: Traced = 0.6, discounted: Weight, guards: Transform) -> ServerAlgorithm:
-    """OrthoFL by its released code: clients share one calibrated state, tensor by tensor (OrthoFL 2025).
+    """OrthoFL as in its released code: clients share one calibrated state, tensor by tensor (OrthoFL 2025).
 
     ``S <- w_m + (S - start_m)_perp``: ``start_m`` is the model that client m was sent, and S is its next one. The part
     orthogonal to ``w_m - start_m`` is computed in every tensor separately: a weight and its bias, LoRA's two factors.
@@ -346,7 +346,7 @@ def orthogonal_released(change: Params, now: Params, before: Params) -> Params:
 
 
 def _is_normalisation(params: Params) -> Callable[[Path], bool]:
-    """Whether a path leads to a tensor of a BatchNorm, which is a module with running statistics."""
+    """A test of paths: whether one leads to a tensor of a BatchNorm, a module with running statistics."""
     if not has_statistics(params):
         return lambda path: False
     paths = [tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params[STATISTICS])]

@@ -1,11 +1,11 @@
-"""Server parts by name: pieces that plug into any rule, ``fedbuff+swa:start=0.5`` or ``orthofl+dominance``.
+"""Server parts by name, for any rule: ``fedbuff+swa:start=0.5`` or ``orthofl+dominance``.
 
-``PARTS`` names them, :func:`with_parts` puts them into the factory of a rule. A part acts at one of four places, which
-an upload passes in this order:
+``PARTS`` names them, :func:`with_parts` adds them to the factory of a rule. A part acts at one of four places, which an
+upload passes in this order:
 
-1. ``arriving``: on the delta as the client sent it, before all else: the delay correction;
+1. ``arriving``: on the delta as the client sent it, before anything else: the delay correction;
 2. ``direction``: on the direction after the rule's guard rails, for each arrival: the dominance penalty, momentum of
-   changes. In FedAsync and in OrthoFL's average this is the way from the server's model to the client's;
+   changes. In FedAsync and in OrthoFL's average the direction leads from the server's model to the client's;
 3. ``step``: on the change of the server's model when a step closes, after the rule's own optimizer: momentum of steps,
    the cyclic schedule, the geodesic;
 4. ``around``: on the whole rule: stochastic weight averaging.
@@ -56,10 +56,10 @@ def correction(
     decay: Traced | None = None,
     per: str = "whole",
 ) -> Part:
-    """Correct each arriving delta for what the server has changed since its start (AsyncManifold 2025, eq. 15).
+    """Correct each arriving delta for the server's drift since its start (AsyncManifold 2025, eq. 15).
 
-    For rules that step along the clients' deltas. Rules that move towards the clients' models (FedAsync, OrthoFL,
-    FedDyn) or correct deltas themselves refuse it.
+    It is for rules that step along the clients' deltas. Rules that move towards the clients' models (FedAsync, OrthoFL,
+    FedDyn) and rules that correct deltas themselves refuse it.
 
     Args:
       by: a name in ``geometry.CORRECTIONS``: ``orthograd``, ``orthopos``, ``orthodyn``, ``dc_asgd_a`` ...
@@ -70,10 +70,11 @@ def correction(
 
 
 def dominance(*, limit: Traced = 1.0) -> Part:
-    """Divide each client's direction by N p_i, p_i its share of all arrivals so far (AsyncManifold 2025, 5.1).
+    """Divide each direction by N p_i, p_i its client's share of accepted arrivals (AsyncManifold 2025, 5.1).
 
-    The factor is ``min(limit, 1 / (N p_i))``, of each arrival. A ``limit`` of ``1 / eta``, with eta the rate of the
-    rule, is the bound of AsyncCurve: steps end within the direction. A median or Krum compares directions after it.
+    Each arrival has the factor ``min(limit, 1 / (N p_i))``. A ``limit`` of ``1 / eta``, with eta the learning rate of
+    the rule, is the bound of AsyncCurve: no step is longer than the direction. A median or Krum compares the divided
+    directions.
     """
     return Part(direction=scale_by_dominance(limit))
 
@@ -86,7 +87,7 @@ def momentum(*, beta: Traced = 0.9, of: str = "steps") -> Part:
     Args:
       beta: in [0, 1).
       of: ``steps`` of the server, when they close (Euclidean); or ``changes``: the directions of the arrivals, before
-        rate and staleness weight (in ``asynccurve`` momentum on the curve).
+        learning rate and staleness weight (in ``asynccurve`` momentum on the curve).
     """
     check.below_one("beta", beta)
     check.one_of("of", of, ("steps", "changes"))
@@ -94,7 +95,7 @@ def momentum(*, beta: Traced = 0.9, of: str = "steps") -> Part:
 
 
 def cyclic(*, lowest: Traced = 0.2, length: int = 10) -> Part:
-    """Shorten the server's steps linearly to the share ``lowest`` over ``length`` steps, over and over.
+    """Multiply the server's steps by a factor that falls linearly from 1 to ``lowest``, in cycles of ``length`` steps.
 
     Steps without accepted uploads do not count. With ``swa:every=LENGTH`` the models at the same place of each cycle
     are averaged. Source: Izmailov et al. (2018), section 3.1.
@@ -104,10 +105,10 @@ def cyclic(*, lowest: Traced = 0.2, length: int = 10) -> Part:
 
 
 def geodesic(*, size: Traced = 0.5) -> Part:
-    """Go the share ``size`` of each server step on the geodesic of hyperbolic space (AsyncManifold 2025, eq. 20).
+    """Go the share ``size`` of each server step on a geodesic of hyperbolic space (AsyncManifold 2025, eq. 20).
 
     The geodesic leads from the server's model to where the rule would go; ``size`` in (0, 1], 1 goes all the way. A
-    step that is not finite is left out.
+    step that is not finite is skipped.
     """
     check.positive("size", size)
     check.in_range("size", size, 0.0, 1.0)
@@ -121,12 +122,12 @@ def geodesic(*, size: Traced = 0.5) -> Part:
 
 
 def swa(*, start: Traced = 0.75, every: int = 1, overwrite: int | None = None) -> Part:
-    """Evaluate the average of the models from a share of the run on: SWA, periodic SWA (Izmailov et al. 2018).
+    """Evaluate the average of the models of the run's last part: SWA, periodic SWA (Izmailov et al. 2018).
 
     Args:
-      start: sigma in [0, 1], the share of the run's server steps before the first model that counts.
+      start: sigma in [0, 1], the share of the run's server steps before the first averaged model.
       every: c, server steps from one averaged model to the next.
-      overwrite: C, the server steps after which the average becomes the model (periodic SWA).
+      overwrite: C; every C server steps the average becomes the model (periodic SWA). ``None``: never.
     """
     return Part(around=functools.partial(averaged, start=start, every=every, overwrite=overwrite))
 
@@ -140,7 +141,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "swa": swa,
 }
 
-# part -> the option by which a rule has it already, and the value that switches that off
+# part -> the option of a rule that does the same, and the value that switches this option off
 OWN: dict[str, tuple[str, Any]] = {
     "dominance": ("dominance", False),
     "momentum": ("momentum", 0),
@@ -152,9 +153,9 @@ OWN: dict[str, tuple[str, Any]] = {
 def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
     """The factory of the same rule with these parts by name, in their order; its options stay the same.
 
-    Raises: ``ValueError`` for a part that acts on directions or steps, of a rule without guard rails
-    (``registry.takes(guards=server.guard_rails)``). The factory raises one for a part that its rule cannot use, or has
-    by an option of its own that is not switched off.
+    Raises ``ValueError`` if a part acts on deltas, directions or steps and the rule has no guard rails
+    (``registry.takes(guards=server.guard_rails)``). The returned factory raises ``ValueError`` for a part that its rule
+    cannot use, and for one that its rule has by an option that is not switched off.
 
     >>> from fedjax_async.server import fedbuff
     >>> server = with_parts(fedbuff, {"dominance": dominance(), "swa": swa(start=0.5)})(server_lr=0.7)
@@ -191,7 +192,7 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
 
 
 def _require_off(factory: Factory, part: str, options: Mapping[str, Any]) -> None:
-    """``ValueError`` if the rule has this part by an option of its own that is not switched off."""
+    """Raise ``ValueError`` if the rule has this part by an option of its own that is not switched off."""
     option, off = OWN.get(part, ("", None))
     known = registry.options_of(factory)
     if option in known:

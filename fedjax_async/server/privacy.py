@@ -63,21 +63,22 @@ def dp(
 ) -> Privacy:
     """Clients' uploads are clipped, and noise is added by a server that is trusted with them.
 
-    ``Delta <- Delta min(1, C / ||Delta||)``, over all that is uploaded. The noise has the standard deviation ``z C``:
-    on the sum of a server step if the rule uses uploads only through it (``ServerAlgorithm.sums``), of at least K
-    uploads that each carry ``z C / sqrt(K)``; else on each upload, whatever the rule makes of them. Clipping and noise
-    come after compression. Source: McMahan et al. (2018), Algorithm 1.
+    ``Delta <- Delta min(1, C / ||Delta||)``, with the norm over the whole upload. The noise has the standard deviation
+    ``z C``. If the rule uses uploads only through the sum of a server step (``ServerAlgorithm.sums``), the sum has this
+    noise: each of its K or more uploads gets ``z C / sqrt(K)``. For any other rule each upload gets ``z C``.
+    Clipping and noise come after compression. Source: McMahan et al. (2018), Algorithm 1.
 
     With ``quantile`` gamma the clip adapts (Andrew et al. 2021, Algorithm 1): when a step closes,
-    ``C <- C exp(-rate (b - gamma))``, where b is the share of its uploads within the clip, with noise ``count_noise``
-    (sigma_b) on their number. Both together have the multiplier z: the uploads get ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``.
+    ``C <- C exp(-rate (b - gamma))``, where b is the share of its uploads within the clip. The number of these uploads
+    has noise ``count_noise`` (sigma_b). Uploads and number together have the noise multiplier z: the uploads get
+    ``(z^-2 - (2 sigma_b)^-2)^(-1/2)``.
 
     Args:
-      clip: C > 0, the Euclidean norm; with ``quantile`` the first one.
+      clip: C > 0, a Euclidean norm; with ``quantile`` its first value.
       noise: z, 0 or at least 1e-6; 0 only clips.
       quantile: gamma between 0 and 1; ``none`` keeps C.
       rate: eta_C > 0.
-      count_noise: sigma_b > z / 2 [the larger of z and K / 20].
+      count_noise: sigma_b > z / 2; by default the larger of z and K / 20.
     """
     check.positive("clip", clip)
     _require_noise(noise)
@@ -95,8 +96,11 @@ def dp(
 def dp_sgd(*, clip: Traced = 1.0, noise: Traced = 1.0) -> Privacy:
     """Clients clip the gradient of every example, and add noise to each sum of a minibatch (DP-SGD, Abadi et al. 2016).
 
-    Protects single examples, against the server too. ``clip`` C > 0 bounds the gradient of an example, ``noise``
-    z, 0 or at least 1e-6: the sum has noise of the standard deviation ``z C``.
+    It protects single examples, against the server too.
+
+    Args:
+      clip: C > 0, bound of the norm of an example's gradient.
+      noise: z, 0 or at least 1e-6; the sum gets noise of the standard deviation ``z C``.
     """
     check.positive("clip", clip)
     _require_noise(noise)
@@ -112,7 +116,8 @@ def _require_noise(noise: Number) -> None:
 def secure(*, size: int = 10) -> Privacy:
     """Secure aggregation: the server sees nothing but sums of at least ``size`` uploads.
 
-    Refuses what needs single uploads: rules, delay corrections, norm limits, probes; and server steps of fewer uploads.
+    A run is refused if a part of it needs single uploads (rule, delay correction, norm limit, probe), or if a server
+    step may have fewer uploads.
     """
     check.whole("size", size, low=2)
     return Privacy(least=size)
@@ -125,7 +130,7 @@ PARTS_FOR = {"uploads": "parts for uploads", "examples": "parts for gradients", 
 
 
 def combined(parts: Iterable[Privacy]) -> Privacy:
-    """All parts together; ``ValueError`` for two of a kind."""
+    """All parts together. Raises ``ValueError`` for two parts of the same kind."""
     found: dict[str, Any] = {}
     for part in parts:
         for name, value in part._asdict().items():
@@ -139,10 +144,10 @@ def combined(parts: Iterable[Privacy]) -> Privacy:
 
 
 class Clip(NamedTuple):
-    """What an adaptive clip remembers."""
+    """State of an adaptive clip."""
 
     norm: Array  # float[], C
-    below: Array  # float[], uploads within it since the last server step, with their noise
+    below: Array  # float[], number of uploads within C since the last server step, with noise
     uploads: Array  # float[], accepted uploads since then
 
 
@@ -165,14 +170,14 @@ def private(
 ) -> ServerAlgorithm:
     """``rule`` on clipped uploads with Gaussian noise, drawn from the key of the arrival; see :func:`dp`.
 
-    Rejected uploads stay zeros. The run records ``clip`` (C) and ``clipped`` (1 if it shortened the upload); its
-    ``upload_norm`` is the norm before.
+    Rejected uploads stay zeros. The run records ``clip`` (C) and ``clipped`` (1 if the upload was shortened); its
+    ``upload_norm`` is the norm before clipping.
 
     Args:
       deviation: standard deviation of each upload's noise, as a multiple of the clip.
       quantile, rate: of an adaptive clip.
-      count_deviation: standard deviation of the noise of each upload's share in the count.
-      stays: private leaves of the params, which are not uploaded.
+      count_deviation: standard deviation of the noise that each upload adds to the number of uploads within the clip.
+      stays: whether the leaf at a path is private and not uploaded.
     """
     real = jnp.result_type(float)
     adapts, noisy = quantile is not None, not (isinstance(deviation, numbers.Real) and deviation == 0)

@@ -1,6 +1,6 @@
 """Rules that tolerate bad uploads: coordinate-wise median, trimmed mean, Krum.
 
-All three ignore part of what honest clients upload, and may lose accuracy without any attacker where clients differ.
+All three ignore a part of the honest uploads. If clients differ, they may lose accuracy even without an attacker.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def krum(
 
 
 def _tolerates(byzantine: Any, field: str, count: Any) -> None:
-    """``ValueError`` if so few uploads cannot outvote f bad ones (f may be traced; then nothing is checked)."""
+    """Raise ``ValueError`` if so few uploads cannot outvote f bad ones; nothing is checked if f is traced."""
     if isinstance(byzantine, numbers.Real) and isinstance(count, int):
         bad = int(float(byzantine))
         allowed = f"at least 2 f + 3 = {2 * bad + 3} for Krum with byzantine = f = {bad}"

@@ -46,7 +46,8 @@ class RuleState(NamedTuple):
 def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
     """The same rule, given the facts of a run; unchanged if the rule has no ``given``.
 
-    Raises ``ValueError`` if a function of the rule was replaced that ``given`` makes anew: it would have no effect.
+    Raises ``ValueError`` if a function of the rule was replaced but not ``given``. ``given`` makes the functions anew,
+    so the replacement would have no effect.
     """
     if algorithm.given is None:
         return algorithm
@@ -56,7 +57,7 @@ def known(algorithm: ServerAlgorithm, facts: Facts) -> ServerAlgorithm:
 
 
 def with_facts(make: Callable[[Facts], ServerAlgorithm]) -> ServerAlgorithm:
-    """A rule that needs facts of the run: ``make(facts)``; until they are known, with the facts of a single client."""
+    """The rule ``make(facts)`` of a run. Until the facts are known, it is the rule for a single client."""
 
     def given(facts: Facts) -> ServerAlgorithm:
         return known(make(facts), facts)
@@ -65,7 +66,7 @@ def with_facts(make: Callable[[Facts], ServerAlgorithm]) -> ServerAlgorithm:
 
 
 def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
-    """``ValueError`` if a function of the rule was replaced that ``given``, which returned ``made``, makes anew."""
+    """Raise ``ValueError`` if a function of ``algorithm`` was replaced and ``made``, made by ``given``, lacks it."""
     pairs = {name: (getattr(algorithm, name), getattr(made, name)) for name in FUNCTIONS}
     same = {name: _code(one) is _code(other) for name, (one, other) in pairs.items()}
     anew = any(same[name] and one is not other for name, (one, other) in pairs.items())
@@ -75,7 +76,7 @@ def require_kept(algorithm: ServerAlgorithm, made: ServerAlgorithm) -> None:
 
 
 def _code(function: Any) -> Any:
-    """Equal for functions made by the same lines of code; of a compiled function, that of the function it compiles."""
+    """A function's code, or that of the function which it wraps; equal for functions made by the same lines."""
     found = function if hasattr(function, "__code__") or not callable(function) else inspect.unwrap(function)
     return getattr(found, "__code__", found)
 
@@ -100,7 +101,7 @@ def rule(
     """Chain ``transforms`` on each arriving delta, aggregate over the server step, apply ``optimizer``.
 
     ``d_i = transforms(Delta_i)``. When the step closes, ``d`` is the aggregate of all ``(d_i, w_i)``, by default
-    their mean ``sum w_i d_i / sum w_i``, and ``x <- optimizer(x, gradient = -d)``. The clock decides when it closes.
+    their mean ``sum w_i d_i / sum w_i``, and ``x <- optimizer(x, gradient = -d)``. The clock decides when steps close.
 
     Args:
       weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).

@@ -40,9 +40,9 @@ def statistics_in(upload: Any) -> Any:
 def rebased(arrival: Arrival, params: Params) -> Arrival:
     """The arrival as if its client had started from the running statistics of ``params``.
 
-    What counts in a client's statistics is their value, ``start + upload``, because a few local steps replace most of
-    what they were before. If the changes of several stale clients were added, the sum would overshoot: variances
-    could even become negative.
+    A client's statistics matter by their value, ``start + upload``, because a few local steps replace most of the old
+    statistics. If the changes of several stale clients were added, the sum would overshoot: variances could even become
+    negative.
     """
     if not has_statistics(params):
         return arrival

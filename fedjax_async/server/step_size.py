@@ -19,9 +19,9 @@ from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
 
 
 def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array], Array]:
-    """``eta(tau)``: from ``highest`` linearly down to ``lowest`` times that, over and over, ``length`` values a cycle.
+    """``eta(tau)``: in cycles of ``length`` values, linearly from ``highest`` down to ``lowest`` times ``highest``.
 
-    A cycle of one value is constant at ``highest``.
+    With ``length = 1`` it is constant at ``highest``.
     Source: Izmailov et al. (2018), section 3.1, for the averages taken at the end of each cycle.
 
     >>> rate = cyclic(highest=1.0, lowest=0.5, length=3)
@@ -49,7 +49,7 @@ class Participation(NamedTuple):
 
 
 def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
-    """``1 / (N p_i)`` of the arriving client, itself counted, and the counts."""
+    """``1 / (N p_i)`` of the arriving client, and the counts; both with this arrival."""
     real = jnp.result_type(float)
     counts = seen.counts.at[client].add(1)
     own = jnp.maximum(counts[client], 1).astype(real)
@@ -58,17 +58,17 @@ def _counted(seen: Participation, client: Array) -> tuple[Array, Participation]:
 
 
 class StepSize(NamedTuple):
-    """``init() -> state``; ``of(arrival, state) -> (position in [0, 1], state)``, the state kept if it is accepted."""
+    """``init() -> state``; ``of(arrival, state) -> (position in [0, 1], state if the arrival is accepted)``."""
 
     init: Callable[[], State]
     of: Callable[[Arrival, State], tuple[Array, State]]
 
 
 def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: Facts | None = None) -> StepSize:
-    """The position ``min(1, eta(tau) / (N p_i))``, with p the shares of the clients in all arrivals so far.
+    """The position ``min(1, eta(tau) / (N p_i))``, with p_i the client's share of all accepted arrivals so far.
 
-    A client that dominates (p_i > 1 / N) takes shorter steps, a rare one longer ones: the dominance penalty. ``tau``
-    is the number of arrivals accepted before.
+    A client with p_i > 1 / N dominates and takes shorter steps, a rare client longer ones: the dominance penalty.
+    ``tau`` is the number of arrivals accepted before.
 
     Args:
       rate: eta, a function of int32[], such as :func:`cyclic`.
@@ -96,8 +96,8 @@ def step_size(rate: Callable[[Array], Array], *, dominance: bool = True, facts: 
 def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Transform:
     """Multiply the direction by ``min(limit, 1 / (N p_i))``: the dominance penalty for any rule.
 
-    With a limit of 1, frequent clients count less and rare ones no more than before. For a rule that steps by eta a
-    limit of ``1 / eta`` keeps all steps within the direction, as in :func:`step_size`. Source: as there.
+    With a limit of 1, frequent clients count less and rare ones no more than before. For a rule that steps by eta, a
+    limit of ``1 / eta`` bounds each step by the direction, as in :func:`step_size`. Source: as there.
     """
     check.positive("dominance", limit)
     clients = (Facts() if facts is None else facts).num_clients
@@ -116,7 +116,7 @@ def scale_by_dominance(limit: Traced = 1.0, facts: Facts | None = None) -> Trans
 
 
 def moving_on(beta: Traced) -> Transform:
-    """Momentum of the direction: ``u <- beta u + d``. Before a step along a curve, the curve then leads along u.
+    """Momentum of the direction: ``u <- beta u + d``. If a step along a curve follows in the chain, its chord is u.
 
     On a line, with one arrival a server step and a constant step size, it is the optimiser's heavy ball.
     """

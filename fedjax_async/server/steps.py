@@ -1,7 +1,8 @@
 """Step rules: how the server moves from its params towards the corrected end of a client.
 
-``STEPS`` names them. A step rule is ``step(params, change, bend, s) -> direction``: the start Theta^tau, the corrected
-change ``d = E - Theta^tau``, the offset of the control point from the midpoint of both, and the position s in [0, 1].
+``STEPS`` names them. A step rule is ``step(params, change, bend, s) -> direction``. Its arguments are the server's
+params Theta^tau, the corrected change ``d = E - Theta^tau``, the offset o of the control point from the midpoint of
+Theta^tau and E, and the position s in [0, 1].
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def along_curve(params: Params, change: Params, bend: Params, s: Array) -> Param
 
 
 def along_geodesic(params: Params, change: Params, bend: Params, s: Array) -> Params:
-    """The same share of the way on the geodesic of hyperbolic space (``geometry.lorentz``), of curvature -1."""
+    """The step to the position s on the geodesic from Theta^tau to E, in hyperbolic space of curvature -1."""
     end = jax.tree.map(jnp.add, params, change)
     there = geodesic(MANIFOLDS["lorentz"](), params, end, s)
     return jax.tree.map(jnp.subtract, there, params)
@@ -45,17 +46,17 @@ def _kept(offset: Params, old: Params, new: Params) -> Params:
     return offset
 
 
-# ``control(offset, old chord, new chord) -> offset``: what becomes of the control point's offset from the midpoint
+# ``control(offset, old chord, new chord) -> offset``: the control point's offset from the midpoint, for a new chord
 CONTROLS: dict[str, Callable[[Params, Params, Params], Params]] = {"none": _kept, "rotation": rotate}
 
 
 def stepping(size: Callable[[Facts], StepSize], step: Step, control: str, facts: Facts | None = None) -> Transform:
     """Take a step from the server's params towards ``x + d``, where d is the direction so far.
 
-    ``arrival.extra`` is the offset of the client's control point from the midpoint of its own ends. It follows the
-    chord of the curve, from the client's change to d, by ``control``, a name in ``CONTROLS`` (as
-    ``geometry.CONTROL_POINTS``, of points). Running statistics move by s times their change. The weight is the
-    position s; the arrival is rejected if the step is not finite.
+    ``arrival.extra`` is the offset of the client's control point from the midpoint of its own ends. ``control``, a name
+    in ``CONTROLS``, changes it when the chord changes from the client's change to d (``geometry.CONTROL_POINTS`` are
+    the same functions of control points). Running statistics move by s times their change. The weight is the position
+    s; the arrival is rejected if the step is not finite.
 
     Source: AsyncManifold (2025), eqs. 17, 20 and 31.
     """

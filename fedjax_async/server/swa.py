@@ -30,17 +30,17 @@ def averaged(
     overwrite: int | None = None,
     facts: Facts | None = None,
 ) -> ServerAlgorithm:
-    """``rule``, evaluated by the average of its models: stochastic weight averaging (SWA).
+    """``rule`` with the average of its models as the evaluated model: stochastic weight averaging (SWA).
 
     After the server step number tau (counted from 0), if ``tau >= sigma T`` and c divides tau:
-    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients are sent what
-    ``rule`` sends. The current model is evaluated until the average holds a model, the average from then on.
+    ``SWA <- (n SWA + x) / (n + 1)``, ``n <- n + 1``. Steps without accepted uploads do not count. Clients get the
+    messages of ``rule``. The current model is evaluated until the average holds a model, the average from then on.
 
     Args:
       rule: any rule.
       start: sigma in [0, 1], the share of the run's T server steps before the first average. Outside a run, where T
         is unknown, nothing is averaged.
-      every: c, server steps from one averaged model to the next; take the cycle of a cyclic learning rate.
+      every: c, server steps from one averaged model to the next; for a cyclic learning rate, the length of its cycle.
       overwrite: C; every C server steps the average becomes the rule's model: periodic SWA. It does not change
         weights that a rule keeps for single clients. ``None``: never.
       facts: of the run; the engine passes them through ``given``.
@@ -98,7 +98,7 @@ def averaged(
 
 
 def with_params(rule: ServerAlgorithm, state: State, params: Params) -> State:
-    """The state of ``rule`` with other params, where ``rule.params(state)`` is a part of the state."""
+    """The state of ``rule`` with other params. Raises ``ValueError`` if the params are not a part of the state."""
     leaves, structure = jax.tree.flatten(state)
     numbered = jax.tree.unflatten(structure, [_Leaf(i) for i in range(len(leaves))])
     try:
@@ -115,7 +115,7 @@ _PART = "one whose params are a part of its state"
 
 
 class _Leaf:
-    """Stands for a leaf of a state; unlike a number it cannot be computed with."""
+    """Stands for a leaf of a state; arithmetic on it raises ``TypeError``."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -28,9 +28,9 @@ class Transform(NamedTuple):
 
     ``given(facts) -> transform``, optional: the same transform, adapted to the facts of a run. ``first``: it needs the
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
-    :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: what a run records
-    of the state after each arrival. ``sums``: whether the direction is the one before times the weight, plus what does
-    not depend on it, and the weight does not depend on any upload.
+    :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: columns that a run
+    records after each arrival. ``sums``: whether the new direction is the weight times the old one plus a term
+    that does not depend on the old one, and the weight does not depend on any upload.
     """
 
     init: Callable[[Params], State]
@@ -50,10 +50,10 @@ class Transformed(NamedTuple):
     state: State  # of the transform, after this arrival
     factor: Array  # float[], the weight of the transform
     accepted: Array  # bool[], whether the arrival's weight and the factor are both nonzero
-    columns: dict[str, Array]  # of the transform, of the state that the rule keeps
+    columns: dict[str, Array]  # of the transform, from the state that the rule keeps
 
     def info(self, share: Array) -> Info:
-        """What a rule records that gives the arrival the weight ``share``, 0 unless it is accepted."""
+        """The record of an arrival to which the rule gives the weight ``share``; 0 unless it is accepted."""
         return Info(share * self.factor.astype(share.dtype), self.columns)
 
 
@@ -66,6 +66,8 @@ def transformed(transform: Transform, state: State, params: Params, arrival: Arr
     Args:
       state: of the transform, before this arrival.
       params: of the server, shaped like the upload.
+
+    Raises ``ValueError`` if ``transform`` has ``steps``.
     """
     require_no_steps(transform, "a rule that is not made by server.rule")
     weight = jnp.asarray(arrival.weight, jnp.result_type(float))
@@ -103,7 +105,10 @@ def _scale(weight: Callable[[Params, Arrival], Array]) -> Transform:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """Apply the transforms one after the other. The state is the tuple of their states, the weight their product."""
+    """Apply the transforms one after the other. The state is the tuple of their states, the weight their product.
+
+    Raises ``ValueError`` if an argument is no transform, or if a transform with ``first`` is not the first one.
+    """
 
     for i, transform in enumerate(transforms):
         check.kind(f"transforms[{i}]", transform, Transform, "a Transform, such as server.clip_by_norm(1.0)")
@@ -147,7 +152,7 @@ def informed(transform: Transform, facts: Facts) -> Transform:
 
 
 def require_no_steps(transform: Transform, rule: str) -> None:
-    """``ValueError`` if a transform brings changes of the server's steps, for a rule that steps by itself."""
+    """Raise ``ValueError`` if ``transform`` has ``steps``: the rule named ``rule`` cannot apply them."""
     given = f"{len(transform.steps)} of them (momentum of steps, cyclic, geodesic)"
     check.require(not transform.steps, "parts of the step", given, f"left out: {rule} takes its step by itself")
 
@@ -197,7 +202,7 @@ def clip_by_norm(limit: Any) -> Transform:
 
 
 def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
-    """Multiply arrivals of a staleness above ``after`` >= 0 by ``factor`` in [0, 1]; 0 rejects them.
+    """Multiply the direction by ``factor`` in [0, 1] if the staleness is above ``after`` >= 0; 0 rejects the arrival.
 
     The clock does not know what a rule rejects. So a rejected arrival still counts towards the size of a buffer, and
     a server step changes nothing if all its arrivals are rejected. The setting ``max_staleness`` of a run is
@@ -253,7 +258,10 @@ STALENESS: dict[str, Callable[..., Weight]] = {"constant": constant, "hinge": hi
 
 
 def staleness_weight(name: str, **options: Any) -> Weight:
-    """The staleness weight called ``name``. An option that is ``None`` keeps the default of the weight."""
+    """The staleness weight called ``name``. An option that is ``None`` keeps the default of the weight.
+
+    Raises ``ValueError`` for an unknown name, and for an option that the weight does not have.
+    """
     given = {k: v for k, v in options.items() if v is not None}
     factory = registry.find("staleness", STALENESS, name)
     known = registry.options_of(factory)

@@ -1,4 +1,4 @@
-"""Theory: convergence bounds, to compare with what a run does.
+"""Theory: convergence bounds, for comparison with runs.
 
 Start with :func:`compare` (``comparison.py``): the rates of ten analyses. ``rates.py`` has the bounds of the AsynFLC
 paper as functions of a problem's constants, ``orders.py`` the terms inside the O of its corollaries,
@@ -7,7 +7,7 @@ its data.
 
 ``vector_fields.py`` measures how far an iterated map, such as local training, is from the gradient of a loss; start
 with :func:`antisymmetry`. ``fedavg_dynamics.py`` has FedAvg's server field, its iterates and orbits, ``surrogate.py``
-the loss that FedAvg minimises where its field has one, ``closed_forms.py`` and ``field_examples.py`` fields that are
+the loss that FedAvg minimises if its field is a gradient, ``closed_forms.py`` and ``field_examples.py`` fields that are
 known exactly, and ``field_rates.py`` the rates of FedAvg and FedAvgM towards the fixed point; ``fixed_points.py``
 finds this point and its distance to the minimiser. ``training_field.py`` measures the antisymmetry of the clients' real
 local training, at a model and as a probe along a run.
@@ -21,7 +21,7 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | bound | of | assumes | constants |
 | --- | --- | --- | --- |
 | ``asynfl_bound`` | mean squared gradient | eta up to ``largest_lr_asynfl`` | gap*, L, sigma, sigma_g, delays |
-| ``asynflc_bound`` | same, compressed | gamma from ``smallest_gamma_asynflc`` | as above, gamma |
+| ``asynflc_bound`` | same, compressed | ``largest_lr_asynflc``, ``smallest_gamma_asynflc`` | as above, gamma |
 | ``asynflc_ef_bound`` | same, error feedback | eta up to ``largest_lr_asynflc_ef`` | as above, gamma |
 | ``fedbuff_bound`` | mean squared gradient | G finite, clients equally likely | as ``asynfl_bound``, G |
 | ``fedasync_gap_bound`` | F - F* | one strongly convex loss for all | gap*, mu*, L, sigma, S |
@@ -31,11 +31,11 @@ The bounds, all for smooth losses. A run or :func:`estimate` measures the consta
 | ``fedavg_gap_bound`` | f_s - f_s(x_s*) | k-conservative, convex, x_s* exists | distance |
 | ``fedavgm_distance_bound`` | distance to x_s* | quadratic clients | alpha*, beta, k, distance |
 
-Bounds refuse learning rates that their theorems do not admit, and name the largest. ``beyond=True`` computes the
-formula for them, too, without a claim.
+Bounds raise ``ValueError`` for learning rates that their theorems do not admit, and name the largest one.
+``beyond=True`` computes the formula for larger ones too; the theorem claims nothing there.
 
-Estimates are local, at the points where one looks; the suprema of the theorems are at least as large. So a bound with
-estimated constants is no guarantee.
+Estimates are local values at some points; the suprema of the theorems are at least as large. So a bound with estimated
+constants is no guarantee.
 
 - L, beta: :func:`smoothness`, :func:`smoothness_between`. sigma: :func:`gradient_variance`. sigma_g, zeta:
   :func:`heterogeneity`; G: the largest norm of :func:`client_gradients` (fields ``squared_gradient`` take G^2).
@@ -44,9 +44,9 @@ estimated constants is no guarantee.
 - k-conservatism: :func:`training_curl` and :func:`curl_probe`, 0 where it holds. The distance to x_s*:
   :func:`fixed_point`.
 - The gap needs the lowest loss. Where a loss is never negative, the loss itself is an upper bound of the gap.
-- alpha and mu: a weight decay is a lower bound of both for convex losses. Networks have none.
+- alpha and mu: a weight decay is a lower bound of both for convex losses. There is no such bound for networks.
 
-The orders of ``compare`` and of the corollaries have hidden constants (here 1): they compare methods, no more.
+The orders of ``compare`` and of the corollaries have hidden constants, here 1. Use them only to compare methods.
 """
 
 from fedjax_async.theory.asynchronous_rates import (

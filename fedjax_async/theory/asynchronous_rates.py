@@ -1,9 +1,10 @@
 """Bounds of FedBuff and of FedAsync as functions of a problem's constants.
 
 :func:`fedbuff_bound` is Theorem 1 of Nguyen et al. for a constant local learning rate. :func:`fedasync_gap_bound` has
-the factor a server step of Xie et al.'s analysis of strongly convex losses. The paper hides the constants of noise
-and delay in an O; here they are derived, for clients that share one loss. Its theorem on weakly convex losses has no
-constants but those of an O: there is no value to compute. Fields of ``BufferedConstants`` may be arrays that broadcast.
+the factor for each server step from Xie et al.'s analysis of strongly convex losses. The paper hides the constants of
+noise and delay in an O; here they are derived, for clients that share one loss. Its theorem on weakly convex losses
+hides all constants in an O, so there is no value to compute. Fields of ``BufferedConstants`` may be arrays that
+broadcast.
 
 FedBuff's theorem is written from memory: neither its paper nor a copy of the theorem was at hand. The terms are tested
 against runs on quadratics, which they bound, not against the paper's text.
@@ -43,11 +44,11 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
     ``2 gap / (eta_g eta_l Q T) + L eta_g eta_l sigma_l^2 / 2
     + 3 L^2 Q^2 eta_l^2 (eta_g^2 tau_max^2 + 1) (sigma_l^2 + sigma_g^2 + G^2)``
 
-    It assumes uploads without staleness weights, whose clients are equally likely at each arrival. In :class:`Bound`,
-    G^2 is counted with the heterogeneity. ``beyond``: compute it for larger learning rates, too, where nothing is
-    claimed.
+    It assumes that uploads have no staleness weights and that all clients are equally likely at each arrival. In
+    :class:`Bound`, G^2 is counted with the heterogeneity. ``beyond``: compute it for larger learning rates too, where
+    the theorem claims nothing.
 
-    Raises: ``ValueError`` naming the first constant that is out of range, or eta_l and the largest that is admissible.
+    Raises: ``ValueError`` with the first constant that is out of range, or with eta_l and its largest admissible value.
     """
     c = constants
     for name in ("server_steps", "local_steps", "lr", "server_lr", "smoothness"):
@@ -63,7 +64,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
 
 
 def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
-    """Largest eta_l of Theorem 1: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
+    """Largest eta_l that Theorem 1 admits: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
     c = constants
     for name in ("server_lr", "smoothness", "local_steps"):
         check.positive(name, getattr(c, name))
@@ -71,16 +72,16 @@ def largest_lr_fedbuff(constants: BufferedConstants) -> Any:
 
 
 def fedasync_factor(mixing: Any, lr: Any, convexity: Any, local_steps: Any, *, smoothness: Any) -> Any:
-    """``beta = 1 - a + a (1 - eta mu)^H``: by how much one fresh arrival reduces ``F - F*``.
+    """``beta = 1 - a + a (1 - eta mu)^H``: the factor by which one fresh arrival reduces ``F - F*``.
 
     Args:
-      mixing: a in (0, 1], after the staleness weight; the smallest where it varies.
+      mixing: a in (0, 1], with the staleness weight in it; the smallest if it varies.
       lr: eta > 0, at most 1 / L.
       convexity: mu > 0, of the loss.
       local_steps: H, the fewest of a job.
       smoothness: L >= mu.
 
-    Raises: ``ValueError`` naming the first argument that is out of range.
+    Raises: ``ValueError`` with the first argument that is out of range.
     """
     check.positive("mixing", mixing)
     check.in_range("mixing", mixing, 0, 1)

@@ -1,15 +1,15 @@
 """AsyncManifold's convergence bound (eq. 69) and rate (Theorem 1), as printed and as derived again from its proof.
 
-The bound is on ``(1/T) sum_s E ||grad L(Theta^s)||^2`` over T server steps of the uncorrected displacement. ``O(...)``
-as printed has the constant 1 here; derived again, the bound has the constants of the proof, and holds for a Euclidean
-ambient space (C = 0) and equal participation.
+The bound is on ``(1/T) sum_s E ||grad L(Theta^s)||^2`` over T server steps along the uncorrected displacement. As
+printed, ``O(...)`` has the constant 1 here. Derived again, the bound has the constants of the proof; it holds for a
+Euclidean ambient space (C = 0) and equal participation.
 
 What the paper does not say, each shown by a test:
 
 - With ``eta_l ~ 1 / sqrt(T)`` the first term of eq. 69 falls as ``T^(-1/2)``. Theorem 1 prints ``T^(-3/2)``.
 - ``sum_s (L(s) - Q L(s+1))`` is at most ``L(0) - L* + T Psi``, as in eq. 69, and at most ``L(0) - Q L* + (T - 1) Psi``.
-  Theorem 1 has the first part of the second and ``T Psi`` of the first, which is too small for Q > 1. The extremes in
-  Psi are those of the models after a step, ``t = 1, ..., T``.
+  Theorem 1 adds the first part of the second bound and the ``T Psi`` of the first, which is too small for Q > 1. The
+  extremes in Psi are those of the models after a step, ``t = 1, ..., T``.
 - Eq. 66 loses ``sigma_l^2`` in its mu^2 term: it puts ``4 G^2`` in place of ``4 G^2 + sigma_l^2``.
 - Eq. 61 drops a term of the growth factor, ``K eta_l^2 mu^2 L_N^2 <= 1 / K``; eq. 63 holds all the same.
 - Assumption 6 for all positions on a curve requires Q <= 1 if the loss is positive, since the curve and the line meet
@@ -32,10 +32,9 @@ from fedjax_async.theory.rates import require_admissible
 class ManifoldConstants(NamedTuple):
     """The arguments of the bound: numbers, or arrays that broadcast, for curves. Losses [l], parameters [w].
 
-    The losses may be any finite numbers with ``least <= first`` and ``lowest <= highest``. Positive are
-    ``server_steps``, ``local_steps``, ``lr``, ``server_lr``, ``smoothness``, ``quality`` and ``proximal_smoothness``;
-    all others are not negative. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D
-    and S along a run.
+    The losses may be any finite numbers with ``least <= first`` and ``lowest <= highest``. ``server_steps``,
+    ``local_steps``, ``lr``, ``server_lr``, ``smoothness``, ``quality`` and ``proximal_smoothness`` must be > 0, all
+    others >= 0. ``estimate`` measures smoothness, gradients and variance, :func:`curve_probe` Q, D and S along a run.
     """
 
     first: Any  # L(Theta^0), the loss of the initial model [l]
@@ -61,10 +60,10 @@ class ManifoldConstants(NamedTuple):
 class ManifoldBound(NamedTuple):
     """The terms of the bound [l^2/w^2]."""
 
-    optimisation: Any  # of the loss that is left to lose
-    quality: Any  # Psi: below 0 for Q > 1
+    optimisation: Any  # of the gap between the first and the lowest loss
+    quality: Any  # of Psi: below 0 for Q > 1
     step: Any  # of the length of a step
-    drift: Any  # A_D: of clients and of the server meanwhile
+    drift: Any  # A_D: of the clients, and of the server since their start
     curvature: Any  # A_Gamma: 0 in Euclidean space
 
     @property
@@ -97,7 +96,7 @@ def _checked(c: ManifoldConstants) -> ManifoldConstants:
 
 
 def _numbers(value: Any) -> list[tuple[str, Any]]:
-    """The numbers of a field with their places in it; none of a tracer, whose values are not known."""
+    """The numbers of a field with their indices as text; none for a tracer, because its values are not known."""
     if isinstance(value, jax.core.Tracer):
         return []
     if not isinstance(value, (np.ndarray, np.generic, jax.Array)):
@@ -112,12 +111,12 @@ def quality_term(c: ManifoldConstants) -> Any:
 
 
 def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyond: bool = False) -> ManifoldBound:
-    """Eq. 69; derived again, or ``printed`` with the constant 1 in place of each O.
+    """Eq. 69, derived again; or as ``printed``, with the constant 1 in place of each O.
 
-    ``beyond``: compute it for learning rates above :func:`largest_lr_manifold`, too, where it claims nothing.
+    ``beyond``: compute it for learning rates above :func:`largest_lr_manifold` too, where it claims nothing.
 
-    Raises: ``ValueError`` naming the first constant that is out of range, of arrays the place too, or eta_l and the
-    largest that is admissible.
+    Raises: ``ValueError`` with the first constant that is out of range (in an array, with its index), or with eta_l and
+    its largest admissible value.
     """
     c = _checked(constants)
     if not beyond:
@@ -139,7 +138,7 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyon
 
 
 def largest_lr_manifold(constants: ManifoldConstants) -> Any:
-    """Largest eta_l of eq. 63, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
+    """Largest eta_l that eq. 63 admits, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
     c = _checked(constants._replace(lr=1.0))
     with np.errstate(divide="ignore"):
         return np.divide(1.0, c.mu * c.proximal_smoothness * c.local_steps)
@@ -148,10 +147,10 @@ def largest_lr_manifold(constants: ManifoldConstants) -> Any:
 def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:
     """Theorem 1: the bound at ``eta_l = 1 / (mu L_N K sqrt(T))``; the field ``lr`` is not used.
 
-    Derived again it is eq. 69 at this learning rate. ``printed`` it is eq. 22 with the constant 1 in place of each O,
-    which keeps T, the losses, G, G_2, sigma_l, S, D, Q and C only.
+    Derived again, it is eq. 69 at this learning rate. As ``printed``, it is eq. 22 with the constant 1 in place of each
+    O; it depends only on T, the losses, G, G_2, sigma_l, S, D, Q and C.
 
-    Raises: ``ValueError`` naming the first constant that is out of range; mu must be > 0.
+    Raises: ``ValueError`` with the first constant that is out of range; mu must be > 0.
     """
     c = _checked(constants._replace(lr=1.0))
     check.positive("mu", c.mu)

@@ -1,4 +1,4 @@
-"""Iterated fields whose potential is known: generalised linear models, affine, quadratic and univariate fields.
+"""Iterated fields with a known potential: generalised linear models, affine, quadratic and univariate fields.
 
 Each function returns a :class:`ClosedForm`: a field and a function whose gradient is this field. The field of
 ``..._iterate`` is ``V^k``. The field of ``..._displacement`` is ``I - (I - gamma grad f)^k``; the mean of its potential
@@ -146,7 +146,7 @@ def quadratic_fixed_point(curvature: Array, optima: Array, gamma: Any, k: int) -
 def elementwise_iterate(function: Elementwise, k: int, *, nodes: int = 64) -> ClosedForm:
     """``V^k`` of a field that maps each coordinate by itself, ``V(x)_i = v_i(x_i)``, for k >= 0.
 
-    The potential is ``sum_i int_0^{x_i} v_i^k(t) dt``, by Gauss and Legendre's rule with ``nodes`` points. If each v_i
+    The potential is ``sum_i int_0^{x_i} v_i^k(t) dt``, by a Gauss-Legendre rule with ``nodes`` points. If each v_i
     is continuous, V is k-conservative for all k; this includes every continuous field in one dimension.
     """
     iterated = iterate(function, k)
@@ -179,7 +179,7 @@ def _reach(curvature: Array, gamma: Any, k: int) -> Array:
 
 
 def _squares(features: Array) -> Array:
-    """``||z_i||^2``; float[m]. ``ValueError`` if the rows are not orthogonal to rounding."""
+    """``||z_i||^2``; float[m]. Raises ``ValueError`` if the rows are not orthogonal to rounding."""
     squares = jnp.sum(jnp.square(features), axis=1)
     if not isinstance(features, jax.core.Tracer):
         gram = np.asarray(features @ features.T)

@@ -83,7 +83,7 @@ def _asynflc_ef(s: Setting) -> Any:
 _CACHED = "(s2 + sqrt(K) sg2)/sqrt(TKm) + tau_max tau_avgm/T"
 _ALL = {"unbounded_gradient": True, "nonuniform_participation": True}
 
-# The paper's own three rows are as printed. AsynFL and AsynFLC-EF leave out the factors that their last terms have in
+# The paper's own three rows are as printed. AsynFL and AsynFLC-EF leave out the factors of their last terms in
 # Corollaries 1 and 4 (K n sg2, and the compression factor). AsynFLC is Corollary 2; its theorem lacks a term (see
 # ``rates``). The text of the paper gives the rows of 2024 with sqrt(K) sg2/sqrt(Tm) instead, sqrt(K) times more. It
 # also calls tau_max tau_avgm/T better than tau_max/T, but it is only better than tau_max^2/T.

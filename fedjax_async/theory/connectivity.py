@@ -59,8 +59,8 @@ def learned_control_point(
       loss: ``loss(params, key, *data) -> float[]``, see :func:`batch_loss`.
       start, end: A and E, pytrees of the same structure and shapes.
       key: for s and for the examples.
-      data: what ``loss`` gets besides.
-      steps: of Adam; with 0 phi is the midpoint.
+      data: further arguments of ``loss``.
+      steps: of Adam; with 0 steps phi is the midpoint.
       lr: Adam's learning rate.
 
     Returns: phi, and the loss drawn in each step, float[steps].

@@ -51,9 +51,9 @@ def curve_probe(model: Model, *, position: float = 0.5, grid: int = 9, part: str
     ``simulate(method="asynccurve", test_fraction=0.2, probes={"curve": curve_probe(model)})``; each client
     needs examples of ``part``: ``test_fraction`` holds back a test part, ``validation_fraction`` a validation part.
 
-    Columns: ``quality`` and ``divergence`` at the position of the step, ``quality_grid`` the mean of Q at ``grid``
-    positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D of these, and ``staleness``,
-    whose largest value along the run is a valid S (Assumption 4).
+    Columns: ``quality`` and ``divergence`` are Q and D at ``position``, ``quality_grid`` is the mean of Q at ``grid``
+    positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D at these. The largest
+    ``staleness`` of the run is a valid S (Assumption 4).
 
     Args:
       model: of the run, without running statistics.

@@ -1,8 +1,8 @@
 """The constants of the bounds, measured on a model and federated data at given parameters.
 
-All are local: L, sigma^2 and sigma_g^2 of the theorems are suprema over all x, these are their values at one x. Use the
-largest over several points of a run. A network is measured as in evaluation: no dropout, fixed running statistics. The
-functions vmap over ``width`` clients at a time and read the rows of a client ``chunk`` at a time.
+All are local: the theorems' L, sigma^2 and sigma_g^2 are suprema over all x, the functions here measure them at one x.
+Use the largest over several points of a run. A network is measured as in evaluation: no dropout, fixed running
+statistics. The functions vmap over ``width`` clients at a time and read the rows of a client ``chunk`` at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedjax_async.types import Array, FederatedData, Key, Model, Params
 
 
 class Estimates(NamedTuple):
-    """Constants at one point, for C clients; as in ``rates.Constants``, but L and sigma^2 of each client."""
+    """Constants at one point, for C clients; as in ``rates.Constants``, but with L and sigma^2 for each client."""
 
     loss: float  # f = mean of the clients' losses, each client counted once
     squared_gradient: float  # ||grad f||^2, of the mean loss
@@ -105,8 +105,8 @@ def smoothness(
     """Spectral norm of each client's Hessian by power iteration on Hessian-vector products; float[C].
 
     ``v <- H v / ||H v||``, ``iterations`` times from a random v (the same for all clients). The last ``||H v||`` never
-    exceeds the largest |eigenvalue|. Its error falls like the ratio of the second largest to the largest |eigenvalue|,
-    to the power of ``iterations``.
+    exceeds the largest |eigenvalue|. In the limit each iteration multiplies its error by the square of the ratio of the
+    second largest to the largest |eigenvalue|.
     """
     check.whole("iterations", iterations)
 
@@ -141,7 +141,8 @@ def smoothness_between(
 ) -> Array:
     """``||grad f_i(x) - grad f_i(y)|| / ||x - y||``, a lower bound on each client's L; float[C].
 
-    Cheaper than :func:`smoothness`. Between two distant points of a run it is often closer to what training meets.
+    It is cheaper than :func:`smoothness`, and between two distant points of a run often closer to the L that training
+    meets. Raises ``ValueError`` if both params are equal.
     """
     distance = tree.norm(jax.tree.map(jnp.subtract, _weights(model, params), _weights(model, other)))
     check.require(float(distance) > 0, "other", "params", "different from params")
@@ -190,7 +191,7 @@ def gradient_variance(
 
 
 class _Rows(NamedTuple):
-    """The rows of one client, for a kernel."""
+    """The rows of one client."""
 
     weights: Params
     loss: Callable[..., Array]  # (weights, x, y, mask) -> sum of the masked losses

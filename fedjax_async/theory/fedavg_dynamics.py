@@ -1,9 +1,9 @@
 """FedAvg as a field: the server's step, any server optimiser on it, and its orbits.
 
 With clients' losses f_c, local learning rate gamma and k local steps, FedAvg is ``x <- x - eta V_s(x)`` with
-``V_s = (1/C) sum_c (I - V_c^k)``, ``V_c = I - gamma grad f_c`` (eqs. 2 and 3). Where the V_c are k-conservative, V_s is
-the gradient of a surrogate loss, and any first-order optimiser may use it (section 6.1). Where they are not, FedAvg
-may go round in circles (section 2.1, ``field_examples.closed_orbit``).
+``V_s = (1/C) sum_c (I - V_c^k)``, ``V_c = I - gamma grad f_c`` (eqs. 2 and 3). If the V_c are k-conservative, V_s is
+the gradient of a surrogate loss, and any first-order optimiser may use it (section 6.1). If they are not, FedAvg may
+run in a cycle (section 2.1, ``field_examples.closed_orbit``).
 
 Source: Charles and Rush (2022), sections 2 and 6.1.
 """
@@ -77,8 +77,8 @@ class Orbit(NamedTuple):
     """The iterates of FedAvg and the cycle in which they end."""
 
     points: Params  # leaves [server_steps + 1, ...]
-    period: Array  # int[]; 1: it converges to a fixed point, 0: no cycle is found
-    start: Array  # int[], the first point that the cycle meets again; 0 where no cycle is found
+    period: Array  # int[]; 1: a fixed point, 0: no cycle is found
+    start: Array  # int[], the number of the first point in the cycle; 0 if no cycle is found
 
 
 def orbit(field: Field, start: Params, *, lr: float = 1.0, server_steps: int = 100, tol: float | None = None) -> Orbit:
@@ -92,8 +92,9 @@ def orbit(field: Field, start: Params, *, lr: float = 1.0, server_steps: int = 1
       start: x_0.
       lr: eta, server learning rate > 0.
       server_steps: T >= 1.
-      tol: >= 0; below the distance of neighbouring points, above the rounding of the field. By default ``eps^(2/3)``
-        of the dtype times the largest norm of the points: 2.4e-5 in float32, 3.7e-11 in float64, for points of norm 1.
+      tol: >= 0, smaller than the distance of neighbouring points and larger than the rounding errors of the field. By
+        default ``eps^(2/3)`` of the dtype times the largest norm of the points: 2.4e-5 in float32, 3.7e-11 in float64,
+        for points of norm 1.
 
     Example:
       >>> quarter_turn = lambda x: jnp.stack([x[0] + x[1], x[1] - x[0]])  # x - V_s(x) turns x by a right angle
@@ -124,7 +125,7 @@ def orbit(field: Field, start: Params, *, lr: float = 1.0, server_steps: int = 1
 
 
 def _tolerance(points: Array) -> Array:
-    """``eps^(2/3)`` times the largest finite norm of the points, float[T, D]; between rounding and the distances."""
+    """``eps^(2/3)`` times the largest finite norm of the points, float[T, D]."""
     norms = jnp.linalg.norm(points, axis=1)
     largest = jnp.max(jnp.where(jnp.isfinite(norms), norms, 0.0))
     return float(jnp.finfo(points.dtype).eps) ** (2 / 3) * largest

@@ -1,8 +1,8 @@
-"""The example fields of Charles and Rush (2022), with what is known of each.
+"""The example fields of Charles and Rush (2022), with the known properties of each.
 
 :data:`EXAMPLES` has the fields of section 3 and appendix A by name. :func:`linear`, :func:`rotation` and :func:`cubic`
-make further ones. :func:`closed_orbit` has the two clients on which FedAvg goes round in a circle (section 2.1 and
-appendix C).
+make further ones. :func:`closed_orbit` has the two clients on which FedAvg runs in a cycle (section 2.1 and appendix
+C).
 
 Beyond the paper: a cubic form of two variables is 2-conservative exactly if it is ``l <x, u>^3 + m <x, v>^3`` with
 orthogonal u and v, so that by Theorem 3 it is k-conservative for all k (the paper has k = 3 only). The gradient of
@@ -30,7 +30,7 @@ from fedjax_async.types import Array
 
 
 class Example(NamedTuple):
-    """A field on float[D] and what is known of it."""
+    """A field on float[D] and its known properties."""
 
     name: str
     dim: int  # D
@@ -134,8 +134,8 @@ class ClosedOrbit(NamedTuple):
     """Two clients with truncated quadratic losses on which FedAvg has a cycle; all maps take float[2]."""
 
     losses: tuple[Loss, Loss]  # f_1 and f_2 (eq. 4)
-    limits: tuple[Field, Field]  # where gradient descent on f_1 and f_2 ends
-    regions: Callable[[Array], Array]  # x -> bool[4]: whether it lies in I, II, III, IV (eq. 16)
+    limits: tuple[Field, Field]  # x -> the end of gradient descent from x, on f_1 and on f_2
+    regions: Callable[[Array], Array]  # x -> bool[4]: whether x lies in I, II, III, IV (eq. 16)
     server_field: Field  # V_s after local training to convergence
     points: tuple[tuple[float, float], ...]  # the cycle for server learning rate 1 from (0, 1)
     period: int  # 8
@@ -148,7 +148,7 @@ def closed_orbit() -> ClosedOrbit:
     local learning rate be below 2 / 5. Gradient descent ends at z_c from region I (client 1) or III (client 2), at -z_c
     from II or IV, and does not move elsewhere. At rate 0.39, k steps reduce the distance by ``0.9805^k``.
 
-    A server learning rate eta < 1 leads to a cycle too, of a longer period (12 at 3/4, 20 at 1/2, 100 at 1/10).
+    A server learning rate eta < 1 also leads to a cycle, with a longer period (12 at 3/4, 20 at 1/2, 100 at 1/10).
     """
     weak, strong = 0.05, 5.0
     curvature = np.array([[strong, weak], [weak, strong]])  # of x and y, for each client

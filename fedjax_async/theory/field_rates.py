@@ -1,4 +1,4 @@
-"""What FedAvg's surrogate loss inherits from the clients' losses, and the rates of FedAvg that follow.
+"""Properties that FedAvg's surrogate loss inherits from the clients' losses, and the rates of FedAvg that follow.
 
 All clients are k-conservative with smooth losses f_c of Hessians between alpha and beta, take k local steps at learning
 rate gamma, and average to ``V_s = grad f_s``, whose minimiser x_s* need not be that of the mean loss. There is no
@@ -17,7 +17,7 @@ What the paper does not say, each shown by a test:
 - Proposition 5 prints the exponent k for the j-th iterate; its proof has j.
 - Theorem 13 concludes that f_s has a finite minimiser since every client has one. This is false even for k = 1:
   ``(sqrt(x^2 + y^2) - y)^2 / 2`` and ``(x - 1)^2 / 2`` are convex, smooth outside the origin, have Lipschitz gradients
-  and minimisers, but their mean approaches 0 only as y goes to infinity. Where a minimiser exists the bound holds.
+  and minimisers, but their mean approaches 0 only as y goes to infinity. If a minimiser exists, the bound holds.
 - Theorem 14 has the factor 1 in place of ``1 + (1 + q) t``, and fails at t = 1. With the corrected factor it holds
   for quadratics. For other losses it fails with any factor: heavy ball with these parameters may cycle on a strongly
   convex function of one variable (Lessard, Recht and Packard, 2016, section 4.6), and such functions are
@@ -35,7 +35,7 @@ from fedjax_async import check
 
 
 class Spectrum(NamedTuple):
-    """Bounds on the eigenvalues of a symmetric Jacobian, that is of the Hessian of a field's potential."""
+    """Bounds on the eigenvalues of a symmetric Jacobian, which is the Hessian of the field's potential."""
 
     low: float  # > 0: strongly convex; < 0: (-low)-weakly convex
     high: float
@@ -79,7 +79,7 @@ def surrogate_constants(alpha: float, beta: float, gamma: float, k: int) -> Spec
     For alpha >= 0 and ``gamma <= 1 / beta``, high is 1 (item 2).
 
     Args:
-      alpha: smallest eigenvalue of f's Hessians; f is (-alpha)-weakly convex where it is negative.
+      alpha: smallest eigenvalue of f's Hessians; if it is negative, f is (-alpha)-weakly convex.
       beta: Lipschitz constant of grad f, > 0 and at least |alpha|.
       gamma: local learning rate > 0.
       k: local steps.
@@ -149,8 +149,9 @@ def fedavgm_distance_bound(alpha: float, beta: float, k: int, t: Any, distance: 
     """Theorem 14, corrected: ``||x_t - x_s*|| <= (1 + (1 + q) t) q^t ||x_0 - x_s*||`` for quadratic clients.
 
     FedAvgM with :func:`fedavgm_parameters` and local learning rate :func:`fedavg_client_lr`. Eq. 14 lacks the factor.
-    An error along an eigenvector of V_s of eigenvalue ``1 - lambda^k`` is ``(1 + (1 - q) t) q^t`` times the first one;
-    of eigenvalue ``1 + lambda^k`` (reached for odd k) it is ``(1 + (1 + q) t) (-q)^t`` times, which attains the bound.
+    After t rounds, an error along an eigenvector of V_s with eigenvalue ``1 - lambda^k`` is ``(1 + (1 - q) t) q^t``
+    times the first error. With eigenvalue ``1 + lambda^k`` (reached for odd k) the factor is
+    ``(1 + (1 + q) t) (-q)^t``, which attains the bound.
 
     Args: as in :func:`fedavg_distance_bound`.
     """

@@ -1,8 +1,8 @@
-"""Where FedAvg ends, and how far that is from the minimiser of the mean loss.
+"""FedAvg's fixed point, and its distance to the minimiser of the mean loss.
 
 With k >= 2 local steps, the fixed point x_s* of FedAvg (``V_s(x_s*) = 0``) is in general not the minimiser x* of the
 mean loss f (section 6). :func:`fixed_point` and :func:`minimiser` find both for losses that are strongly convex,
-:func:`fixed_point_shift` gives their distance to the first order in the local learning rate, from derivatives at x*.
+:func:`fixed_point_shift` gives ``x_s* - x*`` to the first order in the local learning rate, from derivatives at x*.
 ``closed_forms.quadratic_fixed_point`` has the exact point for quadratics.
 
 Source: Charles and Rush (2022), section 6; the first order is ours.
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
     point: Params
     residual: Array  # float[], the norm of the field there
-    steps: Array  # int32[], that were taken; all that were allowed where the residual is above the tolerance
+    steps: Array  # int32[], iterations; the most allowed if the residual is above the tolerance
 
 
 def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6, steps: int = 10_000) -> Found:
@@ -37,7 +37,7 @@ def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6
       field: V, for FedAvg :func:`~fedjax_async.theory.fedavg_dynamics.server_field`.
       start: x_0.
       lr: server learning rate > 0.
-      tol: > 0; above the rounding of the field.
+      tol: > 0, larger than the rounding errors of the field.
       steps: the most iterations.
     """
     check.positive("lr", lr)
@@ -57,7 +57,7 @@ def fixed_point(field: Field, start: Params, *, lr: Any = 1.0, tol: float = 1e-6
 
 
 def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000) -> Found:
-    """Minimise a loss by L-BFGS with line search until ``||grad f(x)|| <= tol``; else as :func:`fixed_point`."""
+    """Minimise a loss by L-BFGS with line search until ``||grad f(x)|| <= tol``; the rest as in :func:`fixed_point`."""
     check.positive("tol", tol)
     check.whole("steps", steps)
     optimizer = optax.lbfgs()
@@ -83,17 +83,17 @@ def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000
 def fixed_point_shift(losses: Sequence[Loss], gamma: Any, k: int, x: Params, *, iterations: int = 200) -> Params:
     """``x_s* - x*`` to the first order in gamma: ``gamma (k - 1) / 2 H^-1 (1/C) sum_c H_c grad f_c``, all at x*.
 
-    H_c is the Hessian of f_c and H their mean. Up to the order gamma^3, one client's part of the server field is
+    H_c is the Hessian of f_c and H their mean. Up to terms of order gamma^3, one client's part of the server field is
     ``x - V_c^k(x) = gamma k grad f_c - gamma^2 k (k - 1) / 2 H_c grad f_c``, and the mean over c vanishes at x_s*. The
-    clients' gradients at x* enter only as weighted by their curvature: for equal Hessians the first order vanishes. The
-    rest is of the order ``(gamma k)^2``.
+    Hessians weight the clients' gradients at x*, so for equal Hessians the first order vanishes. The rest is of order
+    ``(gamma k)^2``.
 
     Args:
       losses: the f_c, twice differentiable, whose mean is strongly convex.
       gamma: local learning rate > 0.
       k: local steps.
       x: x*, the minimiser of the mean loss.
-      iterations: the most of the conjugate gradients that solve for H.
+      iterations: the most iterations of conjugate gradients, which apply H^-1.
     """
     check.positive("gamma", gamma)
     check.whole("k", k)

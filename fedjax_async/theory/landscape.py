@@ -27,7 +27,7 @@ def scores(model: Model, total: int, *, labels: bool = True) -> Measure:
     """``measure(params, x, y) -> {"loss", "accuracy"}``: means over ``total`` examples, as in a run's evaluations.
 
     Args:
-      model: on the raw rows that it will get.
+      model: a model that takes the rows x as they are given.
       total: the number of rows of x and y.
       labels: whether targets are classes; otherwise the accuracy is NaN.
 
@@ -51,10 +51,10 @@ def loss_surface(measure: Measure, plane: Plane, x: Any, y: Any, data: Sequence[
       measure: ``measure(params, *data) -> pytree of scalars``; compiled once for each measure and shape.
       plane: as :func:`fedjax_async.geometry.plane` makes it.
       x, y: the coordinates of the grid's columns [X] and rows [Y].
-      data: what ``measure`` gets besides the params.
+      data: further arguments of ``measure``.
       batch: models measured at the same time; more is faster on a GPU, and takes more memory.
 
-    Returns: a pytree like the measure's, of NumPy arrays [Y, X].
+    Returns: a pytree like the result of ``measure``, with NumPy arrays [Y, X].
     """
     check.whole("batch", batch)
     columns, rows = (np.asarray(each, np.float64) for each in (x, y))
@@ -72,7 +72,7 @@ def loss_along(measure: Measure, points: Sequence[Params], s: Any, data: Sequenc
       s: positions on the curve [P], 0 to 1 between the ends.
       measure, data, batch: as in :func:`loss_surface`.
 
-    Returns: a pytree like the measure's, of NumPy arrays [P].
+    Returns: a pytree like the result of ``measure``, with NumPy arrays [P].
     """
     check.whole("batch", batch)
     at = jnp.asarray(s, jnp.result_type(float))
@@ -83,7 +83,8 @@ def loss_along(measure: Measure, points: Sequence[Params], s: Any, data: Sequenc
 def barrier(s: Any, loss: Any) -> float:
     """The height of the barrier on a path: how far the loss rises above the line between its values at the ends.
 
-    ``max_s loss(s) - ((1 - s) loss(0) + s loss(1))``; 0 for a path that never rises above it. NaN if a loss is.
+    ``max_s loss(s) - ((1 - s) loss(0) + s loss(1))``; 0 for a path that never rises above the line, NaN if a loss is
+    NaN.
 
     Args:
       s: positions [P] with s[0] = 0 and s[-1] = 1.

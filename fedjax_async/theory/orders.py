@@ -1,4 +1,4 @@
-"""Corollaries 1 to 4 and Lemma 1: the terms inside the O of each, every hidden constant 1, L = 1.
+"""Corollaries 1 to 4 and Lemma 1: the terms inside the O of each, with every hidden constant 1 and L = 1.
 
 They hold for the learning rates ``slow_lrs`` (Corollaries 1 and 4, Lemma 1) and ``fast_lrs`` (2 and 3), if T is so
 large that these meet the conditions of the theorems. They use the gap, variance, heterogeneity, clients, local_steps,
@@ -80,7 +80,7 @@ def corollary_4(constants: Constants) -> Bound:
 
 
 def residual_order(constants: Constants) -> Bound:
-    """Lemma 1, eq. 16: mean squared residual of error feedback over clients and steps [w^2]; 0 at gamma = 1."""
+    """Lemma 1, eq. 16: squared residual of error feedback, mean over clients and steps [w^2]; 0 at gamma = 1."""
     c = checked(constants)
     lost, rounds, top = compression_factor(c.gamma), c.delays.server_steps, c.delays.tau_max
     variance = lost * top / (c.local_steps * rounds)

@@ -7,18 +7,18 @@ of all models and messages. At event t, client i has the share ``gamma_t`` of th
 What the paper does not say; all but the last two are shown by a test:
 
 - Eq. 108 bounds ``<grad F, delta>`` by ``|grad F|^2 / 4 + |delta|^2``. The quarter cannot be absorbed, because the
-  descent is only ``eta gamma E |grad F|^2 / 2``. With the weight that can be, the second part is
-  ``2 |delta|^2 / (eta gamma E)``. So compression leaves a floor of ``eps_c^2 / (eta E)^2``, which the theorem lacks: a
-  small learning rate makes it worse.
-- The theorem divides eq. 125 by ``eta E gamma``. Its terms of drift, of compression and of heterogeneity do not.
+  descent is only ``eta gamma E |grad F|^2 / 2``. With a weight that can be absorbed, the second term is
+  ``2 |delta|^2 / (eta gamma E)``. So compression leaves a floor of ``eps_c^2 / (eta E)^2``, which the theorem lacks. A
+  small learning rate raises this floor.
+- The theorem divides eq. 125 by ``eta E gamma``, but not its terms of drift, compression and heterogeneity.
 - Eq. 112 has 3/4 where its two products leave 1/2. Eq. 107 has half of the square of Delta.
 - Eq. 104 loses the ``4 lambda^2 |w - anchor|^2`` of eq. 113: the anchor pulls to another point than the loss does.
 - ``|w^(t+1/3) - w_bar|^2 <= N E_con`` before eq. 126 leaves out staleness and compression, which eq. 72 has.
 - The mask is left out ("it can only reduce the step length"). A masked gradient is no descent direction for the pruned
   weights. Derived again, the bound is for training without a mask.
-- Eq. 69 counts what a client trains between two events, not how far its own aggregations move it, and eq. 81 claims a
-  contraction at each event that holds over windows of B events. So Lemma C.3 is not proven. The bound derived again
-  needs neither if the distance of the mixed models is measured along a run.
+- Eq. 69 counts the change by a client's training between two events, but not that by its own aggregations. Eq. 81
+  claims a contraction at each event, which holds only over windows of B events. So Lemma C.3 is not proven. The bound
+  derived again needs neither equation if the distance of the mixed models is measured along a run.
 
 Source: PushCen-ADFL (2026), appendix C.
 """
@@ -60,7 +60,7 @@ class PushCenConstants(NamedTuple):
 class PushCenBound(NamedTuple):
     """The terms of the bound [l^2/w^2]."""
 
-    optimisation: Any  # of the loss that is left to lose
+    optimisation: Any  # of the gap F(w_bar^0) - F*
     heterogeneity: Any  # of sigma^2 and zeta^2
     compression: Any  # of the error of messages in w_bar
     mixing: Any  # of the distance between the mixed model and w_bar
@@ -85,12 +85,12 @@ def _checked(c: PushCenConstants) -> PushCenConstants:
 
 
 def local_drift(c: PushCenConstants) -> Any:
-    """``D = 2 E^2 eta^2 (G^2 + 16 lambda^2 W^2)``, the most of ``E ||Delta||^2`` (eq. 120)."""
+    """``D = 2 E^2 eta^2 (G^2 + 16 lambda^2 W^2)``, the bound on ``E ||Delta||^2`` (eq. 120)."""
     return 2 * (c.local_steps * c.lr) ** 2 * (c.squared_gradient + 16 * (c.weight * c.radius) ** 2)
 
 
 def consensus(c: PushCenConstants) -> Any:
-    """The most of the mean of E_con over the events, by Lemma C.3 (eqs. 121, 127)."""
+    """The bound on the mean of E_con over the events, by Lemma C.3 (eqs. 121, 127)."""
     each = (c.of_drift + c.of_stale_drift * c.staleness**2) * local_drift(c) + c.of_error * c.error**2
     return (c.disagreement / c.events + each) / (1 - c.contraction)
 
@@ -98,24 +98,24 @@ def consensus(c: PushCenConstants) -> Any:
 def pushcen_bound(
     constants: PushCenConstants, *, printed: bool = False, distance: Any = None, beyond: bool = False
 ) -> PushCenBound:
-    """Theorem C.7; derived again, or as ``printed`` (eqs. 118, 119).
+    """Theorem C.7, derived again; or as ``printed`` (eqs. 118, 119).
 
-    With ``g <= gamma_t <= g'``, D the local drift and A the distance, derived again it is
+    With ``g <= gamma_t <= g'``, D the local drift and A the distance, the bound derived again is
 
         2 gap / (eta E g T)  +  4 zeta^2 g' / g  +  (4 c / (eta E) + 2 L c^2) eps_c^2 / (eta E g)
         + 8 L^2 A g' / g  +  (8 L^2 s g' + 2 L g'^2 / (eta E)) D / g  +  64 lambda^2 W^2 g' / g
 
     with ``s = (E - 1)(2 E - 1) / (6 E^2)``, the mean over the steps of ``(e / E)^2``. It needs no condition on eta. It
-    is for a run that loses no mass and has no late clients, and for training without a mask.
+    holds for runs that lose no mass and have no late clients, and for training without a mask.
 
     Args:
       distance: A, the mean over the events of ``||w_i^(t+1/3) - w_bar^t||^2`` [w^2], of the model after its
         aggregation, as measured along a run. ``None``: ``4 N E_con + 4 tau^2 D + 2 eps_c^2`` by eq. 72 and Lemma C.3.
         Not used if ``printed``.
-      beyond: compute it as ``printed`` for learning rates above :func:`largest_lr_pushcen`, too.
+      beyond: compute it as ``printed`` for learning rates above :func:`largest_lr_pushcen` too.
 
-    Raises: ``ValueError`` naming the first constant that is out of range, or, as ``printed``, eta and the largest that
-      is admissible.
+    Raises: ``ValueError`` with the first constant that is out of range, or, as ``printed``, with eta and its largest
+      admissible value.
     """
     c = _checked(constants)
     drift, move = local_drift(c), c.lr * c.local_steps
@@ -148,7 +148,7 @@ def pushcen_bound(
 
 
 def largest_lr_pushcen(constants: PushCenConstants) -> Any:
-    """Largest eta of Theorem C.7 as printed, ``min(1 / (8 L E), 1 / (4 lambda))``; the field ``lr`` is not used."""
+    """Largest eta that Theorem C.7 admits as printed: ``min(1 / (8 L E), 1 / (4 lambda))``. ``lr`` is not used."""
     c = _checked(constants._replace(lr=1.0))
     return 1 / larger(8 * c.smoothness * c.local_steps, 4 * c.weight)
 
@@ -156,7 +156,7 @@ def largest_lr_pushcen(constants: PushCenConstants) -> Any:
 def shares_of_masses(least: Any, most: Any, clients: Any) -> tuple[Any, Any]:
     """``(y_min / (N y_max), y_max / (N y_min))``: the paper's bounds of ``share`` and ``sent`` (eqs. 114, 116).
 
-    The second may exceed 1; then 1 holds.
+    The second may exceed 1; then use 1.
     """
     check.positive("least", least)
     check.positive("clients", clients)

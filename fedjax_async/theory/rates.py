@@ -2,11 +2,11 @@
 
 Each function bounds ``(1/T) sum_t E ||grad f(x_t)||^2`` over T server steps. Fields of ``Constants`` may be NumPy
 arrays that broadcast (for curves), except ``clients`` and ``local_steps``. A theorem claims its bound only for learning
-rates up to ``largest_lr_...``. Larger ones raise a ``ValueError``, unless the formula is wanted ``beyond`` them.
+rates up to ``largest_lr_...``. Larger ones raise ``ValueError`` unless ``beyond`` is true.
 
 What the printed theorems do not say, each point shown by a test:
 
-- All divide by delays or need them positive. Synchronous training has delay 1 here, so use
+- All theorems divide by delays or need positive delays. Synchronous training has delay 1 here, so use
   ``clock.delay_statistics(schedule, fresh=1)``.
 - Theorem 1 (and 3) is about Algorithm 1 as written: a client that misses a step continues training, so an upload of
   delay tau contains tau K local steps (timing ``participation``). If every upload contains K steps (timing ``window``)
@@ -15,7 +15,7 @@ What the printed theorems do not say, each point shown by a test:
 - Eq. 13 does not depend on gamma, keeps a floor of ``2 (tau_max + 1)^2 sigma_g^2`` for gamma = 1, and lacks any term
   in ``eta eta_g L sigma^2``. It fails for plain SGD on a quadratic (one client, K = 1, no compression). With that
   term the rates of Corollaries 2 and 3 would be ``T^(-1/3)``, not ``T^(-2/3)``.
-- Eq. 17 at gamma = 1 differs from eq. 11. Its coefficients are others, and instead of eq. 11's
+- Eq. 17 at gamma = 1 differs from eq. 11. It has other coefficients, and instead of eq. 11's
   ``(33 tau_avg0 + 72 tau_avg1) eta_g^2 sigma^2 / n`` it prints sigma_g^2 (probably a misprint of sigma^2). So for
   sigma_g = 0 and eta_g = sqrt(K n) it bounds the same algorithm by less than eq. 11. Its condition on the learning
   rate at gamma = 1 is Theorem 1's divided by sqrt(2).
@@ -75,7 +75,7 @@ def constant_delays(server_steps: int, delay: float = 1.0) -> DelayStatistics:
 
 
 def checked(c: Constants) -> Constants:
-    """``c`` itself. Raises ``ValueError`` naming the first field that is out of range."""
+    """``c`` itself. Raises ``ValueError`` with the first field that is out of range."""
     for field in ("gap", "variance", "heterogeneity"):
         check.non_negative(field, getattr(c, field))
     for field in ("smoothness", "lr", "server_lr", "gamma"):
@@ -89,7 +89,7 @@ def checked(c: Constants) -> Constants:
 
 
 def require_admissible(field: str, value: Any, largest: Any, of: str) -> None:
-    """``ValueError`` with the largest admissible value where ``value`` is above it; any entry of NumPy arrays."""
+    """Raise ``ValueError`` with the largest admissible value if ``value``, or an entry of an array, is above it."""
     if all(isinstance(each, (numbers.Real, np.ndarray, np.generic)) for each in (value, largest)):
         values, most = np.broadcast_arrays(value, largest)
         above = values > most
@@ -108,7 +108,7 @@ def compression_factor(gamma: Any) -> Any:
 def asynfl_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     """Theorem 1, eq. 11: AsynFL, without compression.
 
-    ``beyond``: compute it for learning rates above :func:`largest_lr_asynfl`, too, where the theorem claims nothing.
+    ``beyond``: compute it for learning rates above :func:`largest_lr_asynfl` too, where the theorem claims nothing.
     """
     c = checked(constants)
     if not beyond:
@@ -124,8 +124,8 @@ def asynfl_bound(constants: Constants, *, beyond: bool = False) -> Bound:
 def asynflc_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     """Theorem 2, eq. 13: AsynFLC, compressed without error feedback; tau_avg is the larger of tau_avg0, tau_avg1.
 
-    As printed, which is too small for sigma > 0 (see the docstring of this file). ``beyond``: compute it for learning
-    rates above :func:`largest_lr_asynflc` and gamma below :func:`smallest_gamma_asynflc`, too.
+    As printed, the bound is too small for sigma > 0 (see the docstring of this file). ``beyond``: compute it for
+    learning rates above :func:`largest_lr_asynflc` and for gamma below :func:`smallest_gamma_asynflc` too.
     """
     c = checked(constants)
     if not beyond:
@@ -143,7 +143,7 @@ def asynflc_bound(constants: Constants, *, beyond: bool = False) -> Bound:
 def asynflc_ef_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     """Theorem 3, eq. 17: AsynFLC-EF, compressed with error feedback; as printed (see the docstring of this file).
 
-    ``beyond``: compute it for learning rates above :func:`largest_lr_asynflc_ef`, too.
+    ``beyond``: compute it for learning rates above :func:`largest_lr_asynflc_ef` too.
     """
     c = checked(constants)
     if not beyond:
@@ -161,13 +161,13 @@ def asynflc_ef_bound(constants: Constants, *, beyond: bool = False) -> Bound:
 
 
 def largest_lr_asynfl(constants: Constants) -> Any:
-    """Largest eta of Theorem 1: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; the field ``lr`` is not used."""
+    """Largest eta that Theorem 1 admits: ``1 / (36 sqrt(2) tau_max^1.5 eta_g K L)``; the field ``lr`` is not used."""
     c = checked(constants)
     return 1 / (36 * 2**0.5 * c.delays.tau_max**1.5 * c.server_lr * c.local_steps * c.smoothness)
 
 
 def largest_lr_asynflc(constants: Constants) -> Any:
-    """Largest eta of Theorem 2: ``1 / (4 sqrt(2 - gamma) (tau_max + 1)^1.5 tau_max eta_g K L)``.
+    """Largest eta that Theorem 2 admits: ``1 / (4 sqrt(2 - gamma) (tau_max + 1)^1.5 tau_max eta_g K L)``.
 
     The theorem also requires ``gamma >= smallest_gamma_asynflc(tau_max)``.
     """
@@ -177,7 +177,7 @@ def largest_lr_asynflc(constants: Constants) -> Any:
 
 
 def smallest_gamma_asynflc(tau_max: Any) -> Any:
-    """Theorem 2's second condition, ``1 - gamma <= 1 / (2 (tau_max + 1))``: long delays allow weak compression only.
+    """Smallest gamma that Theorem 2 admits: ``1 - 1 / (2 (tau_max + 1))``. Long delays allow weak compression only.
 
     >>> smallest_gamma_asynflc(1)  # synchronous: at most a quarter of the energy may be lost
     0.75
@@ -187,10 +187,10 @@ def smallest_gamma_asynflc(tau_max: Any) -> Any:
 
 
 def largest_lr_asynflc_ef(constants: Constants) -> Any:
-    """Largest eta of Theorem 3: ``gamma / (72 sqrt(3 (gamma - 1)^2 + 1) tau_max^1.5 eta_g K L)``.
+    """Largest eta that Theorem 3 admits: ``gamma / (72 sqrt(3 (gamma - 1)^2 + 1) tau_max^1.5 eta_g K L)``.
 
-    The radical is broken in print: root of 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5``. Read literally, it would
-    allow over 50 times Theorem 1's learning rate at gamma = 1, where the two algorithms are the same.
+    The radical is broken in print: the root covers the 3 alone, then ``(gamma - 1)^2 + 1 tau_max^1.5`` follows. Read
+    literally, it would allow over 50 times Theorem 1's learning rate at gamma = 1, where both algorithms are the same.
     """
     c = checked(constants)
     root = (3 * (c.gamma - 1) ** 2 + 1) ** 0.5

@@ -1,14 +1,14 @@
-"""How conservative the clients' real local training is.
+"""Conservatism of the clients' real local training.
 
 A client's job maps the weights of the message to the weights after K local steps. Its minibatches are fixed by the
 job's key, so the map V is a function, and ``I - V`` is its part of FedAvg's server field (eq. 2). :func:`training_curl`
-measures the relative antisymmetry of these Jacobians for the client algorithm of a run, and :func:`curl_probe` does so
-along a run. Nothing is stored but a few directions; one job is linearised at a time.
+measures the relative antisymmetry of the Jacobians of ``I - V`` for the client algorithm of a run, and
+:func:`curl_probe` does so along a run. One job is linearised at a time, and only a few directions are stored.
 
-What to expect of SGD at learning rate gamma, with Hessian H_i of the i-th minibatch: up to the order gamma^3,
+For SGD at learning rate gamma, with Hessian H_i of the i-th minibatch, the leading terms are
 ``J - J' = gamma^2 sum_{i<j} (H_i H_j - H_j H_i)`` and ``J + J' = 2 gamma sum_i H_i``. So the relative antisymmetry
-grows linearly in gamma, and it is 0 for one step. If all minibatches are the same (the whole shard) the first order
-vanishes: it then grows with gamma^2, and is 0 for a quadratic loss.
+grows linearly in gamma, and it is 0 for one step. If all minibatches are the same (the whole shard), the first order
+vanishes: the antisymmetry then grows with gamma^2, and is 0 for a quadratic loss.
 
 Source: Charles and Rush (2022), section 2; the measurement and the orders in gamma are ours.
 """
@@ -48,7 +48,7 @@ Curl = Callable[[State, State, Arrival, Parts], dict[str, Array]]
 def local_displacement(
     client: ClientAlgorithm, key: Key, message: Message, data: ClientData, steps: Any, *, longest: int | None = None
 ) -> Field:
-    """``x -> x - V(x)`` of one job: how far local training moves the weights x of a message, with the sign of eq. 2.
+    """``x -> x - V(x)`` of one job: minus the change of the weights x of a message by local training, as in eq. 2.
 
     The function is differentiable forward and backward, unlike ``local.run_job``, whose loop has no fixed length.
 
@@ -105,12 +105,12 @@ def training_curl(
       params: by default the first params of the experiment.
       clients: C clients, by default all.
       pairs: random pairs, at least 2.
-      number: whose minibatches: those of each client's job of this number.
+      number: the minibatches are those of each client's job with this number.
       weighting: of the clients in the mean: by ``examples``, or ``uniform`` as in eq. 2.
 
     Returns: NumPy arrays; ``parts`` has one entry a client.
 
-    Raises: ``ValueError`` for data that are streamed and for uploads that are no change of the weights.
+    Raises: ``ValueError`` for streamed data, and for uploads that are not a change of the weights.
     """
     jobs = _Jobs(experiment, clients, number, weighting)
     data = experiment.components.data
@@ -138,9 +138,9 @@ def curl_probe(
     """A probe of :func:`training_curl` at the server's model; give it in ``probes`` of ``simulate``.
 
     Columns: ``server`` and ``server_error``, the relative antisymmetry of the server field and its standard error;
-    ``clients``, the mean over the clients of their own. The field is the same all along a run: its minibatches are
-    those of the jobs of this ``number``, so the values change with the model only. Directions are new at each arrival.
-    What the server sends beside the weights is taken from the arrival.
+    ``clients``, the mean over the clients of their relative antisymmetry. The field is the same all along a run: its
+    minibatches are those of the jobs with this ``number``, so the values change with the model only. Directions are new
+    at each arrival. The other content of a message (``extra``) is taken from the arrival.
 
     Args: ``experiment`` is ``config.prepare`` of the settings of the run; the others as in :func:`training_curl`.
     """
@@ -183,7 +183,7 @@ class _Jobs:
         self.weights = self.size.astype(float) if weighting == "examples" else np.ones(len(chosen))
 
     def curl(self, key: Key, message: Message, pool: tuple[Any, Any, Any], pairs: int) -> MeanCurl:
-        """Of each client's map and of their mean, at the weights of the message."""
+        """Relative antisymmetry of each client's map and of their mean, at the weights of the message."""
         chosen, offset, size, steps = (jnp.asarray(a) for a in (self.chosen, self.offset, self.size, self.steps))
         even = bool((self.steps == self.steps[0]).all())
 

@@ -1,17 +1,17 @@
 """Iterated vector fields: how far they are from gradients.
 
 A field V maps a pytree of floats to one of the same structure and shapes, D floats in all; ``V^k`` applies it k times.
-V is k-conservative if ``V^k`` is a gradient. A smooth field on all of R^D is a gradient exactly if its Jacobian J is
-symmetric everywhere (eq. 8). FedAvg with k local steps descends a surrogate loss where the maps ``I - gamma grad f_c``
+V is k-conservative if ``V^k`` is a gradient. A smooth field on all of R^D is a gradient if and only if its Jacobian J
+is symmetric everywhere (eq. 8). FedAvg with k local steps descends a surrogate loss if the maps ``I - gamma grad f_c``
 of its clients are k-conservative (Theorem 11, :mod:`fedjax_async.theory.fedavg_dynamics`).
 
 Start with :func:`antisymmetry`, or :func:`estimate_antisymmetry` where D is large. Both measure the displacement
 ``I - V^k``, which is one client's part of FedAvg's step. If the steps are small, ``J(V^k)`` is close to the identity;
-relative to the identity, every antisymmetric part would look small. An antisymmetric part within the rounding of what
-is subtracted counts as zero: where V^k is the identity, ``I - V^k`` is nothing but rounding.
+relative to the identity, every antisymmetric part would look small. An antisymmetric part no larger than the rounding
+of the subtraction counts as zero: if V^k is the identity, ``I - V^k`` is nothing but rounding.
 
-Fields must return pytrees with the structure, shapes and dtypes of their argument; others raise a ``ValueError``, as do
-points with leaves that are no floats or of several dtypes. Leaves may be empty and scalars.
+Fields must return pytrees with the structure, shapes and dtypes of their argument, and the leaves of a point must be
+floats of one dtype; otherwise ``ValueError`` is raised. Leaves may be empty or scalars.
 
 Source: Charles and Rush, "Iterated Vector Fields and Conservatism, with Applications to Federated Learning" (2022),
 sections 1, 2 and 4. The paper tests only whether ``J - J'`` is zero; the relative size and its estimate are ours.
@@ -33,15 +33,15 @@ Field = Callable[[Params], Params]
 Loss = Callable[[Params], Array]
 
 
-ROUNDING = 2.0  # J(V^k) is taken to be wrong by so many times k eps ||J(V^k)||; orthogonal maps reach half of it
-MOST_DENSE = 2**14  # floats of a point whose Jacobian is made: 1 GiB in float32
+ROUNDING = 2.0  # assumed rounding error of J(V^k), in units of k eps ||J(V^k)||; orthogonal maps reach half of it
+MOST_DENSE = 2**14  # the most floats of a point for a dense Jacobian: 1 GiB in float32
 
 
 class CurlEstimate(NamedTuple):
     """A relative antisymmetry estimated from random directions; both float[]."""
 
     value: Array
-    standard_error: Array  # 0 where the value is exact
+    standard_error: Array  # 0 if the value is exact
 
 
 class MeanCurl(NamedTuple):
@@ -76,7 +76,7 @@ def iterate(field: Field, k: int) -> Field:
 
 
 def checked(field: Field) -> Field:
-    """The same field. ``ValueError`` where its result has another structure, shapes or dtypes than its argument."""
+    """The same field, which raises ``ValueError`` for a result unlike its argument in structure, shapes or dtypes."""
 
     def same(x: Params) -> Params:
         result = field(x)
@@ -87,7 +87,7 @@ def checked(field: Field) -> Field:
 
 
 def require_same_form(name: str, found: Params, wanted: Params, of: str) -> None:
-    """``ValueError`` unless two pytrees have the same structure, shapes and dtypes."""
+    """Raise ``ValueError`` unless two pytrees have the same structure, shapes and dtypes."""
     one, two = _form(found), _form(wanted)
     check.require(one == two, name, one, f"of the form of {of}, {check.shown(two)}")
 
@@ -117,8 +117,8 @@ def antisymmetric_part(field: Field, k: int, x: Params) -> Array:
 def curl(field: Field, x: Params) -> Array:
     """Relative antisymmetry of any field's Jacobian at x: ``||J - J'||_F / ||J + J'||_F``; float[].
 
-    0 where J is symmetric (also where it is zero), infinite where J is antisymmetric. Costs D forward derivatives and
-    memory for D^2 floats; see :func:`estimate_curl` for large D.
+    It is 0 if J is symmetric (or zero), and infinite if J is antisymmetric. It costs D forward derivatives and memory
+    for D^2 floats; see :func:`estimate_curl` for large D.
 
     Example:
       >>> float(curl(lambda x: jnp.stack([x[0] - x[1], x[0] + x[1]]), jnp.ones(2)))
@@ -133,12 +133,12 @@ def estimate_curl(key: Key, field: Field, x: Params, *, pairs: int = 16) -> Curl
 
     For a uniformly random direction v of length sqrt(D), ``E ||(J -+ J') v||^2 = ||J -+ J'||_F^2``. The directions are
     orthogonal to each other. This lowers the variance and makes the value exact from D pairs on. The field is
-    evaluated and linearised once; each pair then costs one forward and one backward derivative. One pair of derivatives
-    is in memory at a time, besides the directions (``pairs * D`` floats).
+    evaluated and linearised once; each pair then costs one forward and one backward derivative. Memory: one pair of
+    derivatives at a time, and the directions (``pairs * D`` floats).
 
     Args:
       key: a JAX random key.
-      field: must be differentiable forward and backward; the loops inside need a fixed number of turns.
+      field: must be differentiable forward and backward; loops in it need a fixed number of iterations.
       x: the point, D floats of one dtype.
       pairs: at least 2; more than D is the same as D.
 
@@ -161,11 +161,11 @@ def estimate_mean_curl(
 ) -> MeanCurl:
     """:func:`estimate_curl` of C fields and of their weighted mean, all from the same directions.
 
-    One field is linearised at a time. Memory besides: ``3 pairs * D`` floats.
+    One field is linearised at a time. The directions and sums need ``3 pairs * D`` floats.
 
     Args:
       field: ``field(c, x)``, differentiable as in :func:`estimate_curl`; ``c`` int32[].
-      weights: float[C], of the fields in the mean; their sum cancels.
+      weights: float[C], of the fields in the mean; they need not sum to 1, since the result is a ratio.
       key, x, pairs: as in :func:`estimate_curl`.
     """
     check.whole("pairs", pairs, 2)
@@ -189,11 +189,11 @@ def estimate_mean_curl(
 def antisymmetry(field: Field, k: int, x: Params) -> Array:
     """How far ``V^k`` is from conservative at x: :func:`curl` of the displacement ``I - V^k``; float[].
 
-    0 everywhere exactly if V (smooth on R^D) is k-conservative, since ``I - V^k`` and ``V^k`` have the same
-    antisymmetric part up to its sign. It is also 0 where ``||J - J'||_F`` is at most
-    ``2 k eps (||J(V^k)||_F + ||I||_F)``, with the dtype's eps: less cannot be told from rounding. If V amplifies its
-    rounding in between (Jacobians far from orthogonal that cancel, such as those of ``P R P^-1`` with an
-    ill-conditioned P), more than this is rounding.
+    It is 0 at all x if and only if V (smooth on R^D) is k-conservative, since ``I - V^k`` and ``V^k`` have the same
+    antisymmetric part up to its sign. It is set to 0 if ``||J - J'||_F`` is at most
+    ``2 k eps (||J(V^k)||_F + ||I||_F)``, with the dtype's eps: a smaller value may be rounding. If V amplifies its
+    rounding errors in between, even a larger value may be rounding: this happens if Jacobians far from orthogonal
+    cancel, such as those of ``P R P^-1`` with an ill-conditioned P.
 
     Example:
       >>> f = lambda x: x[0] ** 2 * x[1]
@@ -225,8 +225,8 @@ def estimate_antisymmetry(key: Key, field: Field, k: int, x: Params, *, pairs: i
 def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -> Conservatism:
     """Whether :func:`antisymmetry` is at most ``tol`` at all P points; leaves of ``points`` are [P, ...].
 
-    A test, not a proof: points may miss where V^k is not conservative. Where V^k is the identity up to rounding (V a
-    turn by 2 pi / k), it holds. A value that is not finite counts as a failure.
+    It is a test, not a proof: V^k may be conservative at these points and not at others. If V^k is the identity up to
+    rounding (V a rotation by 2 pi / k), it holds. A value that is not finite counts as a failure.
     """
     check.non_negative("tol", tol)
     counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(points)}
@@ -238,7 +238,7 @@ def is_k_conservative(field: Field, k: int, points: Params, tol: float = 1e-6) -
 
 
 def flattened(x: Params) -> tuple[Array, Callable[[Array], Params]]:
-    """``ravel_pytree(x)``. ``ValueError`` for leaves that are no floats or of several dtypes, and without any float."""
+    """``ravel_pytree(x)``. Raises ``ValueError`` unless the leaves hold floats of one dtype, at least one float."""
     dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(x)}
     floats = len(dtypes) == 1 and jnp.issubdtype(next(iter(dtypes)), jnp.floating)
     check.require(floats, "x", _form(x), "floats of one dtype, such as float32; close over other values")
@@ -266,7 +266,7 @@ def _flat(field: Field, unravel: Callable[[Array], Params]) -> Callable[[Array],
 
 
 def _directions(key: Key, flat: Array, pairs: int) -> Array:
-    """Orthogonal random directions of length sqrt(D); float[P, D], P = pairs or D if that is less."""
+    """Orthogonal random directions of length sqrt(D); float[P, D], P the smaller of ``pairs`` and D."""
     wide = flat.dtype if flat.dtype.itemsize >= 4 else jnp.float32  # half precision has no decomposition
     basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), wide))
     return flat.size**0.5 * basis.T.astype(flat.dtype)
@@ -300,12 +300,12 @@ def _from_squares(anti: Array, sym: Array, dim: int, rounding: Any = 0.0) -> Cur
 
 
 def _rounding(k: int, square: Array, dim: int) -> Array:
-    """The most of ``||J - J'||_F^2`` that may be rounding, from ``||J(V^k)||_F^2``; 0 where that is not finite."""
+    """The largest ``||J - J'||_F^2`` that may be rounding, from ``||J(V^k)||_F^2``; 0 if that is not finite."""
     most = jnp.square(ROUNDING * k * float(jnp.finfo(square.dtype).eps) * (jnp.sqrt(square) + dim**0.5))
     return jnp.where(jnp.isfinite(most), most, jnp.zeros_like(most))
 
 
 def _ratio(anti: Array, sym: Array, rounding: Any = 0.0) -> Array:
-    """``sqrt(anti / sym)``; 0 where ``anti`` is at most ``rounding``."""
+    """``sqrt(anti / sym)``; 0 if ``anti`` is at most ``rounding``."""
     nothing = anti <= rounding
     return jnp.where(nothing, jnp.zeros_like(anti), jnp.sqrt(anti / jnp.where(nothing, jnp.ones_like(sym), sym)))

@@ -98,7 +98,7 @@ WRONG = [
     ({"attack": "sign_flip:share=2"}, "attack = 'sign_flip:share=2': share = 2: must be between 0 and 1"),
     (
         {"attack": "sign_flip:share=0.05"},
-        "attack = 'sign_flip:share=0.05': share = 0.05: must be 0, or above 0.1: it would be no attacker among 5 cl",
+        "attack = 'sign_flip:share=0.05': share = 0.05: must be 0, or above 0.1: it rounds to no attacker among 5 cl",
     ),
     (
         {"attack": "sign_flip:clients=7"},

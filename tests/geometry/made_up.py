@@ -1,4 +1,4 @@
-"""Small trees of several layers, and the vectors that they are."""
+"""Small trees of several layers, also as flat vectors."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.geometry.made_up import close, flat, random_tree
 
 seeds = st.integers(0, 2**32 - 1)
 positions = st.floats(0.0, 1.0)
-# compiled once: called as they are, their branches are compiled again at every call
+# compiled once; without ``jit``, their branches would be compiled at every call
 control_point = jax.jit(geometry.control_point)
 bezier_length = jax.jit(geometry.bezier_length, static_argnames="nodes")
 
@@ -109,7 +109,7 @@ def test_length_of_lines_and_of_curves_that_turn_back():
     with jax.enable_x64(True):
         a, b = jnp.array([1.0, 2.0]), jnp.array([4.0, 6.0])
         np.testing.assert_allclose(bezier_length((a, line(a, b, 0.5), b)), 5.0, rtol=1e-12)
-        # out to half the way of the control point and back
+        # it goes half the way to the control point and back
         for nodes in (8, 32, 64):
             np.testing.assert_allclose(bezier_length((a, b, a), nodes=nodes), 5.0, rtol=1 / nodes**2)
         assert float(bezier_length((a, a, a))) == 0.0

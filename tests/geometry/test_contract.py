@@ -1,4 +1,4 @@
-"""What every function on trees keeps: dtypes and shapes, jit and vmap, finite gradients at zero, O(D) memory."""
+"""The contract of every function on trees: dtypes and shapes, jit and vmap, finite gradients at zero, O(D) memory."""
 
 from __future__ import annotations
 

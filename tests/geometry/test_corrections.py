@@ -133,7 +133,7 @@ def test_zero_drift_or_zero_change_gives_the_change(name):
     delta, shift = trees(1)
     nothing = jax.tree.map(jnp.zeros_like, delta)
     jax.tree.map(np.testing.assert_array_equal, once(name, delta, nothing), delta)
-    if name == "fedasync":  # the position is trusted without exception
+    if name == "fedasync":  # it always trusts the position
         close(once(name, nothing, shift), scaled(shift, -1.0))
     else:
         jax.tree.map(np.testing.assert_array_equal, once(name, nothing, shift), nothing)
@@ -209,13 +209,13 @@ def test_orthodyn_switches_by_the_norm_and_never_back():
     assert phases_of(falling, [1, 2, 1.5, 0.9, 3, 10]) == [0, 0, 0, 1, 1, 1]
     three = orthodyn(switch=norm_falls(0.7, 0.3), phases=("orthograd", "asgd", "orthopos"), decay=0.0)
     assert phases_of(three, [1, 0.9, 0.6, 1, 0.2, 1]) == [0, 0, 1, 1, 2, 2]
-    assert phases_of(three, [1, 0.1]) == [0, 2]  # past both thresholds at once
+    assert phases_of(three, [1, 0.1]) == [0, 2]  # below both thresholds at once
     equally = orthodyn(phases=("orthograd", "asgd", "orthopos"), decay=0.0)
     assert phases_of(equally, [1, 0.7, 0.6, 0.4, 0.3]) == [0, 0, 1, 1, 2]
 
 
 def test_the_default_switch_acts_in_a_short_run_of_falling_changes_and_not_of_rising_ones():
-    """Its average starts at the first length, not at 0; later ones count as in the textbook's weighted mean."""
+    """Its average starts at the first length, not at 0; later lengths count as in the textbook's weighted mean."""
     sizes = 0.9 ** np.arange(40)
     wanted = textbook.OrthoDyn()
     late = [(wanted(np.array([size, 0.0]), np.ones(2)), int(wanted.late))[1] for size in sizes]

@@ -58,7 +58,7 @@ def test_a3_without_the_factor_two_a_curve_of_equal_points_shrinks(seed, s):
 @few
 @given(seed=seeds)
 def test_a4_the_control_point_turns_with_the_chord_to_the_corrected_end(seed):
-    """To an end that is not yet corrected, as Algorithm 1 has it, the offset is not orthogonal to the new chord."""
+    """With the end not yet corrected, as in Algorithm 1, the offset would not be orthogonal to the new chord."""
     change, drift, bend = vectors(seed, 3)
     bend -= (bend @ change) / (change @ change) * change
     now = corrected(orthostrict(), change, drift)

@@ -1,4 +1,4 @@
-"""The Lorentz model: against exact decimals, finite for every finite float32 input, the axioms of a distance."""
+"""The Lorentz model: against exact decimals, finite for every finite float32 input, and the axioms of a distance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.geometry.made_up import close, flat, random_tree
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.sampled_from([1e-30, 1e-6, 1e-2, 1.0, 10.0, 1e3, 1e8])
-# compiled once: called as they are, their branches are compiled again at every call
+# compiled once; without ``jit``, their branches would be compiled at every call
 distance = jax.jit(jax.value_and_grad(lorentz_distance, (0, 1)))
 penalty = jax.jit(jax.value_and_grad(lorentz_penalty, (0, 1)))
 numbers = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
@@ -63,14 +63,14 @@ def test_float32_loses_nothing_but_rounding(size, apart):
     have, (slope, _) = distance(x, y)
     want, exact = textbook.exact_lorentz(x, y)
     np.testing.assert_allclose(have, want, rtol=5e-7)
-    tiny = 20 * np.finfo(np.float32).tiny  # gradients below are flushed to zero
+    tiny = 20 * np.finfo(np.float32).tiny  # smaller gradients are flushed to zero
     np.testing.assert_allclose(slope, exact, atol=2e-5 * np.linalg.norm(exact) + tiny)
 
 
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e3, 1e10, 1e30, 1e36])
 @pytest.mark.parametrize("apart", [2.0, 1.5, 1 + 2**-10, -2.0, "next", "across"])
 def test_float32_is_accurate_far_out_on_one_ray_and_for_neighbours(size, apart):
-    """An error of the angle of 1e-7 is a distance of 2 at 1e8: the angle must be exact to be useful."""
+    """At 1e8 an error of 1e-7 in the angle is a distance of 2, so the angle must be exact."""
     x = (np.random.default_rng(2).integers(-99, 99, 20) * size).astype(np.float32)
     if apart == "next":
         y = np.nextafter(x, np.float32(np.inf))

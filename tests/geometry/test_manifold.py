@@ -15,7 +15,7 @@ from tests.geometry import textbook
 from tests.geometry.made_up import close, flat, random_tree
 
 seeds = st.integers(0, 2**32 - 1)
-# compiled once: called as they are, their branches are compiled again at every call
+# compiled once; without ``jit``, their branches would be compiled at every call
 ALL = {name: Manifold(*map(jax.jit, make())) for name, make in MANIFOLDS.items()}
 ALL["lorentz of curvature -1/3"] = Manifold(*map(jax.jit, lorentz(beta=3.0)))
 

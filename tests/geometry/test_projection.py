@@ -14,7 +14,7 @@ from fedjax_async.geometry import GROUPINGS
 from fedjax_async.geometry.vectors import joined, parted
 from tests.geometry.made_up import GROUPS, random_tree, vector
 
-# compiled once: called as they are, their loops and branches are compiled again at every call
+# compiled once; without ``jit``, their loops and branches would be compiled at every call
 project_out = jax.jit(geometry.project_out, static_argnames="per")
 project_out_span = jax.jit(geometry.project_out_span, static_argnames="per")
 orthonormalise = jax.jit(geometry.orthonormalise)
@@ -26,7 +26,7 @@ rounding = {"rtol": 1e-9, "atol": 1e-12}
 @settings(max_examples=25)
 @given(seed=seeds, size=st.sampled_from([1e-160, 1.0, 1e150]))
 def test_the_projection_is_orthogonal_and_nothing_orthogonal_is_nearer(per, seed, size):
-    """Lemma 3.1: nearest, and at the smallest angle, of the orthogonal complement; against random members of it."""
+    """Lemma 3.1: nearest and at the smallest angle in the orthogonal complement, against random members of it."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(seed)
         v, d = random_tree(rng), random_tree(rng)
@@ -42,7 +42,7 @@ def test_the_projection_is_orthogonal_and_nothing_orthogonal_is_nearer(per, seed
             other -= (other @ unit) * unit
             near = np.linalg.norm(v_g - out_g)
             assert near <= np.linalg.norm(v_g - other) + 1e-12
-            if len(v_g) > 1:  # of one dimension, the complement is zero
+            if len(v_g) > 1:  # in one dimension the complement is zero
                 cosine = v_g @ other / np.linalg.norm(other)
                 assert v_g @ out_g / np.linalg.norm(out_g) >= cosine - 1e-9
 
@@ -62,7 +62,7 @@ def test_zero_directions_change_nothing_and_zero_vectors_stay_zero(per):
 @pytest.mark.parametrize("per", GROUPINGS)
 @pytest.mark.parametrize("sizes", [(1e-30, 1.0), (1.0, 1e-18), (1e-12, 1e-8), (1e18, 1.0), (1e30, 1e-30), (1.0, 1e30)])
 def test_products_near_the_limits_keep_their_digits_in_float32(per, sizes):
-    """A direction's length does not matter, a vector's is that of its projection, however the direction is scaled."""
+    """The result does not depend on the direction's length, and scales with the vector."""
     rng = np.random.default_rng(1)
     v, d = (jax.tree.map(lambda leaf: leaf.astype(jnp.float32), random_tree(rng)) for _ in range(2))
     usual = project_out(v, d, per=per)

@@ -15,7 +15,7 @@ from tests.geometry import textbook
 from tests.geometry.made_up import close, flat, like, random_tree
 
 seeds = st.integers(0, 2**32 - 1)
-# compiled once: called as they are, their branches are compiled again at every call
+# compiled once; without ``jit``, their branches would be compiled at every call
 rotate, reflect = jax.jit(geometry.rotate), jax.jit(geometry.reflect)
 rotate_offset = jax.jit(geometry.rotate_offset)
 

@@ -1,4 +1,4 @@
-"""Simplices: mixtures, the centroid, and points that are uniform."""
+"""Simplices: mixtures, the centroid, and uniform points."""
 
 from __future__ import annotations
 

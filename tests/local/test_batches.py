@@ -86,7 +86,7 @@ def many(size, epochs=False, positions=None):
 @pytest.mark.parametrize("epochs", [False, True], ids=["seeds", "epochs"])
 @pytest.mark.parametrize("size", [2, 3, 4, 10])
 def test_permutations_are_uniform(size, epochs):
-    """Where each position goes, each pair of the first and last, and for small sizes each whole permutation."""
+    """The image of each position, pairs of the first and last image, and for small sizes whole permutations."""
     found = many(size, epochs)
     for position in range(size):
         assert chi_square(np.bincount(found[:, position], minlength=size)) < 4

@@ -1,4 +1,4 @@
-"""Curve co-training against float64 NumPy written from Algorithm 2, and what follows from it."""
+"""Curve co-training: against float64 NumPy written from Algorithm 2, and its identities."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ alternate, share, after = map(jax.jit, (_alternate, _share, _after))
 
 
 def first(count, columns):
-    """The first so many entries: of columns of one length, so that there is one program."""
+    """The first ``count`` entries of each column, broadcast to one length."""
     return [np.broadcast_to(column, (max(map(np.size, columns)),))[:count] for column in columns]
 
 
@@ -183,7 +183,7 @@ def test_every_step_of_both_is_taken_once_and_the_control_point_follows_the_end(
     end, number, fresh = first(2 * steps, alternate(np.arange(80), np.int32(steps), np.int32(per_epoch))[:3])
     for which in (end, ~end):
         np.testing.assert_array_equal(number[which], np.arange(steps))
-    done = np.cumsum(end)[~end]  # the end has finished the epoch, and not begun the next
+    done = np.cumsum(end)[~end]  # the end has finished its epoch and not begun the next one
     np.testing.assert_array_equal(done, np.minimum((number[~end] // per_epoch + 1) * per_epoch, steps))
     np.testing.assert_array_equal(fresh, number % per_epoch == 0)
 
@@ -202,7 +202,7 @@ def test_local_steps_share_the_gradients_of_a_job(steps, extra):
 
 
 def test_work_is_counted_in_gradients():
-    """One a step; one more for the control point, or its own epochs; one more for a sharpness-aware end."""
+    """One a step, one more for the control point (or its own epochs), one more for a sharpness-aware end."""
     steps, examples = np.array([6, 4]), np.array([23, 8])  # 3 batches an epoch and 1
     sam = OPTIMIZERS["sam"](LR)
     curve = {"warm": "off", "batch_size": BATCH}
@@ -236,9 +236,9 @@ def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(rea
 
 
 def test_the_first_step_of_the_printed_reading_weighs_the_warm_moment_ninefold():
-    """Erratum A6: 0.9 / 0.1 on the first moment, 0.999 / 0.001 on the second, so about 9 / sqrt(999) = 0.285 of it."""
+    """Erratum A6: 0.9 / 0.1 on the first moment, 0.999 / 0.001 on the second: a step of 9 / sqrt(999) lr = 0.285 lr."""
     with jax.enable_x64(True):
-        large = unflat(1e6 * np.sign(STEP))  # so that the gradient does not count
+        large = unflat(1e6 * np.sign(STEP))  # the warm moment is so large that the gradient does not count
         (printed, _), (corrected, _) = (job(made(warm=one), 1, extra=large) for one in ("printed", "corrected"))
         np.testing.assert_allclose(printed, -LR * 9 / np.sqrt(999) * np.sign(STEP), rtol=1e-3)
         np.testing.assert_allclose(corrected, -LR * 0.9 / np.sqrt(0.999) * np.sign(STEP), rtol=1e-3)

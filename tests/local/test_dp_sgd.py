@@ -16,7 +16,7 @@ CLIP, B = 0.8, 8
 
 
 def clipped_mean(rows, divisor):
-    """Sum of the clipped gradients of softmax regression, over the divisor: NumPy."""
+    """Sum of the clipped gradients of softmax regression over the divisor, in NumPy."""
     x, y, _ = pool()
     w, b = start_arrays()
     total, clipped = [np.zeros_like(w), np.zeros_like(b)], 0

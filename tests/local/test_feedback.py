@@ -63,7 +63,7 @@ SUMS = [
 
 @pytest.mark.parametrize(("compressor", "per"), SUMS)
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
-    """Decoded + residual = true, client by client, for any participants of a round; exact up to rounding."""
+    """Decoded + residual = true for each client, whoever takes part in a round; exact up to rounding."""
     with jax.enable_x64(True):
         params = zeros(jnp.float64)
         plain, wrapped = drawing(0.3), feedback(drawing(0.3), compressor, per=per)
@@ -82,7 +82,7 @@ def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
                 left = np.concatenate([states[i].kept["x"], states[i].kept["y"]])
                 np.testing.assert_allclose(decoded[i] + left, total[i], rtol=0, atol=1e-11)
                 largest = max(largest, np.abs(left).max())
-        assert 1 < largest < 200  # something was lost, and came back
+        assert 1 < largest < 200  # compression errors occurred, and were made up later
         assert [int(state.inner) for state in states] == [int(n) for n in np.round(total[:, -1])]
 
 
@@ -115,7 +115,7 @@ def test_the_bits_of_an_upload_are_its_bytes(name):
     wrapped = feedback(drawing(), COMPRESSORS[name](), per="tensor")
     upload, state = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
     columns = {name: int(value) for name, value in sent(state).items()}
-    if name in ("identity", "sign", "scaled_sign", "topk"):  # compressed again, they stay what they are
+    if name in ("identity", "sign", "scaled_sign", "topk"):  # compressing the upload again changes nothing
         wire = on_tree(COMPRESSORS[name](), params, group=lambda path: path)
         payload = jax.jit(wire.compress)(jax.random.key(0), upload)
         assert columns["bits"] == 8 * len(encode(payload))
@@ -123,7 +123,7 @@ def test_the_bits_of_an_upload_are_its_bytes(name):
 
 
 def test_uploads_that_are_not_finite_can_be_refused():
-    """Signs of NaN are finite, but the upload is not, and the engine keeps the previous state."""
+    """Signs of NaN are finite, but the decoded upload is not, so the engine keeps the previous state."""
     params = zeros()
     for wrap in (feedback, ef21):
         wrapped = wrap(drawing(np.nan), sign())
@@ -190,7 +190,7 @@ def test_the_engine_equals_the_oracle(wrap, batching):
 
 
 def test_training_is_that_of_the_client_alone():
-    """The key of the job is the wrapped client's: the same minibatches with and without compression."""
+    """The wrapped client gets the job's key, so minibatches are the same with and without compression."""
     own = local_training(softmax_regression(), optimizer=optax.sgd(0.1), batch_size=4)
     who = feedback(own, topk(ratio=0.3))
     key, start = jax.random.key(4), message()
@@ -213,7 +213,7 @@ def is_y(path):
 
 
 def test_what_is_private_passes_by():
-    """It is neither counted nor signed, and leaves no residual."""
+    """Private leaves are neither counted nor compressed, and leave no residual."""
     for wrap in (feedback, ef21):
         wrapped = wrap(keeping(drawing(), is_y), sign(), private=is_y)
         upload, state = compiled(wrapped, zeros())(jax.random.key(1), wrapped.init(zeros()))

@@ -127,7 +127,7 @@ def test_a_rate_that_falls_within_a_job_begins_full_in_each():
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_decays_are_their_formulas(name):
-    """Of a version that is an int32 tracer, or a plain int as in ``Message``'s default."""
+    """For a version that is an int32 tracer, or a plain int as in ``Message``'s default."""
     options, expected = FORMULAS[name]
     with jax.enable_x64(True):
         decay = DECAYS[name](**options)

@@ -32,7 +32,7 @@ KEY, BATCH = jax.random.key(3), 8
 
 
 def centred_regression(private=None):
-    """Softmax regression on inputs less their batch's mean; a running mean is kept, momentum 0.9."""
+    """Softmax regression on inputs minus their batch's mean, with a running mean of momentum 0.9."""
     base = softmax_regression()
 
     def init(key):
@@ -117,7 +117,7 @@ def test_finishing_twice_gives_the_same():
 
 
 def test_a_private_head_is_trained_and_kept():
-    """Of a model without statistics: the bias is personal, trained, and starts where the client left it."""
+    """In a model without statistics: the bias is private, trained, and starts where the client's last job ended."""
     model = softmax_regression()._replace(private=lambda path: path == ("b",))
     with jax.enable_x64(True):
         client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)

@@ -177,7 +177,7 @@ def test_clients_of_unequal_size_vmapped_equal_one_by_one():
 
 
 def noise_model():
-    """Its gradient is the noise that the key gives, so that training reveals the keys."""
+    """A model whose gradient is noise from the key, so that training reveals the keys."""
 
     def apply(params, x, key=None):
         return params["w"] * jax.random.normal(key, ()) * jnp.ones(x.shape[0])
@@ -200,7 +200,7 @@ def test_the_dropout_key_is_new_in_every_step_and_follows_from_the_jobs():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_params_and_optimiser_state_keep_their_dtype(name):
-    """In bfloat16 too, and with a rate and a decay that are traced in float32: a loop would refuse a change."""
+    """Also in bfloat16 with a rate and a decay traced in float32: a loop would refuse another dtype."""
     data, sent = client_data(), message(3, jnp.bfloat16)
     data = data._replace(x=data.x.astype(jnp.bfloat16))
 

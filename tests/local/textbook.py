@@ -17,7 +17,7 @@ def lowbias32(x: int) -> int:
 
 
 def swap_or_not(seed: tuple[int, int], epoch: int, size: int) -> list[int]:
-    """The whole permutation: in round r, x and its mirror image ``pivot - x`` swap places or do not."""
+    """The whole permutation: in round r, x and its mirror image ``pivot - x`` may swap places."""
     base = lowbias32(seed[0] ^ lowbias32((seed[1] + epoch * 0x9E3779B9) % WORD))
     word = [lowbias32((base + i * 0x9E3779B9) % WORD) for i in range(3 * PASSES)]
     result = []
@@ -43,7 +43,7 @@ def batches(seed: tuple[int, int], size: int, batch_size: int, steps: int) -> li
 
 
 def gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the mean cross-entropy of softmax regression, ``softmax(x w + b)``."""
+    """The gradient of the mean cross-entropy of softmax regression, ``softmax(x w + b)``."""
     scores = x @ w + b
     p = np.exp(scores - scores.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)

@@ -84,7 +84,7 @@ def stacked(uploads):
 
 
 def uploading(name, arrivals):
-    """The same arrivals as rule ``name`` is sent them: the clients of some upload two trees."""
+    """The same arrivals in the form that rule ``name`` takes: clients of some rules upload two trees."""
     change, weights = arrivals.upload, weights_of(arrivals.upload)
     if name == "scaffold":
         return arrivals._replace(upload=Change(change, weights))
@@ -99,7 +99,7 @@ def uploading(name, arrivals):
 
 
 def received(server):
-    """``(state, memory, arrival) -> (state, memory, info)``: an arrival received, and its step closed if it closes."""
+    """``(state, memory, arrival) -> (state, memory, info)``: receive an arrival, and close its step if it closes it."""
 
     def step(state, memory, arrival):
         state, memory, info = server.receive(state, memory, arrival)
@@ -116,7 +116,7 @@ def start_params(seed=99, dtype=None):
 def receive_all(server, params, arrivals, *, always_closes=False, clients=CLIENTS):
     """Scan ``receive`` and ``close`` over stacked arrivals: final state, params after each, recorded weights.
 
-    The rule is told that there are ``clients`` of them; the arrivals are from the first seven.
+    The rule is told that there are ``clients`` clients; the arrivals are from the first seven.
     """
     steps = jnp.sum(arrivals.closes, dtype=jnp.int32)
     server = known(server, Facts(clients, always_closes, len(arrivals.staleness), steps))

@@ -94,7 +94,7 @@ def test_other_methods_are_instances_on_the_line(options, instance):
 
 @pytest.mark.parametrize("name", ["fedasync", "asynccurve"])
 def test_fedasync_is_the_sum_of_eq_7(name):
-    """Updates from one model, applied one after the other: ASGD with a rate ``alpha (1 - alpha)^(k - i)``."""
+    """Updates from one model, applied one after the other, are ASGD with the rate ``alpha (1 - alpha)^(k - i)``."""
     alpha = 0.3
     with jax.enable_x64(True):
         start = flat(start_params())
@@ -138,7 +138,7 @@ def test_a_step_along_the_curve_is_its_point(control):
 
 @cache
 def compiled(server):
-    """``(state, arrival) -> (state, info)``: an arrival that closes its step."""
+    """``(state, arrival) -> (state, info)``, for an arrival that closes its step."""
 
     def step(state, arrival):
         state, memory, info = server.receive(state, (), arrival)
@@ -306,6 +306,6 @@ def test_bytes_are_those_of_curves():
     for column, times in (("bytes_up", 2), ("bytes_down", 2)):
         np.testing.assert_array_equal(curve[column], times * plain[column])
     np.testing.assert_array_equal(cold["bytes_down"], plain["bytes_down"])
-    np.testing.assert_array_equal(curve["time"], plain["time"])  # the virtual time of a job is FedAvg's
-    np.testing.assert_array_equal(run.updates["gradients"], 2 * run.updates["local_steps"])  # its work is not
+    np.testing.assert_array_equal(curve["time"], plain["time"])  # a job's virtual time is as in FedAvg
+    np.testing.assert_array_equal(run.updates["gradients"], 2 * run.updates["local_steps"])  # its work is twice
     assert (run.counters["local_steps"], run.counters["gradients"]) == (20, 40)

@@ -1,4 +1,4 @@
-"""Attacks: what each does to an upload, against float64 NumPy; what it costs rules that average and others."""
+"""Attacks: the forged uploads against float64 NumPy, and the loss of accuracy of averaging rules and of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORGED = [name for name in ATTACKS if name != "label_flip"]
 
 
 def received_uploads(attack, norm_limit=None):
-    """What ASGD adds to its model at each arrival, [E, D], and the columns."""
+    """The change of ASGD's model at each arrival, [E, D], and the columns."""
     arrivals = stacked(UPLOADS)._replace(malicious=MALICIOUS)
     rule = attacked(asgd(), attack, start_params(), norm_limit)
 
@@ -63,7 +63,7 @@ def test_forged_uploads_equal_numpy(name):
         np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-12)
         np.testing.assert_array_equal(info.columns["malicious"], MALICIOUS)
         np.testing.assert_allclose(info.columns["sent_norm"], np.linalg.norm(want, axis=1), rtol=1e-9)
-    if name == "alie":  # ten uploads and fewer: plain mean and variance
+    if name == "alie":  # at most ten uploads: plain mean and variance
         mean, variance, count = seen_before(9)
         rows = HONEST[:9][ACCEPTED[:9] & ~MALICIOUS[:9]]
         assert count == len(rows) >= 3
@@ -81,7 +81,7 @@ def test_a_forged_upload_above_the_norm_limit_is_rejected():
 
 
 def test_forged_uploads_that_are_not_finite_are_rejected_and_counted():
-    """Honest uploads of about 100 by the largest float32 overflow; the model stays finite, in both engines."""
+    """Honest uploads of about 100 times the largest float32 overflow; the model stays finite, in both engines."""
     small = {"model": "logistic", "clients": 4, "updates": 8, "steps": 1, "batch_size": 4, "eval_examples": 20}
     attacked_by = {**small, "lr": 100.0, "method": "asgd", "attack": "scaled:factor=3e38,clients=1"}
     runs = [simulate(**attacked_by, engine=engine) for engine in ("waves", "reference")]
@@ -126,7 +126,8 @@ def test_a_client_that_there_is_not_is_refused():
         ATTACKS["alie"](clients="0+9").who.drawn(8, np.random.default_rng(0))
 
 
-# attack -> a rule that it harms, by how many points at least; one that ends so many below the harmed one unharmed
+# attack -> a rule that it harms, the least loss in points, a rule that resists it, and the most points by which this
+# rule is below the first rule without attack
 HARM = {
     "sign_flip:scale=5": ("fedbuff", 30, "fedmedian", 15),
     "scaled:factor=50": ("fedbuff", 10, "fedmedian", 10),

@@ -52,7 +52,7 @@ def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
-    """The types include weakness. Types in and out are equal, so the second call is not traced again."""
+    """The types include weak types. Types in and out are equal, so the second call is not traced again."""
     server, params = MADE[name], mixed(start_params())
     arrivals = arrivals_for(name, closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
     state, memory = server.init(params)
@@ -84,7 +84,7 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_traced_hyperparameters_leave_the_types_alone(name):
-    """A float32 learning rate, momentum ... of a sweep does not turn bfloat16 state into float32."""
+    """A sweep's float32 learning rate, momentum or other option does not turn bfloat16 state into float32."""
     given = registry.options_of(SERVERS[name]).items()
     options = {k: p.default for k, p in given if registry.is_traced(p) and p.default is not None}
     options |= {"clip": 1.0, "overstale_after": 3.0, "overstale": 0.5}
@@ -135,7 +135,7 @@ def test_options_are_numbers_to_trace_or_static_choices(name):
 def test_a_sweep_over_any_option_equals_separate_runs(name):
     """A stack of runs, each with another option changed; ``exponent`` is not an option of the hinge.
 
-    That numbers do the same as tracers follows from ``test_rules.py``, where both equal NumPy.
+    ``test_rules.py`` shows that numbers do the same as tracers: both equal NumPy.
     """
     factory = SERVERS[name]
     needed = [item for option in traced_options(factory) for item in NEEDS.get(option, {}).items()]
@@ -158,7 +158,7 @@ def test_a_sweep_over_any_option_equals_separate_runs(name):
             np.testing.assert_allclose(weight, effective, rtol=1e-9)
         changed = np.abs(paths[1:] - paths[:1]).max(axis=1) > 1e-6
         # FedDyn's h grows with alpha and is divided by it: at the server it cancels, at the clients it does not.
-        # FLOCO's spread is of the vertices around the centroid, which starts at the same params
+        # FLOCO's spread moves the vertices, but the centroid starts at the same params
         assert dict(zip(neutral, changed)) == {option: option not in ("alpha", "spread") for option in neutral}
 
 
@@ -210,7 +210,7 @@ def test_compiled_or_not_is_the_same(name):
     ],
 )
 def test_whole_numbers_serve_as_well(name, options):
-    """``fedasync:mixing=1`` on the command line gives an int."""
+    """``fedasync:mixing=1`` on the command line is an int."""
     arrival = tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
 
     def before_and_after():

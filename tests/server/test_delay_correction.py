@@ -67,7 +67,7 @@ def test_a_zero_delta_moves_nothing(name):
         uploads = [first, *(u._replace(delta=np.zeros(D)) for u in others)]
         _, path, weights = run(SERVERS[name], start_params(), uploads)
         np.testing.assert_array_equal(path, np.broadcast_to(path[0], path.shape))
-        assert np.all(weights == 1.0)  # accepted all the same
+        assert np.all(weights == 1.0)  # still accepted
 
 
 @settings(max_examples=25)
@@ -83,7 +83,7 @@ def test_orthostrict_moves_orthogonally_to_the_drift(seed, lr):
 @settings(max_examples=25)
 @given(seed=seeds, lr=st.floats(0.01, 1.0))
 def test_orthograd_and_orthopos_never_undo_the_drift(seed, lr):
-    """OrthoGrad's step does not point back along the drift; OrthoPos does so only to end at the client's model."""
+    """OrthoGrad's step never points back along the drift; OrthoPos's does only if it ends at the client's model."""
     with jax.enable_x64(True):
         (upload,) = closing(random_uploads(seed, 1, rejected=0.0))
         start = flat(start_params())
@@ -103,7 +103,7 @@ def test_dc_asgd_without_strength_is_asgd(seed, lr):
     with jax.enable_x64(True):
         uploads = random_uploads(seed, 12)
         corrected = end(dc_asgd, uploads, strength=0.0, server_lr=lr)
-        # two programs, which may fuse the sums differently
+        # two programs may fuse the sums differently
         np.testing.assert_allclose(corrected, end(asgd, uploads, server_lr=lr), rtol=1e-14, atol=1e-14)
 
 
@@ -130,7 +130,7 @@ def test_the_correction_of_fedasync_from_one_dispatch_gives_the_sum_of_eq_7(seed
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_buffer_averages_deltas_that_are_corrected_one_by_one(name):
-    """Each as a rule of its own would have corrected it, from the same params and with the memory so far."""
+    """Each is corrected as by a rule of its own, from the same params and with the memory so far."""
     options = {"strength": 0.2} if name == "dc_asgd_a" else {}
     with jax.enable_x64(True):
         uploads = closing(random_uploads(3, 5, rejected=0.0), at=[4])
@@ -157,7 +157,7 @@ def test_a_clipped_delta_may_be_corrected_too():
         np.testing.assert_allclose(end(clipped_first, uploads, limit=2.0), want, rtol=1e-10)
 
 
-# --- what is rejected, and what has no part ---------------------------------------------------
+# --- rejected arrivals and running statistics -------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["dc_asgd", "dc_asgd_a"])
@@ -203,7 +203,7 @@ def test_running_statistics_become_the_clients_and_have_no_part_in_the_correctio
 
 
 def test_orthodyn_switches_after_a_share_of_the_run():
-    """The first 30 % of the arrivals as OrthoGrad, the others as OrthoPos, in either engine; also when buffered."""
+    """The first 30 % of the arrivals as in OrthoGrad, the others as in OrthoPos, in both engines and with a buffer."""
     with jax.enable_x64(True):
         for timing in ("every", "buffer:size=3"):
             given = case(orthodyn(switch="share", fraction=0.3), timing, updates=20)
@@ -212,7 +212,7 @@ def test_orthodyn_switches_after_a_share_of_the_run():
             for each in (want, have):
                 np.testing.assert_array_equal(each.records["correction_phase"], [0] * 6 + [1] * 14)
             if timing != "every":
-                continue  # what the phases do does not depend on when steps close
+                continue  # the effect of the phases does not depend on when steps close
             never = run_reference(*case(orthograd(), timing, updates=20)).params
             always = run_reference(*case(orthopos(), timing, updates=20)).params
             for other in (never, always):

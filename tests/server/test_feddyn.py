@@ -1,4 +1,4 @@
-"""FedDyn, server and clients, against float64 NumPy written from Algorithm 1 of the paper, and its identities."""
+"""FedDyn, server and clients: against float64 NumPy written from Algorithm 1 of the paper, and identities."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
         arrival = arrival_of(message, upload, Job(0, 0), steps=3)
         state, memory, _ = rule.receive(state, memory, arrival)
         state, memory = closed(rule, state, memory)
-        assert np.abs(flat(state.shift)).max() > 1e-3  # or nothing could be seen of it
+        assert np.abs(flat(state.shift)).max() > 1e-3  # otherwise the test could not fail
         lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
         assert float(info.weight) == 0.0
         if every_closes:
@@ -91,7 +91,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
             np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
             np.testing.assert_array_equal(flat(lost.shift), flat(state.shift))
         ends = []
-        for before in (state, lost):  # nor may it count with the next one that is accepted
+        for before in (state, lost):  # it must not count with the next accepted upload either
             after, memory, _ = rule.receive(before, memory, arrival)
             ends.append(closed(rule, after, memory)[0])
         np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))

@@ -1,4 +1,4 @@
-"""FedNova against float64 NumPy written from eq. 6 of the paper; where it is FedAvg, and where it is not."""
+"""FedNova against float64 NumPy written from eq. 6 of the paper; when it equals FedAvg, and when it does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_params_equal_numpy(name, weighting):
 
 @pytest.mark.parametrize("name", ["some", "rejected"])
 def test_of_equal_steps_it_is_fedavg_and_of_unequal_ones_it_is_not(name):
-    """Equal to the rounding of one product and sum. Rejected arrivals are included; they count in neither mean."""
+    """Equal up to the rounding of one product and sum. Some arrivals are rejected; they count in neither mean."""
     timetable = TIMETABLES[name]
     for steps, same in ((EQUAL, True), (STEPS, False)):
         nova, average = (play(rule(), plain_client(), timetable, steps=steps) for rule in (fednova, fedavg))

@@ -20,7 +20,7 @@ from tests.local.made_up import client_data, pool, softmax_regression, start_arr
 from tests.local.test_training import flat, groups
 
 MODEL, KEY, BATCH, V = softmax_regression(), jax.random.key(11), 8, 3
-D = 15  # of the softmax regression, as [b, w]
+D = 15  # parameters of the softmax regression, as [b, w]
 
 
 def first_message(server):
@@ -127,7 +127,7 @@ def test_with_one_vertex_it_is_fedavg():
 
 
 def test_private_leaves_are_the_same_in_all_vertices():
-    """They train with the whole gradient at the sampled point, and nothing of them is sent."""
+    """They train with the whole gradient at the sampled point, and are never sent."""
     model = MODEL._replace(private=lambda path: path == ("b",))
     client = floco_client(model, optimizer=optax.sgd(0.3), batch_size=BATCH)
     message = first_message(floco())

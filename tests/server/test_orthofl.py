@@ -1,4 +1,4 @@
-"""OrthoFL and its ablations as clients see them: what is sent next, over 50 steps, against float64 NumPy."""
+"""OrthoFL and its ablations: the messages of 50 steps against float64 NumPy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def order(seed=0):
 
 
 def play(server):
-    """Global params after each arrival, and what the arriving client is sent then."""
+    """Global params after each arrival, and the next message to the arriving client."""
     receive, dispatch = jax.jit(received(server)), jax.jit(server.dispatch)
     state, row = server.init(start_params())
     rows, starts = [row] * CLIENTS, []
@@ -57,7 +57,7 @@ def play(server):
 
 
 def paper(groups, mixing=0.6, pairwise=False):
-    """Algorithm 1 with ``s = tau + 1``; or the client's change projected on the complement of the others'."""
+    """Algorithm 1 with ``s = tau + 1``; or the client's change projected on the complement of the others' changes."""
     w = flat(start_params())
     starts, seen = np.tile(w, (CLIENTS, 1)), np.tile(w, (CLIENTS, 1))
     changes = np.zeros((CLIENTS, D))

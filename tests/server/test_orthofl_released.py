@@ -53,7 +53,7 @@ def arrivals():
 
 
 def textbook(start):
-    """S, W and the weights after each arrival; what a client is sent is S at that moment."""
+    """S, W and the weights after each arrival; a client's message is S at that moment."""
     shared, average = dict(start), dict(start)
     sent, last = [dict(start)] * N, [0] * N
     accepted, path = 0, []
@@ -83,7 +83,7 @@ def played(start):
     for m, change, rejected in arrivals():
         upload = jax.tree.map(lambda leaf, kept=float(not rejected): jnp.asarray(leaf) * kept, change)
         weight = jnp.asarray(0.0 if rejected else 7.0)
-        late = jnp.int32(3)  # the rule counts for itself
+        late = jnp.int32(3)  # the rule counts staleness itself
         arrival = Arrival(upload, sent[m], late, weight, jnp.int32(m), jnp.asarray(0.0), jnp.bool_(True))
         state, rows[m], info = receive(state, rows[m], arrival)
         state, rows[m] = closed(rule, state, rows[m])
@@ -108,7 +108,7 @@ def test_fifty_arrivals_equal_the_numpy_loop():
 
 
 def test_tensors_are_projected_apart_and_batch_norm_comes_back():
-    """One client moved S; the next client's tensors add only what is orthogonal to each tensor's own change."""
+    """One client moved S; each tensor of the next client adds only the part orthogonal to its own change."""
     chance = np.random.default_rng(4)
     with jax.enable_x64(True):
         rule = orthofl_released()

@@ -1,4 +1,4 @@
-"""OrthoFL as released against NumPy, with projections by tensor or by layer: only the former is the released code's."""
+"""OrthoFL as released against NumPy, with projections by tensor (as in the released code) or by layer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def flattened(tree):
 
 
 def handed_back(shared, start, change, group):
-    """``w_m + (S - start_m)_perp``, projected in every ``group`` of tensors; BatchNorm's tensors are the client's."""
+    """``w_m + (S - start_m)_perp``, projected in each ``group`` of tensors; BatchNorm's tensors are the client's."""
     shift = {p: shared[p] - start[p] for p in SHAPES}
     below = dict.fromkeys(map(group, SHAPES), 1e-19)
     along = dict.fromkeys(below, 0.0)
@@ -144,7 +144,7 @@ def test_a_projection_by_layer_would_differ(module):
 
 
 def test_batch_norm_comes_back_as_the_client_has_it():
-    """Scale, bias and both statistics; the others' shift, which it does not take over, is not zero."""
+    """Scale, bias and both statistics; the others' shift is not zero, but the client does not take it over."""
     paths = [p for p in SHAPES if p[1] == "norm"]
     assert len(paths) == 4
     shared, shifts = START, []

@@ -1,4 +1,4 @@
-"""Server parts by name: against NumPy over 50 arrivals, against the options of AsyncCurve, in runs; what is refused."""
+"""Server parts by name: against NumPy over 50 arrivals, against AsyncCurve's options, in runs; and refused parts."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def orthograd(delta, drift):
 
 
 class Book:
-    """A rule of mean directions with every part, one arrival at a time; an option that is None: the part is not there.
+    """A rule of mean directions with every part, one arrival at a time; a part whose option is None is left out.
 
-    ``towards``: the direction is the way to the client's model, else the client's delta.
+    ``towards``: whether the direction leads to the client's model; if not, it is the client's delta.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
     registry.forget()
 
 
-# --- what is refused --------------------------------------------------------------------------------
+# --- refused parts ----------------------------------------------------------------------------------
 
 
 def test_every_part_says_what_it_does_and_may_be_made_without_options():
@@ -303,7 +303,7 @@ def test_a_rule_that_cannot_take_a_part_is_refused_before_it_is_built():
 
 
 def test_rules_that_know_the_number_of_clients_count_them_in_every_room():
-    """The dominance penalty in the rules that are not made by ``server.rule``: N must reach it."""
+    """The dominance penalty also gets N in the rules that ``server.rule`` does not make."""
     uploads = [u._replace(closes=True) for u in random_uploads(14, 20)]
     with jax.enable_x64(True):
         _, want = path_of("asgd+dominance", uploads)

@@ -153,7 +153,7 @@ def test_which_rules_are_of_sums():
 
 
 def test_the_noise_is_divided_between_uploads_and_count():
-    """Andrew et al. (2021), Theorem 1: both together are as much as z alone."""
+    """Andrew et al. (2021), Theorem 1: the noise of both together is worth that of z alone."""
     for z, count, uploads in ((1.0, None, 100), (2.0, None, 5), (0.5, 0.3, 10), (1e-6, None, 10)):
         found = multipliers(z, 0.5, count, uploads)
         assert found.below == pytest.approx(max(z, uploads / 20) if count is None else count)

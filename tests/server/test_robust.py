@@ -30,7 +30,7 @@ from tests.server.made_up import D, closing, flat, random_uploads, receive_all, 
 from tests.server.textbook import Upload
 
 ROBUST = {"fedmedian": fedmedian, "trimmed_mean": trimmed_mean, "krum": krum}
-# The same options everywhere, mostly traced, so that few programs are compiled.
+# All tests use these options, mostly traced, so that few programs are compiled.
 OPTIONS = {fedmedian: {}, trimmed_mean: {"trim": 0.2}, krum: {"byzantine": 1, "select": 1}}
 
 seeds = st.integers(0, 2**31)
@@ -270,7 +270,7 @@ def test_schedules_with_longer_steps_are_refused(name, timing, longest):
     longest = longest or max(map(len, steps))
     assert longest == max(map(len, steps))
     params = start_params()
-    options = {"byzantine": jnp.int32(0)} if name == "krum" else {}  # traced: any size will do
+    options = {"byzantine": jnp.int32(0)} if name == "krum" else {}  # traced, so that any size is allowed
 
     def of_size(size):
         return ROBUST[name](size=size, **options).init
@@ -287,7 +287,7 @@ def test_schedules_with_longer_steps_are_refused(name, timing, longest):
 
 
 def test_only_a_closing_arrival_pays_for_the_median():
-    """The work on all rows is in a branch of the program, not done on every arrival."""
+    """The work on all rows is in a branch of the program, which only a closing arrival takes."""
     server = krum()
     state = jax.eval_shape(server.init, start_params())[0]
     arrival = jax.eval_shape(lambda: tree.gather(stacked(random_uploads(0, 1)), 0))

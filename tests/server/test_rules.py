@@ -286,7 +286,7 @@ SWEEPS = [
         ),
     ),
 ]
-BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # of several, the first
+BOOKS = {name: (options, book) for name, options, book in reversed(CASES)}  # the first case of each rule
 DISCOUNT, GUARDS = set(registry.options_of(discount)), set(registry.options_of(guard_rails))
 
 
@@ -334,7 +334,7 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
 
 
 def without_accumulated(state):
-    """The state without what is accumulated: empty after a close, and () if every arrival closes."""
+    """The state without ``accumulated``, which is empty after a close, and () if every arrival closes."""
 
     def emptied(part):
         return part._replace(accumulated=()) if isinstance(part, RuleState) else part
@@ -573,7 +573,7 @@ def test_an_integer_number_of_examples_is_as_good_as_a_float(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_function_that_given_would_make_anew_is_not_replaced_alone(name):
-    """The run takes its functions from ``given``: one that was replaced before would have no effect."""
+    """The run takes its functions from ``given``, so a function that was replaced before would have no effect."""
     rule = SERVERS[name]()
     if rule.given is None:
         return
@@ -583,9 +583,9 @@ def test_a_function_that_given_would_make_anew_is_not_replaced_alone(name):
         raise AssertionError("never called")
 
     for facts in (Facts(10), Facts(10, True, 50, 50, 10)):
-        known(known(rule, facts), facts)  # a rule as it is made passes, also one that was given the facts before
+        known(known(rule, facts), facts)  # an unchanged rule passes, also with facts given before
         with pytest.raises(ValueError, match=r"^rule.receive = '.*': must be replaced together with given"):
             known(rule._replace(receive=replaced), facts)
     assert known(rule._replace(receive=replaced, given=None), Facts(10)).receive is replaced
     free = rule._replace(given=lambda facts: rule._replace(receive=replaced))
-    assert known(free, Facts(10)).receive is replaced  # a given of one's own may change what it likes
+    assert known(free, Facts(10)).receive is replaced  # a user's own ``given`` may change anything

@@ -52,7 +52,7 @@ def after_steps(name, start, change, staleness=None, **options):
 
 @pytest.mark.parametrize("name", AVERAGING)
 def test_statistics_become_the_mean_of_the_clients_own(name):
-    """For any staleness: one client of the second step started where those of the first did, another further away."""
+    """For any staleness: in the second step one client started where those of the first did, another elsewhere."""
     with jax.enable_x64(True):
         statistics, weights = after_steps(name, [[1.0, 1.0], [1.0, 3.0]], [[0.2, 0.4], [-0.1, -2.5]])
         np.testing.assert_allclose(statistics, np.full(2, (0.9 + 0.5) / 2), rtol=1e-12)

@@ -1,4 +1,4 @@
-"""SCAFFOLD, server and clients, against float64 NumPy written from the paper, and what follows from its equations."""
+"""SCAFFOLD, server and clients: against float64 NumPy written from the paper, and identities from its equations."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
         arrival = arrival_of(message, upload, Job(0, 0), steps=3)
         state, memory, _ = rule.receive(state, memory, arrival)
         state, memory = closed(rule, state, memory)
-        assert np.abs(flat(state.control)).max() > 1e-3  # or nothing could be seen of it
+        assert np.abs(flat(state.control)).max() > 1e-3  # otherwise the test could not fail
         lost, memory, info = rule.receive(state, memory, arrival._replace(weight=jnp.asarray(0.0)))
         assert float(info.weight) == 0.0
         if every_closes:
@@ -100,7 +100,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
             np.testing.assert_array_equal(flat(rule.params(lost)), flat(rule.params(state)))
             np.testing.assert_array_equal(flat(lost.control), flat(state.control))
         ends = []
-        for before in (state, lost):  # nor may it count with the next one that is accepted
+        for before in (state, lost):  # it must not count with the next accepted upload either
             after, memory, _ = rule.receive(before, memory, arrival)
             ends.append(closed(rule, after, memory)[0])
         np.testing.assert_array_equal(flat(rule.params(ends[0])), flat(rule.params(ends[1])))
@@ -108,7 +108,7 @@ def test_a_rejected_upload_leaves_the_server_as_it_was(every_closes):
 
 
 def test_a_first_job_is_plain_sgd():
-    """Minibatches too, to the last bit: there is no correction while c and c_i are zero."""
+    """To the last bit, with the same minibatches: there is no correction while c and c_i are zero."""
     with jax.enable_x64(True):
         start = unflat(START)
         one = scaffold_client(MODEL, lr=LR, batch_size=2)
@@ -148,7 +148,7 @@ def test_after_one_step_a_control_variate_is_the_gradient(decay):
 
 
 def test_one_client_alone_is_sgd():
-    """Its c_i is c, so that the corrections cancel, though neither is zero."""
+    """Its c_i equals c, so the corrections cancel, though neither is zero."""
     timetable = [[Job(0, t)] for t in range(20)]
     run = play(scaffold(), client(), timetable, server=lambda state: state.control, num_clients=1)
     plain = play(fedavg(), plain_client(), timetable, num_clients=1)
@@ -181,7 +181,7 @@ def test_compressed_uploads_are_the_same_in_both_engines():
     full = simulated(given["method"])
     for a, b, c in zip(*(jax.tree.leaves(run.params) for run in (fast, slow, full))):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
-        assert np.abs(a - c).max() > 1e-4  # compression is not left out in both
+        assert np.abs(a - c).max() > 1e-4  # compression was not skipped in both
     for column in ("upload_bytes", "accepted"):
         np.testing.assert_array_equal(fast.updates[column], slow.updates[column])
     assert (fast.updates["upload_bytes"] < 0.5 * full.evaluations["bytes_up"][-1] / 12).all()
@@ -189,7 +189,7 @@ def test_compressed_uploads_are_the_same_in_both_engines():
 
 @pytest.fixture
 def compiled():
-    """Names of the programs compiled since, as JAX itself reports them."""
+    """Names of the programs compiled during the test, as JAX reports them."""
     seen: list[str] = []
 
     def listen(event: str, seconds: float, **details) -> None:
@@ -219,6 +219,6 @@ def test_the_listener_hears_of_programs(compiled):
 def test_deltas_and_control_variates_are_compressed_apart():
     """The control variates are 1/(K lr) times as large: top-k of both together would send no delta at all."""
     given = SMALL | {"method": "scaffold@every", "compress": "topk:ratio=0.1", "feedback": "off", "updates": 1}
-    run, start = simulate(**given), simulate(**given, lr=1e-30)  # and the model at the start
+    run, start = simulate(**given), simulate(**given, lr=1e-30)  # the second gives the model at the start
     moved = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (run.params, start.params)))])
     assert np.sum(np.abs(moved) > 1e-20) == -(-len(moved) // 10)

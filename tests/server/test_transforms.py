@@ -157,7 +157,7 @@ def test_a_clipped_zero_is_a_zero():
 
 
 def test_clipping_sees_the_direction_that_reaches_it():
-    """After a factor of 10, not before; and the whole tree has one norm."""
+    """It clips after the factor of 10, not before, and by the norm of the whole tree."""
     with jax.enable_x64(True):
         arrival = tree.gather(stacked([Upload(np.ones(D), np.ones(D), 0, 1.0, True)]), 0)
         both = chain(scale_by(lambda arrival: 10 * arrival.weight), clip_by_norm(6.0))

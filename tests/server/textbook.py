@@ -38,8 +38,8 @@ def weighted_mean(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:
 class Rule(NamedTuple):
     """``scale(u)``, ``share(u)``, ``direction(x, u)``, ``combine(directions, shares)``, ``step(x, d, state)``."""
 
-    scale: Callable[[Upload], float]  # the staleness weight, mixing rate included
-    share: Callable[[Upload], float]  # of the mean over one server step
+    scale: Callable[[Upload], float]  # the staleness weight times the mixing rate
+    share: Callable[[Upload], float]  # weight in the mean over one server step
     direction: Callable[[np.ndarray, Upload], np.ndarray]
     step: Callable[[np.ndarray, np.ndarray, Any], tuple[np.ndarray, Any]]
     state: Any = None
@@ -50,7 +50,7 @@ NO_GUARDS = Guards()
 
 
 Path = tuple[np.ndarray, np.ndarray]
-Loop = Callable[[np.ndarray, list[Upload], Guards], Path]  # a rule that remembers each client, as a whole
+Loop = Callable[[np.ndarray, list[Upload], Guards], Path]  # the whole loop of a rule that remembers each client
 
 
 def play(x: np.ndarray, uploads: list[Upload], rule: Rule | Loop, guards: Guards = NO_GUARDS) -> Path:
@@ -110,14 +110,14 @@ def median(directions: np.ndarray) -> np.ndarray:
 
 
 def trimmed_mean(directions: np.ndarray, trim: float = 0.2) -> np.ndarray:
-    """Yin et al. (2018), Definition 2, coordinate by coordinate; ``trim`` has two decimals at the most."""
+    """Yin et al. (2018), Definition 2, coordinate by coordinate; ``trim`` has at most two decimals."""
     n = len(directions)
     k = round(100 * trim) * n // 100
     return np.array([np.mean(sorted(column)[k : n - k]) for column in directions.T])
 
 
 def krum(directions: np.ndarray, f: int = 1, m: int = 1) -> np.ndarray:
-    """Blanchard et al. (2017), section 4: sum over the n - f - 2 nearest others; the m best, first come first."""
+    """Blanchard et al. (2017), section 4: sum over the n - f - 2 nearest others; of equal scores the first wins."""
     n = len(directions)
     while f > 0 and n < 2 * f + 3:
         f -= 1
@@ -185,7 +185,7 @@ def yogi(*options: float) -> tuple[Any, Any]:
 
 
 def mixing(a: float = 0.6, s: Any = polynomial) -> Rule:
-    """FedAsync: ``x <- x + a_t (x_i - x)``; several in one server step: the mean of their mixing steps."""
+    """FedAsync: ``x <- x + a_t (x_i - x)``; with several arrivals in a server step, the mean of their mixing steps."""
 
     def step(x: np.ndarray, way: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
         return x + way, state

@@ -36,7 +36,7 @@ def bezier(a: np.ndarray, phi: np.ndarray, e: np.ndarray, s: float) -> np.ndarra
 
 
 def geodesic(x: np.ndarray, y: np.ndarray, s: float) -> np.ndarray:
-    """Of the hyperboloid of curvature -1, by the slerp of hyperbolic functions."""
+    """A geodesic of the hyperboloid of curvature -1, by interpolation with hyperbolic sines."""
     lift = [np.append(np.sqrt(1 + p @ p), p) for p in (x, y)]
     d = np.arccosh(max(1.0, lift[0][0] * lift[1][0] - x @ y))
     if d < 1e-9:
@@ -99,7 +99,7 @@ def asynccurve(
 
 
 def moved(x: np.ndarray, u: Upload, change: np.ndarray, position: float, control: str, step: str) -> np.ndarray:
-    """Theta^{tau+1} for a client alone, from points: the old curve, the corrected end, the turned control point."""
+    """Theta^{tau+1} for a single client, from points: the old curve, the corrected end, the turned control point."""
     end, middle = x + change, x + change / 2
     if step == "geodesic":
         return geodesic(x, end, position)

@@ -37,7 +37,7 @@ MODEL = Model(
 
 
 class Job(NamedTuple):
-    """A job that arrives; the server may reject its upload."""
+    """A job whose upload arrives; the server may reject it."""
 
     client: int
     version: int  # server steps closed when it was sent
@@ -48,8 +48,8 @@ class Played(NamedTuple):
     """State after each of T server steps."""
 
     params: np.ndarray  # [T, D]
-    server: np.ndarray  # [T, D] what corrects the drift at the server, c or h; [T, 0] where nothing does
-    own: np.ndarray  # [T, N, D] states of the clients; [T, N, 0] where they have none
+    server: np.ndarray  # [T, D] the server's correction of the drift, c or h; [T, 0] if it has none
+    own: np.ndarray  # [T, N, D] states of the clients; [T, N, 0] if they have none
 
 
 def timetables():
@@ -70,7 +70,7 @@ TIMETABLES = timetables()
 
 
 def gradient(w, i):
-    """Of the mean cross-entropy of client i."""
+    """The gradient of the mean cross-entropy of client i."""
     x, y = ROWS[OFFSETS[i] : OFFSETS[i + 1]], LABELS[OFFSETS[i] : OFFSETS[i + 1]]
     logits = x @ w[CLASSES:].reshape(FEATURES, CLASSES) + w[:CLASSES]
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -149,7 +149,7 @@ def descend(w, i, steps, correction=lambda w: 0.0):
 
 
 def scaffold_by_hand(timetable, server_lr):
-    """Karimireddy et al. (2020), Algorithm 1 with option II; asynchronously a set S of one."""
+    """Karimireddy et al. (2020), Algorithm 1 with option II; in asynchronous runs S is one client."""
     x, c, own = START, np.zeros(D), np.zeros((N, D))
     sent, path = [(x, c)], []
     for step in timetable:

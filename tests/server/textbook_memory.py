@@ -10,13 +10,13 @@ import numpy as np
 from tests.server.textbook import Guards, Loop, Path, Upload, polynomial
 
 CLIENTS = 7
-LAYERS = [slice(0, 8), slice(8, 9)]  # of the vector of nine: a kernel with its bias, and a scalar
+LAYERS = [slice(0, 8), slice(8, 9)]  # of the vector of nine numbers: a kernel with its bias, and a scalar
 TENSORS = [slice(0, 6), slice(6, 8), slice(8, 9)]
 WHOLE = [slice(0, 9)]
 
 
 def ca2fl(lr: float = 1.0, clients: int = CLIENTS) -> Loop:
-    """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is taken anew at every step."""
+    """Wang et al. (2024), Algorithm 2: the caches are kept, and their mean is computed anew at every step."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         cache = np.zeros((clients, len(x)))
@@ -83,7 +83,7 @@ def outside(vector: np.ndarray, rows: np.ndarray, groups: list[slice]) -> np.nda
 
 
 def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Loop:
-    """OrthoFL's moving average when every start is given; what clients are sent is tested with the rule itself."""
+    """OrthoFL's moving average for given starts; the messages to clients are tested in ``test_orthofl.py``."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         begun, accumulated, path, weights = False, [], [], []
@@ -105,7 +105,7 @@ def orthofl(a=0.6, s=polynomial, first_counts_whole=False) -> Loop:
 
 
 def orthofl_released(a=0.6, s=polynomial) -> Loop:
-    """The average of OrthoFL's released code: the first weight is 1, tau counts others' updates since the last own."""
+    """The average of OrthoFL's released code: the first weight is 1, tau counts others' updates since the own last."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         own_last = dict.fromkeys(range(CLIENTS), 0)
@@ -152,7 +152,7 @@ def fednova(lr: float = 1.0, by_examples: bool = True) -> Loop:
 
 
 def feddyn(alpha: float) -> Loop:
-    """Acar et al. (2021), Algorithm 1, the server's side; guard rails bound the way to the client's model."""
+    """Acar et al. (2021), Algorithm 1, the server's side; guard rails bound the step to the client's model."""
 
     def loop(x: np.ndarray, uploads: list[Upload], guards: Guards) -> Path:
         h, accumulated, path, weights = np.zeros(len(x)), [], [], []

@@ -34,7 +34,7 @@ def curvatures(rng, clients, dim, low=0.2, high=2.0):
 
 @pytest.mark.parametrize(("buffer", "flight"), [(1, 1), (2, 4), (3, 6)])
 def test_a_run_of_fedbuff_on_quadratics_is_below_its_bound(buffer, flight):
-    """Arrivals of random clients, ``flight`` jobs under way, first in first out."""
+    """Random clients, with ``flight`` jobs in flight; they arrive in the order of their start."""
     rng = np.random.default_rng(buffer)
     clients, dim, steps, server_lr, rounds = 5, 6, 4, 0.5, 300
     curvature, optima = curvatures(rng, clients, dim), rng.standard_normal((clients, dim))
@@ -87,7 +87,7 @@ def test_delays_weigh_with_their_square():
 @pytest.mark.parametrize("delay", [0, 1, 4])
 @pytest.mark.parametrize("sigma", [0.0, 0.5])
 def test_runs_of_fedasync_are_below_the_bound(delay, sigma):
-    """Every arrival ``delay`` steps late; the mean gap of 200 runs with noise, of one without."""
+    """Every arrival is ``delay`` steps late; the gap is the mean of 200 runs with noise, or that of one without."""
     rng = np.random.default_rng(delay)
     curvature = curvatures(rng, 1, 4)[0]
     low, high = np.linalg.eigvalsh(curvature)[[0, -1]]

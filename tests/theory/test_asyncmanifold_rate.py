@@ -1,4 +1,4 @@
-"""AsyncManifold's bound: what is printed and what its proof gives, and a run that must stay below it."""
+"""AsyncManifold's bound, as printed and as its proof gives it, and a run that must stay below it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_sum_of_losses_is_bounded_as_in_eq_69(loss, quality):
 
 
 def test_theorem_1_s_first_terms_are_too_small_for_a_good_curve():
-    quality, steps = 2.0, 5  # the loss is 1 all the time, and its minimum
+    quality, steps = 2.0, 5  # the loss is always 1, which is its minimum
     psi = quality_term(SOME._replace(quality=quality, lowest=1.0, highest=1.0))
     assert steps * (1.0 - quality) > 1.0 - quality * 1.0 + steps * psi
 
@@ -96,7 +96,7 @@ def test_the_noise_of_clients_enters_the_proximal_term():
 @settings(max_examples=15)
 @given(steps=st.integers(1, 40), lr=st.floats(1e-3, 1.0), variance=st.floats(0.1, 10.0), seed=st.integers(0, 99))
 def test_eq_66_as_printed_is_below_the_drift_of_noise_alone(steps, lr, variance, seed):
-    """Clients without gradient walk at random: by ``k eta^2 sigma^2`` in k steps, where eq. 66 prints 4 G^2 = 0."""
+    """Clients without gradient walk at random, with ``k eta^2 sigma^2`` after k steps; eq. 66 prints 4 G^2 = 0."""
     walk = np.cumsum(np.random.default_rng(seed).choice([-1.0, 1.0], size=(4000, steps)), axis=1)
     drift = lr**2 * variance * np.concatenate([[0.0], np.mean(walk**2, axis=0)])[:steps]  # of Theta_k, k = 0 .. K - 1
     np.testing.assert_allclose(drift, lr**2 * variance * np.arange(steps), rtol=0.25)

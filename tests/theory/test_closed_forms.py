@@ -58,7 +58,7 @@ def assert_closed_form(form, iterated, points, rtol=0.0, atol=1e-13, gradient_at
 
 
 def assert_closed_forms(cases, points, rtol, atol, gradient_atol):
-    """The same for several ``(form, iterated)``, in one program; a potential without tolerance is not looked at."""
+    """The same for several ``(form, iterated)``, in one program; a potential without tolerance is not checked."""
     functions = [f for form, iterated in cases.values() for f in (iterated, form.field, jax.grad(form.potential))]
     values = iter(at(points, *functions))
     for k, expected, field, slope in zip(cases, values, values, values, strict=True):
@@ -168,7 +168,7 @@ def test_quadratics(k):
 
 
 def test_the_fixed_point_of_quadratics():
-    """FedAvg ends there; it minimises the mean loss for k = 1 only."""
+    """FedAvg converges to it; it minimises the mean loss for k = 1 only."""
     rng = np.random.default_rng(5)
     roots, optima = rng.standard_normal((3, 4, 4)), jnp.asarray(rng.standard_normal((3, 4)))
     curvature = jnp.asarray(roots @ roots.transpose(0, 2, 1) / 4 + 0.1 * np.eye(4))

@@ -43,7 +43,7 @@ def test_a_run_of_asynccurve_has_the_columns():
     assert run.counters["phase_changes"] == 0 and not run.updates["correction_phase"].any()
     table = run.probes["curve"]
     assert np.isfinite(table["quality"]).all() and (table["quality"] > 0).all()
-    assert (table["divergence"] >= 1 - 1e-5).all()  # a curve that bends orthogonally to its chord
+    assert (table["divergence"] >= 1 - 1e-5).all()  # the curve bends orthogonally to its chord
     np.testing.assert_array_equal(table["staleness"], run.updates["staleness"])
     for part in ("test", "validation"):
         allowed = rf"must be left out, given with {part}_fraction > 0, or made for .*: no client has a {part} part"

@@ -148,7 +148,7 @@ def test_grouping_of_clients_and_rows_changes_nothing(doubles):
 
 
 def test_running_statistics_are_no_weights():
-    """A network with BatchNorm is measured as it is evaluated; the gradients are the weights' alone."""
+    """A network with BatchNorm is measured as in evaluation; its gradients are those of the weights alone."""
     from flax import linen as nn
 
     from fedjax_async.models import BatchNorm, from_flax
@@ -163,7 +163,7 @@ def test_running_statistics_are_no_weights():
     _, gradients = client_gradients(model, params, who)
     assert jax.tree.structure(gradients) == jax.tree.structure(params["params"])
     variance = gradient_variance(model, params, who, batch_size=4, clients=[0, 1])
-    assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1's one batch is all it has
+    assert variance[0] > 1e-3 and abs(variance[1]) < 1e-9  # client 1 has a single batch
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_streamed_data_and_empty_clients_are_refused():
 
 
 def measured(found, gap, lr, delays):
-    """Theorem 1's constants for four clients: each the largest of those found along a run."""
+    """Theorem 1's constants for four clients: each is the largest value found along a run."""
     return Constants(
         gap=gap,
         smoothness=max(one.smoothness.max() for one in found),
@@ -214,7 +214,7 @@ def algorithm_1(probability):
 def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     """AsynFL on ``f_i = ||x - b_i||^2 / 2 + ...`` with noisy minibatches, at the largest rate that Theorem 1 allows.
 
-    There ``||grad f||^2 = 2 (f - f*)``: the loss says the gradient exactly. It is taken at every tenth step.
+    There ``||grad f||^2 = 2 (f - f*)``, so the loss gives the gradient exactly. It is taken at every tenth step.
     """
     known = quadratic_problem(
         dim=3, clients=4, examples=12, heterogeneity=0.5, smallest=1.0, largest=1.0, noise=0.5, seed=1
@@ -226,7 +226,7 @@ def test_theorem_1_bounds_what_runs_measure(probability, server_steps):
     )
     method = algorithm_1(probability)
     settings = Settings(batch_size=4, steps=2, server_steps=server_steps, eval_steps=10)
-    # the world does not depend on the rate, so its delays may choose it
+    # the schedule does not depend on the learning rate, so its delays may determine the rate
     schedule = prepare(settings, method=method, model=model, data=data).schedule
     c = measured((start, end), start.loss - known.minimum, 1.0, delay_statistics(schedule, fresh=1))
     np.testing.assert_allclose([c.smoothness, end.heterogeneity], [1, 0.25], rtol=1e-4)
@@ -251,11 +251,11 @@ def test_theorem_1_bounds_what_a_network_measures():
     settings = Settings(batch_size=4, steps=2, server_steps=steps, seed=0)
     start = prepare(settings, method=method, model=model, data=data)
     delays = delay_statistics(start.schedule, fresh=1)
-    assert delays.tau_max == 2  # late uploads, or this would be FedAvg
+    assert delays.tau_max == 2  # uploads are late; otherwise this would be FedAvg
 
     taken = np.array([0, 1, 4, 8]) * steps // 8
     found = [estimate(KEY, model, start.params, data, batch_size=4)]
-    lr = 0.9 * float(largest_lr_asynfl(measured(found, found[0].loss, 1.0, delays)))  # L may grow along the way
+    lr = 0.9 * float(largest_lr_asynfl(measured(found, found[0].loss, 1.0, delays)))  # L may grow during the run
     for step in taken[1:].tolist():
         shorter = dataclasses.replace(settings, server_steps=step, lr=lr)
         reached = simulate(shorter, method=method, model=model, data=data)
@@ -263,7 +263,7 @@ def test_theorem_1_bounds_what_a_network_measures():
     c = measured(found, found[0].loss, lr, delays)
     assert lr <= largest_lr_asynfl(c)
     gradient = np.array([one.squared_gradient for one in found])
-    average = np.diff(taken) @ gradient[:-1] / steps  # from above: the gradient falls
+    average = np.diff(taken) @ gradient[:-1] / steps  # an upper bound, because the gradient falls
     bound = asynfl_bound(c).total
     assert (np.diff(gradient) < 0).all()
     assert gradient[-1] < average < bound

@@ -114,7 +114,7 @@ def test_a_step_of_fedavg_descends_the_surrogate():
 
 
 def test_the_surrogate_is_exact_for_polynomials():
-    """Nodes n are enough for degree 2 n - 1; one fewer is not."""
+    """n nodes are enough for degree 2 n - 1, n - 1 nodes are not."""
 
     def field(x):
         return jax.grad(lambda x: x[0] ** 3 * x[1] ** 3)(x)  # degree 5
@@ -261,7 +261,7 @@ def test_bad_input():
 
 
 def test_gradient_maps_of_a_shared_loss_agree_with_the_server():
-    """C equal clients move as one."""
+    """C equal clients move like one."""
     loss = logistic_losses(orthogonal=False)[0]
     (x,) = random_trees(1)
     one, many = mean_displacement([gradient_map(loss, 0.2)], 3)(x), server_field([loss] * 4, 0.2, 3)(x)

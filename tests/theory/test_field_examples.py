@@ -35,7 +35,7 @@ def off_diagonal(field, k, points=POINTS):
 
 
 def largest_curl(field, k, points=POINTS):
-    """Of ``V^k`` itself, where no identity can hide anything."""
+    """The largest curl of ``V^k`` itself, without an identity that could hide it."""
     return float(at(lambda x: curl(iterate(field, k), x), points).max())
 
 
@@ -111,7 +111,7 @@ def test_symmetric_linear_fields_are_not_closed_under_composition():
 
 
 def test_the_cubic_monomial():
-    """Section 3: (grad x^2 y)^2 = (4 x^3 y, 4 x^2 y^2), of cross derivatives 4 x^3 and 8 x y^2."""
+    """Section 3: (grad x^2 y)^2 = (4 x^3 y, 4 x^2 y^2), with the cross derivatives 4 x^3 and 8 x y^2."""
     field = EXAMPLES["cubic_monomial"].field
     x, y = POINTS.T
     square = at(iterate(field, 2))
@@ -128,7 +128,7 @@ def test_the_sum_of_exponentials():
     assert largest_curl(EXAMPLES["exponential_sum"].field, 2) > 0.1
     for part in (lambda x: jnp.exp(x[0]), lambda x: jnp.exp(x[0] + x[1])):
         for k in (1, 2, 3):
-            # three exponentials one upon another: the largest values have few digits left
+            # three nested exponentials: the largest values have few digits left
             assert largest_curl(lambda x, part=part: 0.1 * jax.grad(part)(x), k) < 1e-10
 
 
@@ -192,7 +192,7 @@ ORBIT = closed_orbit()
 
 
 def in_words(x, y):
-    """The regions of eq. 16 and the true mean field, by hand: NumPy, one point."""
+    """The regions of eq. 16 and the true mean field at one point, in NumPy."""
 
     def square(alpha, beta, xc, yc):
         return alpha / 2 * (y - yc) ** 2 + beta / 2 * (x - xc) ** 2
@@ -254,7 +254,7 @@ def test_far_away_nothing_moves():
 
 
 def test_the_field_of_the_closed_orbit_has_no_surrogate():
-    """Once round the orbit the line integral is far from 0: the same start and end, another value."""
+    """The line integral once round the orbit is far from 0, although start and end are the same."""
     corners = [jnp.array(point) for point in (*ORBIT.points, ORBIT.points[0])]
     integral = jax.jit(lambda x, x0: surrogate_loss(ORBIT.server_field, x, x0, nodes=200))
     assert sum(integral(b, a).value for a, b in itertools.pairwise(corners)) < -3.5

@@ -111,7 +111,7 @@ def test_erratum_proposition_5_has_the_exponent_j():
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_lemma_9_critical_points_stay(k):
-    """Maxima, saddles and minima of a cosine are critical points of h_k, and others do not arise for small gamma."""
+    """Maxima, saddles and minima of a cosine are critical points of h_k, and for small gamma there are no others."""
     form = glm_displacement(lambda t: jnp.cos(2 * t), jnp.eye(2), 0.1, k)
     for x in (jnp.zeros(2), jnp.array([np.pi / 2, 0.0]), jnp.array([np.pi / 2, np.pi])):
         np.testing.assert_allclose(form.field(x), 0, atol=1e-14)
@@ -193,7 +193,7 @@ def test_theorem_12_is_met_with_equality(k, end):
 
 
 def test_theorem_12_on_losses_that_are_not_quadratic():
-    """Strongly convex generalised linear models with orthogonal features, each client its own."""
+    """Strongly convex generalised linear models with orthogonal features, another model for each client."""
     rng = np.random.default_rng(3)
     bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
     losses = [glm_loss(lambda t, c=c: 4 * jax.nn.softplus(t - c) + 0.1 * t**2, b) for c, b in enumerate(bases)]
@@ -258,7 +258,7 @@ def test_erratum_theorem_13_needs_a_minimiser_of_the_mean():
     assert flat(jnp.array([0.0, 2.0])) == square(jnp.array([1.0, 7.0])) == 0
     field = server_field([flat, square], 0.2, 1)
     iterates = np.asarray(jax.jit(lambda x: server_iterates(field, x, optax.sgd(1.0), 30_000))(jnp.ones(2)))
-    assert np.all(np.diff(iterates[::1000, 1]) > 0.01) and iterates[-1, 1] > 5  # it never stops going up
+    assert np.all(np.diff(iterates[::1000, 1]) > 0.01) and iterates[-1, 1] > 5  # y grows without end
     heights = [float(flat(p) + square(p)) for p in jnp.array([[1.0, 1.0], [1.0, 10.0], [1.0, 1e3], [1.0, 1e5]])]
     assert heights == sorted(heights, reverse=True) and 0 < heights[-1] < 1e-10
 
@@ -308,7 +308,7 @@ def test_theorem_14_at_the_ends_of_the_spectrum(k):
 
 
 def test_heavy_ball_is_faster_than_fedavg():
-    """To the same point: compare eqs. 11 and 14 for k = 1."""
+    """Both converge to the same point: compare eqs. 11 and 14 for k = 1."""
     curvature, optima = quadratics(2, clients=1)
     field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), 1)
     plain, ball = (distances(field, jnp.zeros(5), optima[0], optimizer, 40) for optimizer in (None, heavy_ball(1)[1]))

@@ -1,4 +1,4 @@
-"""Landscapes: grids, paths and barriers of losses that are known, and learned curves against NumPy's Adam."""
+"""Landscapes: grids, paths and barriers of known losses, and learned curves against Adam in NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ S = np.linspace(0.0, 1.0, 21)
 
 
 def hill(params, height, key=None):
-    """A loss with a hill of Gaussian form between the two models; ``height``: the data."""
+    """A loss with a Gaussian hill between the two models; its ``height`` is the data."""
     return height * jnp.exp(-4.0 * jnp.sum(jnp.square(params["w"])))
 
 

@@ -1,4 +1,4 @@
-"""PushCen-ADFL's bound: what is printed and what its proof gives, and runs that must stay below it."""
+"""PushCen-ADFL's bound, as printed and as its proof gives it, and runs that must stay below it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_largest_learning_rate_and_shares():
 
 
 def test_the_learning_rate_in_each_term():
-    """Printed, the floors do not depend on the number of steps; divided by ``eta E gamma``, they do."""
+    """As printed, the floors do not depend on the number of steps; divided by ``eta E gamma``, they do."""
 
     def slope(field, printed):
         low, high = (
@@ -95,7 +95,7 @@ def test_eq_107_needs_the_whole_square():
 
 
 def test_the_mixed_model_may_be_further_away_than_the_consensus_error():
-    """Ten models at 0 of mass 1/2 each but one of mass 5: one message of mass 1/2 with an error of 1."""
+    """Ten models at 0, one of mass 5 and the others of mass 1/2; one message of mass 1/2 has an error of 1."""
     masses = np.array([0.5] * 9 + [5.0])
     mean = 0.5 * 1.0 / (masses.sum() + 0.5)
     mixed = 0.5 * 1.0 / (0.5 + 0.5)
@@ -122,10 +122,10 @@ def follow(
     seed, *, clients=4, events=400, lr=0.05, steps=3, error=0.0, weight=0.0, spread=1.0, start=1.0,
     fixed=False, calm=False,
 ):  # fmt: skip
-    """Push-sum training of ``f_i(w) = sum (h (w - b_i)^2) / 2`` on a ring with exact gradients; messages wait a while.
+    """Push-sum training of ``f_i(w) = sum (h (w - b_i)^2) / 2`` on a ring with exact gradients and delayed messages.
 
-    Messages have an error of length ``error``, in random directions or, if ``fixed``, always in the same. If ``calm``,
-    clients take turns and messages do not wait.
+    Messages have an error of length ``error``, in random directions or, if ``fixed``, always in the same direction. If
+    ``calm``, clients take turns and messages have no delay.
     """
     rng, size = np.random.default_rng(seed), 3
     h, b = rng.uniform(0.5, 1.0, size), spread * rng.normal(size=(clients, size))
@@ -225,7 +225,7 @@ def test_a_small_learning_rate_leaves_the_printed_bound_below_the_floor_of_compr
 
 
 def test_the_printed_bound_forgets_the_pull_of_the_anchor():
-    """One client: trained to the minimum of loss and regulariser, where the loss has a gradient."""
+    """One client, trained to the minimum of loss plus regulariser; there the gradient of the loss is not zero."""
     run = follow(1, clients=1, events=3000, lr=1e-3, steps=2, weight=0.5, spread=0.0, start=0.0)
     constants = run.constants._replace(contraction=0.5, of_drift=9.0, of_stale_drift=0.01, of_error=9.0)
     assert lemma_3_holds(run, constants) and constants.lr < largest_lr_pushcen(constants)

@@ -96,7 +96,7 @@ def expanded(c):
 @pytest.mark.parametrize("name", BOUNDS)
 @pytest.mark.parametrize("change", [{}, {"lr": 0.2, "gamma": 0.9}, {"clients": 1, "local_steps": 1, "server_lr": 40.0}])
 def test_bounds_equal_the_printed_formulas(name, change):
-    """With rates far above the conditions too, where the higher powers weigh."""
+    """Also with learning rates far above the conditions, where the higher powers matter."""
     c = HERE._replace(**change)
     terms = [math.fsum(terms) for terms in expanded(c)[name]]
     got = BOUNDS[name](c, beyond=True)
@@ -183,7 +183,7 @@ def test_theorem_2_refuses_strong_compression():
 
 
 def test_reading_of_the_broken_radical():
-    """At gamma = 1 Theorem 3 is about AsynFL: ours is sqrt(2) stricter than Theorem 1, the literal one laxer."""
+    """At gamma = 1 Theorem 3 is about AsynFL: our reading is sqrt(2) stricter than Theorem 1, the literal one laxer."""
     c = HERE._replace(gamma=1.0)
     np.testing.assert_allclose(largest_lr_asynflc_ef(c), largest_lr_asynfl(c) / math.sqrt(2))
     literal = 1 / (72 * math.sqrt(3) * 0 + 27 * 18.75)
@@ -192,7 +192,7 @@ def test_reading_of_the_broken_radical():
 
 @given(c=constants)
 def test_without_compression_the_bounds_do_not_reduce_to_theorem_1(c):
-    """Where they differ, exactly: eq. 17 by twice lambda_2, phi_2, phi_3 and by 42, 144, sg2 for 33, 72, s2."""
+    """The exact difference: eq. 17 has twice lambda_2, phi_2, phi_3, and 42, 144, sg2 in place of 33, 72, s2."""
     c = c._replace(gamma=1.0)
     one, three = asynfl_bound(c, beyond=True), asynflc_ef_bound(c, beyond=True)
     d, drift = c.delays, c.lr**2 * c.local_steps * c.smoothness**2
@@ -205,11 +205,11 @@ def test_without_compression_the_bounds_do_not_reduce_to_theorem_1(c):
     moved = drift * (c.local_steps * phi_23 + (42 * d.tau_avg0 + 144 * d.tau_avg1) * share) * c.heterogeneity
     np.testing.assert_allclose(three.heterogeneity, one.heterogeneity + moved, rtol=1e-9)
     assert three.optimisation == one.optimisation
-    # at the rates of the corollaries it then claims less than Theorem 1 on identical data: the misprint
+    # at the corollaries' learning rates eq. 17 is then below Theorem 1 on identical data, because of the misprint
     allowed = c._replace(heterogeneity=0.0, server_lr=slow_lrs(c).server_lr)
     allowed = allowed._replace(lr=largest_lr_asynflc_ef(allowed))
     assert asynflc_ef_bound(allowed).total < asynfl_bound(allowed).total
-    # and eq. 13 keeps a floor
+    # eq. 13 keeps a floor
     still = c._replace(lr=1e-12, delays=c.delays._replace(server_steps=1e30))
     floor = 2 * (c.delays.tau_max + 1) ** 2 * c.heterogeneity
     np.testing.assert_allclose(asynflc_bound(still).heterogeneity, floor, rtol=1e-6)
@@ -286,7 +286,7 @@ def at(c, rates):
 
 
 def grid(rates, largest, growth):
-    """Problems of many sizes with L = 1, T just long enough for the corollary's rates to meet the condition."""
+    """Problems of many sizes with L = 1; T is just long enough for the corollary's rates to meet the condition."""
     for n in (1, 10, 1000):
         for K in (1, 10, 100):
             for tau in (1, 10, 1000):
@@ -300,7 +300,7 @@ def grid(rates, largest, growth):
 
 
 def test_corollaries_1_and_3_follow_from_the_bounds():
-    """Bound over order stays below one constant, term by term, for all problems."""
+    """The ratio of bound to order stays below one constant, term by term, for all problems."""
     for c in grid(slow_lrs, largest_lr_asynfl, 2):
         assert (np.array(asynfl_bound(c)) <= 1000 * np.array(corollary_1(c))).all()
     for c in grid(fast_lrs, largest_lr_asynflc, 3):
@@ -342,7 +342,7 @@ def test_table_2():
 
 
 def test_table_2_assumptions():
-    """The columns of the table, as the sets of rows with a tick."""
+    """Each column of the table is the set of rows with a tick."""
     columns = {
         "non_iid": set(TABLE_2) - {"mobile_relaying"},
         "quantization": {"mobile_relaying", "asynflc", "asynflc_ef"},

@@ -20,7 +20,7 @@ from fedjax_async.types import ClientData, Message, Model
 from tests.engine.problem import MODEL, SIZES, data
 
 SETTING = {"method": "fedavg", "clients": len(SIZES), "batch_size": 4, "server_steps": 3, "lr": 0.2}
-DIM = 66  # of MODEL: from so many pairs on, estimates are exact
+DIM = 66  # parameters of MODEL; with as many pairs estimates are exact
 BIG = {"lenet5_orthofl", "lenet5_cifar", "cnn", "alexnet", "vgg11", "resnet18", "resnet18_1d", "mobilenetv2"}
 
 
@@ -123,7 +123,7 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
 
 
 def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
-    """At the first arrival that is the first model; at the last, not applied yet, that of a shorter run."""
+    """At the first arrival it is the first model; at the last, which is not applied yet, the model of a shorter run."""
     given = {"data": data(), "model": MODEL, **SETTING, "epochs": 1.0}
     objects = {"data": data(), "model": MODEL}
     experiment = prepare(Settings(**SETTING, epochs=1.0), **objects)
@@ -139,7 +139,7 @@ def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
 
 
 def shapes(name):
-    """Traces the estimate for a model of the registry: derivatives in both directions, nothing computed."""
+    """Trace the estimate for a model of the registry, with derivatives in both directions; nothing is computed."""
     small = name in ("logistic", "linear", "mlp", "lenet5")
     shape = (128, 9) if name == "resnet18_1d" else ((28, 28, 1) if small else (32, 32, 3))
     shape = (6,) if name in OF_TEXT else shape

@@ -1,4 +1,4 @@
-"""Antisymmetry, dense and from random pairs, against NumPy; what the matrix-free form costs and how sure it is."""
+"""Antisymmetry, dense and from random pairs, against NumPy; the cost and the standard error of the second form."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ def test_the_standard_error_falls_with_the_root_of_the_pairs():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_antisymmetry_is_of_the_displacement(k):
-    """As NumPy computes it from a linear map's powers."""
+    """It equals NumPy's value from a linear map's powers."""
     matrix = np.eye(4) - 0.1 * np.random.default_rng(k).standard_normal((4, 4))
     value = antisymmetry(lambda x: jnp.asarray(matrix) @ x, k, jnp.ones(4))
     np.testing.assert_allclose(value, relative(np.eye(4) - np.linalg.matrix_power(matrix, k)), rtol=1e-10)
 
 
 def test_the_identity_does_not_hide_a_small_step():
-    """V = I - h R: relative to V its antisymmetry vanishes with h, relative to the displacement it stays."""
+    """V = I - h R: the antisymmetry relative to V vanishes with h, that relative to the displacement does not."""
     turn = jnp.array([[1.0, -0.5], [0.5, 1.0]])
     for h in (1e-1, 1e-3, 1e-5):
 
@@ -192,7 +192,7 @@ def turn(angle, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(dtype):
-    """I - V^k is then rounding, and rounding over rounding is no antisymmetry; one step earlier it is as it must be."""
+    """I - V^k is then only rounding, which does not count as antisymmetry; V^(k-1) has its true value."""
     points = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2)), dtype)
     fields = [(turn(2 * np.pi / n, dtype), n) for n in (2, 12)]
     for field, k in (*fields, (EXAMPLES["rotation_3"].field, 6)):
@@ -203,11 +203,11 @@ def test_a_map_whose_kth_power_is_the_identity_is_k_conservative(dtype):
 
         here, before, free = jax.jit(both)(points)
         assert here.holds and here.largest == 0 and free.value == free.standard_error == 0
-        assert before.holds == (k == 2)  # the turn by pi is symmetric
+        assert before.holds == (k == 2)  # the rotation by pi is symmetric
 
 
 def test_small_steps_of_a_conservative_map_are_conservative_in_float32():
-    """The antisymmetry of the rounding grows with 1 / step; a turn of the same size is still seen."""
+    """The antisymmetry of the rounding grows with 1 / step; a rotation of the same size is still detected."""
     matrix = jnp.asarray([[2.0, 0.7, 0.1], [0.7, 1.1, 0.3], [0.1, 0.3, 0.9]], jnp.float32)
     skew = jnp.asarray([[0.0, 0.1, 0.0], [-0.1, 0.0, 0.0], [0.0, 0.0, 0.0]], jnp.float32)
     loss, points = lambda x: jnp.vdot(x, jnp.sin(matrix @ x)) + jnp.vdot(x, matrix @ x), jnp.ones((1, 3), jnp.float32)
