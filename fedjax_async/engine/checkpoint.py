@@ -173,14 +173,14 @@ def _read(folder: Path, position: int) -> tuple[dict[str, Any], dict[str, np.nda
 
 
 def _named(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    leaves = {f"leaf {i:04}": leaf for i, leaf in enumerate(snapshot.leaves)}
+    leaves = {f"leaf {i:08}": leaf for i, leaf in enumerate(snapshot.leaves)}
     scores = {
         f"score {run} {local} {name}": np.asarray(value)
         for (run, local), columns in snapshot.scores.items()
         for name, value in columns.items()
     }
     models = {
-        f"model {run} {local} {i:04}": leaf
+        f"model {run} {local} {i:08}": leaf
         for (run, local), found in snapshot.models.items()
         for i, leaf in enumerate(found)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -74,9 +75,9 @@ def parse_size(field: str, text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?)\s*((?:[KMG]I?)?)B?\s*", str(text).upper().replace("E", "e"))
     check.require(found is not None, field, text, allowed)
     number, unit = found.groups() if found is not None else ("0", "")
-    size = int(float(number) * _UNITS[unit])
-    check.require(size > 0, field, text, allowed)
-    return size
+    size = float(number) * _UNITS[unit]
+    check.require(1 <= size < math.inf, field, text, allowed)
+    return int(size)
 
 
 def bytes_of(tree: Any) -> int:

@@ -193,8 +193,10 @@ class _Run:
         count = len(training.job)
         self.slots = allocate(training, np.arange(count + 1), personal)
         self.longest = int(training.local_steps[training.job].max(initial=1))
-        sent = np.diff(self.slots.write_bounds)[1:count]  # what is sent after the last arrival trains nothing
-        self.always_sends = bool((sent == sent.max(initial=0)).all())
+        sent = np.diff(self.slots.write_bounds)
+        self.most_sent = max(int(sent[1:].max(initial=1)), 1)  # messages after an arrival
+        # Whether `_sent` pads nothing that trains; what is sent after the last arrival trains nothing.
+        self.always_sends = bool(sent[0] > 0 and (sent[1:count] == self.most_sent).all())
 
     def rule(self, hyper: Varying, client: Any, staleness: Any = 0) -> Any:
         """The server rule for an arrival."""
@@ -312,8 +314,9 @@ class _Run:
             "applied": self.applied,
             "evaluated": np.isin(np.arange(1, count + 1), position),
         }
-        first = jax.tree.map(lambda column: column[0], self._sent(0, 1, real))
-        whole = Steps(**columns, sent=self._sent(1, count + 1, real))
+        at_start = max(int(self.slots.write_bounds[1]), 1)
+        first = jax.tree.map(lambda column: column[0], self._sent(0, 1, at_start, real))
+        whole = Steps(**columns, sent=self._sent(1, count + 1, self.most_sent, real))
         whole_segments = count // segment * segment
         stretches = [(0, whole_segments, segment), (whole_segments, count, count - whole_segments)]
 
@@ -322,11 +325,10 @@ class _Run:
 
         return [cut(*stretch) for stretch in stretches if stretch[1] > stretch[0]], first
 
-    def _sent(self, low: int, high: int, real: np.dtype[Any]) -> Sent:
-        """The messages due after ``low .. high-1`` arrivals."""
+    def _sent(self, low: int, high: int, most: int, real: np.dtype[Any]) -> Sent:
+        """The messages due after ``low .. high-1`` arrivals, padded to ``most`` each."""
         s, slots = self.schedule, self.slots
         per = np.diff(slots.write_bounds)[low:high]
-        most = max(int(per.max(initial=1)), 1)
         active = np.arange(most) < per[:, None]
         index = np.where(active, slots.write_bounds[low:high, None] + np.arange(most), 0)
         job = slots.write_job[index]

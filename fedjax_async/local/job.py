@@ -49,7 +49,8 @@ def job_key(root: Key, client: Array, number: Array) -> Key:
 
 
 # Folded into the job's key for random numbers other than minibatches. Numbers of local steps, which are folded in too,
-# are smaller. ``feedback`` takes 2**31.
+# are smaller. ``feedback`` takes 2**31, ``floco`` 2**31 + 3. ``curve`` shares a number with the noise of DP-SGD, and
+# ``anchored`` with arrivals, which never occur in its runs: changing these would change published results.
 _NOISE, _ARRIVAL = 2**31 + 1, 2**31 + 2
 
 

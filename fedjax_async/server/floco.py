@@ -42,7 +42,7 @@ from fedjax_async.types import (
     Traced,
 )
 
-_POINT = 2**31 + 2  # folded into the job's key: the points of the simplex
+_POINT = 2**31 + 3  # folded into the job's key: the points of the simplex
 
 
 class Simplex(NamedTuple):

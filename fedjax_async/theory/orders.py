@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_async.theory.rates import Bound, Constants, checked, compression_factor, larger
 
 
@@ -53,7 +55,7 @@ def corollary_2(constants: Constants) -> Bound:
     As printed; the term that eq. 13 lacks would be ``sigma^2 / (n tau_max T^(1/3))``.
     """
     c = checked(constants)
-    if c.heterogeneity != 0:
+    if np.any(c.heterogeneity):
         raise ValueError(f"heterogeneity = {c.heterogeneity!r}: must be 0 for Corollary 2; corollary_3 has its terms")
     return corollary_3(c)
 

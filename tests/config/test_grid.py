@@ -261,7 +261,7 @@ BAD = {
     "an option without its spec": ({"mixing": [1]}, "did you mean 'method.mixing'?"),
     "an unknown spec": ({"methd.mixing": [1]}, "did you mean 'method.mixing'?"),
     "an unknown option": ({"method.mixin": [1]}, "fedasync has no option 'mixin'; did you mean 'method.mixing'?"),
-    "nothing like it": ({"qqqq": [1]}, "known: method, timing, topology, exchange, delay"),
+    "nothing like it": ({"qqqq": [1]}, "known: method, timing, policy, topology, exchange, delay"),
     "an option of another name": ({"method": ["fedavg"], "method.mixing": [1]}, "fedavg has no option 'mixing'"),
     "an option of a number": ({"lr.x": [1]}, "setting = 'lr.x': must be a setting or SPEC.OPTION"),
     "a part that the method lacks": (

@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_async.clock import make_schedule
 from fedjax_async.config import PerClient, PerExample, PerStaleness, Settings, trajectory
-from fedjax_async.engine import Components, run_waves
+from fedjax_async.engine import Components, Points, run_waves
 from fedjax_async.engine.trajectory import make_trajectory
 from fedjax_async.local import curve_training, local_training
 from fedjax_async.server import SERVERS
@@ -198,3 +199,28 @@ def test_derivatives_by_example_weights_and_the_proximal_weight_are_finite_diffe
         )(jnp.ones(clients))
         np.testing.assert_allclose(of_clients, np.bincount(owner, loss(start)[1][1], clients), rtol=1e-9)
         np.testing.assert_allclose(loss(start)[0], f({"proximal": 0.3}, case.params)["loss"][-1], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [[0, 0, 0], [0, 0, 1, 3, 3]],  # nothing is sent after an arrival; two messages after the last but one only
+    ids=["nothing sent", "two at once"],
+)
+def test_messages_that_are_not_due_change_nothing(after):
+    case = problem.case("fedasync", "every", updates=14, epochs=1.0)
+    count, jobs = len(after), np.arange(len(after))
+    schedule = make_schedule(
+        num_clients=case.schedule.num_clients,
+        client=jobs,
+        local_steps=3,
+        dispatch_time=np.array(after, float),
+        upload_time=jobs + 1.0,
+        dispatched_after=after,
+        job=jobs,
+        time=jobs + 1.0,
+        closes=True,
+    )
+    case = case._replace(schedule=schedule, points=Points(np.array([0, count]), np.array([0.0, count + 1.0])))
+    hyper = {key: jnp.asarray(value) for key, value in case.components.hyper.items()}
+    found, expected = function_of(case)(hyper, case.params), run_waves(*case)
+    np.testing.assert_allclose(found["loss"], expected.scores["loss"], rtol=1e-5)

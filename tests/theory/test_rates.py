@@ -279,6 +279,8 @@ def test_orders_equal_the_printed_formulas():
     np.testing.assert_allclose(corollary_2(iid).total, top * (gap + s2) / (K * T ** (2 / 3)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"^heterogeneity = 0\.4: must be 0"):
         corollary_2(HERE)
+    both = corollary_2(iid._replace(heterogeneity=np.zeros(2), variance=np.array([iid.variance, 0.0]))).total
+    np.testing.assert_allclose(both, [corollary_2(iid).total, corollary_2(iid._replace(variance=0.0)).total])
 
 
 def at(c, rates):
