@@ -1,4 +1,4 @@
-"""What an exchange is given, and the plan that it makes of a decentralised run.
+"""The input of an exchange, and its output: the plan of a decentralised run.
 
 The plan says who trains when, which messages it mixes in, and with which coefficients.
 
@@ -19,12 +19,12 @@ from fedjax_async.clock.network import Network
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.clock.topologies import Topology
 
-# ``draw(position, clients, numbers)``: the faults of the messages that these events send as their ``position``-th.
+# ``draw(position, clients, numbers)``: the faults of the ``position``-th message of each of these events.
 MessageFaults = Callable[[int, np.ndarray, np.ndarray], JobFaults]
 
 
 class PeerScenario(NamedTuple):
-    """Nodes, durations, budget, seed and conditions (``scenario``), and the ways of messages."""
+    """Nodes, durations, budget, seed and conditions (``scenario``), and how messages travel."""
 
     scenario: Scenario
     topology: Topology
@@ -72,7 +72,7 @@ class PeerSchedule(NamedTuple):
     inbox_bounds: np.ndarray  # int64[E + 1]
     source: np.ndarray  # int64[D]  the event that sent the message, < the event that reads it
     fragment: np.ndarray  # int32[D]
-    weight: np.ndarray  # float64[D]  its mixing coefficient, 0 <= weight; at most 1 in sum over the same coordinates
+    weight: np.ndarray  # float64[D]  its mixing coefficient >= 0; at most 1 in sum for each coordinate of an event
     # one entry a push, in order of sending
     push_event: np.ndarray  # int64[P]
     push_fragment: np.ndarray  # int32[P]
