@@ -14,7 +14,7 @@ from fedjax_async.clock.archives import Format, check_columns, read_archive, wri
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
 
-_FORMAT = Format("fedjax_async schedule", 2)  # 2: what became of the jobs
+_FORMAT = Format("fedjax_async schedule", 2)  # 2: with the outcomes of jobs
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:

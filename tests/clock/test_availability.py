@@ -188,7 +188,7 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
         ("client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),
         ("client,start,end\n0,one,2\n", "line 2, column 'start': 'one'"),
         ("client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
-        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps a stretch until 6.0"),
+        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
         ("client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
     ],
 )
