@@ -236,9 +236,9 @@ def rpi(
     Clients draw profiles without replacement, from all again when none is left; with ``replacement`` each draws
     from all of them. Each job draws its seconds from the ``family`` with the profile's mean and std, by default a
     Gaussian, redrawn while <= 0. By default a round takes its measured time, whatever the model and the number of
-    local steps; ``reference_steps`` and ``reference_bytes`` (down + up,
-    of one measured round) rescale its compute and its communication part. The communication part
-    is total - compute. No split is known for the five fast profiles: they count as all compute.
+    local steps; ``reference_steps`` and ``reference_bytes`` (down + up, of one measured round) rescale its compute and
+    its communication part. The communication part is total - compute. No split is known for the five fast profiles:
+    they count as all compute.
 
     ``pooled``: all clients have one distribution, with the mean and deviation of the rounds of all profiles
     together; ``family=uniform`` is then uniform from the 5th to the 95th percentile of these rounds, taken

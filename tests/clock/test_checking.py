@@ -26,7 +26,7 @@ from tests.clock.test_unreliable import FAULT_SPECS, LIMITS, TIMING_SPECS, make
 
 OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 DERIVED = ("number", "version", "step", *OPTIONAL)
-# Client 0 is sent job 0, applied as arrival 0 at 1, and job 2, which never comes, and job 3; client 1 job 1.
+# Client 0 has job 0 (arrival 0, at 1), job 2, whose upload never comes, and job 3; client 1 has job 1.
 COLUMNS = {
     "num_clients": 3,
     "client": [0, 1, 0, 0],
@@ -48,7 +48,7 @@ def same(one, other):
 
 
 def bare(schedule):
-    """As made by hand: without the optional columns."""
+    """The schedule without its optional columns, as if made by hand."""
     return Schedule(**{name: getattr(schedule, name) for name in Schedule._fields if name not in OPTIONAL})
 
 
@@ -148,13 +148,13 @@ def test_contradictions_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # job 2 leaves before arrival 0, which is its client's, was applied; by count, and by time
+        # job 2 is sent before arrival 0 of the same client is applied: by count, and by time
         (
             {"dispatched_after": [0, 0, 0, 2]},
             r"after 0 arrivals: must not be before client 0 is done with its job 0",
         ),
         ({"dispatch_time": [0, 0, 0.5, 4]}, r"dispatch_time\[2\] = 0\.5 .* done with its job 0, arrival 0, at 1\.0"),
-        # job 3 leaves before job 2 is freed, or has come although it was given up
+        # job 3 is sent before job 2 is freed, or before its upload has come, though it was given up
         ({"freed_time": [1, 2, 4.5, 5]}, r"dispatch_time\[3\] = 4\.0 .* with its job 2 at 4\.5"),
         (
             {"upload_time": [1, 2, 4.5, 5], "freed_time": [1, 2, 3, 5], "outcome": [0, 0, Outcome.DROPPED_LATE, 0]},
@@ -171,7 +171,7 @@ def test_a_client_has_one_job_at_a_time(change, message):
 def test_jobs_that_follow_each_other_at_one_moment_do_not_overlap():
     tie = COLUMNS | {"upload_time": [1 + 1e-15, 2, 4 * (1 + 1e-15), 5], "time": [1 + 1e-15, 2, 5]}
     assert make_schedule(**tie).freed_time[2] > 4
-    # simultaneous: the job leaves at the moment of the arrival, but before it
+    # simultaneous: the job is sent at the moment of the arrival, but before it
     with pytest.raises(ValueError, match="after 0 arrivals"):
         make_schedule(**(COLUMNS | {"dispatched_after": [0, 0, 0, 2]}))
 
