@@ -38,7 +38,7 @@ _DEEPEST = 64  # the most jobs per row
 
 
 class Arrivals(NamedTuple):
-    """Jobs and their arrivals: ``client``, ``number`` and ``upload`` have one entry a job, ``job`` one an arrival."""
+    """Jobs and arrivals: ``client``, ``number`` and ``upload`` have one entry per job, ``job`` one per arrival."""
 
     client: np.ndarray
     number: np.ndarray
@@ -85,7 +85,7 @@ def _tell_half(forecast: Forecast, spent: float, share: float) -> None:
 
 
 def _fresh(seen_before: np.ndarray, size: int, most: float, limit: int) -> np.ndarray:
-    """Which arrivals are applied, in order, until ``most`` are; bool, at most one entry an arrival.
+    """Which arrivals are applied, in order, until ``most`` are; bool, at most one entry per arrival.
 
     ``seen_before``: how many arrivals came before the job of each arrival was sent. Raises ``ValueError`` if so many
     uploads in a row are dropped that none is expected to be applied again.

@@ -24,7 +24,7 @@ Numbers = float | np.ndarray
 
 
 class JobFaults(NamedTuple):
-    """What goes wrong with jobs: arrays of one entry a job, or one value for all. The defaults mean: nothing."""
+    """What goes wrong with jobs: arrays of one entry per job, or one value for all. By default, nothing does."""
 
     lost: Truths = False  # trained, but the upload never reaches the server
     corrupt: Truths = False  # the upload is NaN throughout: it arrives, and fills no buffer

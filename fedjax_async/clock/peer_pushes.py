@@ -115,7 +115,7 @@ def _arrivals(
     occupied, travelling = network.between(sender, receiver, numbers, world.message_bytes)
     for seconds in (occupied, travelling):
         if not (np.shape(seconds) == sent.shape and np.isfinite(seconds).all() and (np.asarray(seconds) >= 0).all()):
-            raise ValueError("network: the times of every message must be finite numbers >= 0, one a message")
+            raise ValueError("network: the times of every message must be finite numbers >= 0, one per message")
     if network.shared:
         sent = _one_after_another(world.scenario.num_clients, sender, sent, occupied, deadline[event])
         arrival = sent + travelling

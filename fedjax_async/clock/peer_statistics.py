@@ -25,7 +25,7 @@ class PeerStatistics(NamedTuple):
     mean_width: float
     max_width: int
     slots: int  # messages alive at a time, at most
-    mean_inbox: float  # messages an event
+    mean_inbox: float  # messages per event
     mean_age: float  # seconds from the sending of a message to its mixing, weighted by its coefficient
     largest_age: float
     mean_behind: float  # events that the sender has completed since, weighted likewise
@@ -90,7 +90,7 @@ def readers(schedule: PeerSchedule) -> np.ndarray:
 def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
     """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
 
-    The events since are those that the sender, after the one that sent the message, has completed when it is mixed.
+    The sender's events count that come after the sending one and are completed when the message is mixed.
     """
     mixed_at = schedule.mixed_at[readers(schedule)]
     order = order_by_client(schedule.client)

@@ -84,7 +84,7 @@ def budget(scenario: Scenario) -> tuple[float, float]:
 def compute_events(scenario: Scenario) -> Computes:
     """The compute events of nodes that train whenever they are online, as many as the budget admits.
 
-    If not all events that end at one moment fit into the budget, those of the lowest clients count.
+    If not all events that end at one moment fit into the budget, those of the lowest client numbers count.
     """
     most, horizon = budget(scenario)
     if scenario.conditions == NO_CONDITIONS:
@@ -139,8 +139,9 @@ def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[n
 
 
 def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[int, float, float], float]:
-    """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next one may
-    begin, infinity if the node is never online again.
+    """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next may.
+
+    Infinity if the node is never online again.
     """
     window = together([source.window for source in scenario.conditions.availability])
     job_outcome = job_outcomes(scenario.conditions)

@@ -21,7 +21,7 @@ from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.clock.record import SLACK, order_by_client
 from fedjax_async.clock.waves import colour
 
-_CHUNK = 1 << 16  # events whose columns are lists at one time
+_CHUNK = 1 << 16  # events converted to lists at a time
 
 
 def previous_events(client: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     last waves.
 
     Events of one wave need nothing from each other. Between two evaluations there are as few waves as events in the
-    longest chain, each of which needs the one before.
+    longest chain in which each event needs the one before.
     """
     stretch, needs = stretches(schedule, cuts), _Needs(schedule)
     reached = stretch.tolist()
@@ -56,7 +56,7 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
 
 
 def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width: int | None = None) -> np.ndarray:
-    """Waves, as of ``peer_waves``, that are contiguous runs of the events in order, each as long as it can be.
+    """Waves as by ``peer_waves``, but contiguous runs of the events in order, each as long as possible.
 
     There are more of them than levels, and fewer messages are alive at a time. ``max_width``: the most events of a run.
     """

@@ -100,7 +100,7 @@ def linear(
             filled = np.where(np.isfinite(losses), losses, known.max(initial=1e-9))
             features = np.log([filled[idle], 1 / seconds[idle], prior.examples[idle], 1 + decision - chosen_at[idle]])
             score = np.array([loss, speed, examples, age]) @ (features - features.mean(axis=1, keepdims=True))
-            drawn = score + temperature * rng.gumbel(size=len(idle))  # the highest ones are such a draw
+            drawn = score + temperature * rng.gumbel(size=len(idle))  # Gumbel top-k: the highest ones are such a draw
             best = np.argsort(-drawn, kind="stable")[:count]
             chosen_at[idle[best]] = decision
             return Choice(idle[best], score[best])

@@ -70,12 +70,12 @@ def job_numbers(clients: np.ndarray) -> np.ndarray:
 class Extension(NamedTuple):
     """The jobs and arrivals that a record holds after the first so many of each, in order."""
 
-    # one entry a job
+    # one entry per job
     client: np.ndarray  # int64
     dispatch_time: np.ndarray  # float64
     dispatched_after: np.ndarray  # int64, arrivals applied before
     version: np.ndarray  # int64
-    # one entry an arrival
+    # one entry per arrival
     job: np.ndarray  # int64
     time: np.ndarray  # float64
     closes: np.ndarray  # bool

@@ -10,7 +10,7 @@ the budget are listed among the jobs, never among the arrivals. ``event_queue.py
 with which outcome.
 
 Which uploads count is decided as far as the clock can know. Uploads too late or too stale for the server's limits
-are no arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
+are not arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
 not closed. The clock does not know the result of training: an upload that is rejected because it is not finite or
 too large still fills its buffer.
 """
@@ -197,7 +197,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
 
     ``size``: 10 by default, or all clients if there are fewer. ``over_selection`` more are dispatched,
     and as many of the slowest dropped. With a ``deadline`` the server waits at most that many seconds and
-    drops the late. All uploads are applied at the round's end, in order of arrival; then the next cohort starts.
+    drops late uploads. All uploads are applied at the round's end, in order of arrival; then the next cohort starts.
     Dropped jobs are called off at that moment: their ``upload_time`` is infinite.
 
     A cohort is drawn from the clients that are online and up. If there are fewer than wanted, the round begins with
@@ -287,7 +287,7 @@ def _choose_cohort(
     rounds: int,
     time: float,
 ) -> list[int]:
-    """Up to ``selected`` clients that can get a job now, ascending: each set equally probable, or a policy's."""
+    """Up to ``selected`` clients that can get a job now, ascending: all sets equally probable, or a policy's choice."""
     chosen: list[int] = []
     if queue.decisions is not None and queue.decisions.policy.choose is not None:
         queue.announce(range(scenario.num_clients), time)
@@ -320,7 +320,7 @@ def _random_order(rng: np.random.Generator, scenario: Scenario, selected: int, r
 
 
 def participation(*, probability: float = 0.5, spread: float = 0.0, length: float = 1.0) -> Timing:
-    """Rounds of `length` seconds; a random set uploads, the others train `local_steps` more.
+    """Rounds of `length` seconds: a random set of clients uploads, the others train `local_steps` more.
 
     Client i is in a round's set S_t with probability ``p_i``, independently: ``p_i`` is drawn once,
     uniform in ``probability * (1 -+ spread)``. An upload after tau rounds holds ``tau * local_steps``

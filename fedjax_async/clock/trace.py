@@ -33,7 +33,7 @@ def load_schedule(path: str | Path) -> Schedule:
 
 
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
-    """Write one line a job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
+    """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
     A schedule made by hand is checked and completed first, as by ``check_schedule``.
     """
