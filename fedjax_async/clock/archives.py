@@ -54,7 +54,7 @@ def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[s
 
 
 def check_columns(path: str | Path, plan: Any, kinds: Mapping[str, Any], length: int) -> None:
-    """Raise ``ValueError`` for the first column of a plan that has not this length and its dtype in ``kinds``."""
+    """Raise ``ValueError`` for the first column of a plan without this length or without its dtype in ``kinds``."""
     for name, kind in kinds.items():
         column = getattr(plan, name)
         if column.shape != (length,) or column.dtype != kind:

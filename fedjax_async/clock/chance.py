@@ -118,7 +118,7 @@ class Draws:
         return np.where(shape < 1, out * small ** (1 / np.minimum(shape, 1)), out)
 
     def geometric(self, p: np.ndarray) -> np.ndarray:
-        """Number of trials up to and with the first success, of probability ``p`` each; float64."""
+        """Number of trials up to and including the first success; ``p``: probability of success; float64."""
         with np.errstate(divide="ignore"):
             return np.maximum(1, np.ceil(np.log1p(-self.random()) / np.log1p(-np.asarray(p))))
 

@@ -148,7 +148,7 @@ def _require(name: str, values: np.ndarray, sound: np.ndarray, allowed: str) -> 
 
 
 def _within(name: str, values: np.ndarray, low: float, high: float) -> None:
-    if len(values) and not (values.min() >= low and values.max() <= high):  # false for NaN too
+    if len(values) and not (values.min() >= low and values.max() <= high):  # the comparisons are false for NaN
         allowed = "a finite number >= 0" if high == LARGEST else f"from {low} to {high}"
         _require(name, values, (values >= low) & (values <= high), allowed)
 

@@ -62,7 +62,7 @@ NO_CONDITIONS = Conditions((), (), NO_LIMITS)
 
 
 class Scenario(NamedTuple):
-    """All that a timing policy may know: the clients, the durations of their jobs, the budget, the seed.
+    """All that a timing policy may know: clients, durations of their jobs, budget, seed and conditions.
 
     Local steps are those of one job, bytes those of one message; a number for all clients or int64[N].
     """

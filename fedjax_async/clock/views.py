@@ -21,11 +21,11 @@ class Prior(NamedTuple):
 class View(NamedTuple):
     """What the server has seen at a look.
 
-    ``arrivals``, equally long columns, a row an applied upload in order: client, time, seconds (from the dispatch to
-    the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss`` also
-    loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the model
-    from which its job started. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``: the mean
-    loss of the server's current model on the examples of each of these clients, float64.
+    ``arrivals``, columns of equal length, a row per applied upload in order: client, time, seconds (from the dispatch
+    to the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss``
+    also loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the
+    model from which its job started. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``:
+    the mean loss of the server's current model on the examples of each of these clients, float64.
     """
 
     time: float
