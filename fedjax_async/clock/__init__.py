@@ -2,20 +2,22 @@
 
 Start with :func:`plan` (``planning.py``). Order of reading:
 
-1. ``scenario.py``: what a timing policy is given; ``timing.py``: the policies (registry ``TIMINGS``).
-2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened.
+1. ``scenario.py``: the input of a timing policy; ``timing.py``: the policies (registry ``TIMINGS``).
+2. ``event_queue.py``: jobs under way; ``idle_clients.py``: which client is next; ``record.py``: what happened;
+   ``forecast.py``: how long the schedule will be.
 3. ``delays.py`` (registry ``DELAYS``) and ``network.py``: how long jobs take, with the formula and the cache in
    ``durations.py`` and the random draws in ``chance.py``; ``csv_tables.py`` reads measured values.
 4. ``availability.py`` and ``faults.py``: what may go wrong. ``energy.py``: what jobs and messages cost the devices.
    ``fedscale.py``: tables for all these from FedScale's traces.
-5. ``fast_paths.py``: equal but faster ways where nothing goes wrong. Runs that adapt: ``views.py`` (what a policy sees
-   and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the planner asks.
+5. ``fast_paths.py``: the same schedules, planned faster, where nothing goes wrong. Adaptive runs: ``views.py`` (what a
+   policy sees and decides), ``policies.py`` (registry ``POLICIES``), ``oort.py``, and ``decisions.py``, which the
+   planner asks.
 6. Runs without a server, :func:`plan_peers` (``peer_planning.py``): ``topologies.py``; ``exchanges.py`` (registry
-   ``EXCHANGES``) with ``peer_timelines.py``, ``receivers.py``, ``peer_pushes.py``, ``inboxes.py`` and
-   ``exchange_parts.py`` (masses); ``peer_schedule.py``, what is planned; ``peer_waves.py``, how it is batched;
-   ``peer_statistics.py``; ``peer_trace.py``, in files (``archives.py``).
-7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes and checks
-   one by hand, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
+   ``EXCHANGES``) and its parts ``swift.py``, ``synchronous.py``, ``peer_timelines.py``, ``receivers.py``,
+   ``peer_pushes.py``, ``inboxes.py``, ``exchange_parts.py`` (masses) and ``segments.py``; ``peer_schedule.py``: the
+   plan; ``peer_waves.py``: its batches; ``peer_statistics.py`` describes it, ``peer_trace.py`` writes and reads it.
+7. ``waves.py`` prepares a schedule for the device, ``statistics.py`` describes it, ``checking.py`` makes one from
+   arrays and checks it, ``cutting.py`` ends one early, ``trace.py`` writes and reads it (``archives.py``).
 """
 
 from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel

@@ -1,4 +1,4 @@
-"""Plans in files: exact ``.npz`` archives of a header, the format and its version, and a column a field."""
+"""Plans in files: exact ``.npz`` archives with a header (format and version) and one column per field."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedjax_async import disk
 
 
 class Format(NamedTuple):
-    """What an archive says that it is."""
+    """The header of an archive: its format and the version of the format."""
 
     name: str
     version: int
@@ -26,7 +26,7 @@ def write_archive(path: str | Path, kind: Format, columns: Mapping[str, Any]) ->
 
 
 def is_archive(path: str | Path, kind: Format) -> bool:
-    """Whether a file is of this format, of any version; false for one that cannot be read."""
+    """Whether a file has this format, in any version; false if it cannot be read."""
     try:
         return str(disk.read_npz(Path(path)).get("format", "")) == kind.name
     except (OSError, ValueError):
@@ -54,8 +54,10 @@ def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[s
 
 
 def check_columns(path: str | Path, plan: Any, kinds: Mapping[str, Any], length: int) -> None:
-    """``ValueError`` naming the first column of a plan without this length and dtype."""
+    """Raise ``ValueError`` for the first column of a plan without this length or without its dtype in ``kinds``."""
     for name, kind in kinds.items():
         column = getattr(plan, name)
         if column.shape != (length,) or column.dtype != kind:
-            raise ValueError(f"{path}: column {name!r} is {column.dtype}{list(column.shape)}")
+            raise ValueError(
+                f"{path}: column {name!r} is {column.dtype}{list(column.shape)}, must be {np.dtype(kind)}[{length}]"
+            )

@@ -1,13 +1,14 @@
 """Availability: when clients are online. They join late, leave, or come and go.
 
 A model is ``model(num_clients, seed, part) -> Availability``. Its ``window(client, time)`` is the half-open
-stretch ``[start, end)`` in which the client is online and that contains ``time``, or else the next stretch
-(``inf, inf`` if there is none). ``part`` numbers the models of one name in a spec, so that each has its own draws.
+interval ``[start, end)`` that contains ``time`` and in which the client is online. If the client is offline, it is the
+next such interval (``inf, inf`` if there is none). ``part`` numbers the models of one name in a spec, so that each has
+its own draws.
 
 ``leaving`` says what happens to a job if its client goes offline before its upload has reached the server:
 ``finish`` (the job is finished and uploaded; the client only gets no new one), ``pause`` (it continues when the
 client is back) or ``lose`` (it is lost). Models joined with ``+`` each keep their own rule; a client is online when
-all of them say so.
+it is online in all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Window = Callable[[int, float], tuple[float, float]]
 
 
 class Availability(NamedTuple):
-    """One source of absence: the stretches in which a client is online, and what its leaving does to a job.
+    """One source of absences: when clients are online, and what happens to the job of a client that goes offline.
 
     ``prepare(clients, time)`` announces that the windows of these clients will probably be needed soon: drawing
     many at once is cheaper. It changes no window, and returns whether there was anything to draw.
@@ -45,9 +46,9 @@ AvailabilityModel = Callable[[int, int, int], Availability]
 LEAVING = ("finish", "pause", "lose")
 NEVER = (math.inf, math.inf)
 
-# Sources that are never online together: the search for a common moment has to end.
+# Sources may never be online together: the search for a common moment ends after so many steps.
 _MOST_CHANGES = 10_000
-_MOST_MISSING = 10**7  # changes of a client: more are taken for a mistake
+_MOST_MISSING = 10**7  # changes of one client; more are taken for a mistake
 
 _CHANGES = 8  # the fewest changes (online, offline) of a client drawn at once
 _KEPT = 1 << 17  # clients with changes kept in memory; beyond that they are drawn again when needed
@@ -59,7 +60,7 @@ def always() -> AvailabilityModel:
 
 
 def _moments(stream: str, share: float, by: float, at: float | None) -> Callable[[int, int], Callable[[int], float]]:
-    """A moment for a ``share`` of the clients, uniform in (0, by] or given; infinity for the others."""
+    """``moment(client)``: uniform in (0, by], or ``at``, for a ``share`` of the clients; infinity for the others."""
     check.share("share", share)
     check.real_positive("by", by)
     if at is not None:
@@ -116,7 +117,7 @@ def periodic(
 ) -> AvailabilityModel:
     """Clients are online for `on` seconds, then offline for `off`; each at its own random phase, or all at `phase`.
 
-    ``phase`` is how many seconds of the cycle on-off have passed at time 0.
+    ``phase``: seconds of the on-off cycle that have passed at time 0.
     """
     check.real_positive("on", on)
     check.real_non_negative("off", off)
@@ -149,7 +150,7 @@ def sessions(
     spread: float = 1.0,
     leaving: str = "finish",
 ) -> AvailabilityModel:
-    """Random stretches online and offline, of means `on` and `off` seconds, from a `family` of durations.
+    """Random times online and offline, with means `on` and `off` seconds, from a `family` of durations.
 
     ``family`` is any of the delay families (``exponential``, ``lognormal``, ...); ``spread`` is the
     standard deviation over the mean. A client begins online with probability ``on / (on + off)``.
@@ -169,7 +170,7 @@ def sessions(
 def alternation(
     stream: str, on: float, off: float, sample: Distribution, spread: float, seed: int, part: int
 ) -> Availability:
-    """Random stretches online and offline, drawn for each client from ``stream`` when first needed."""
+    """Random times online and offline, drawn for each client from ``stream`` when first needed."""
     # By client, the times at which it comes online (even positions) and goes offline (odd ones). All come online
     # at 0; a client that begins offline goes offline at 0 too.
     changes: dict[int, array] = {}
@@ -217,7 +218,10 @@ def alternation(
 
 
 def stretch_at(changes: Sequence[float], time: float) -> tuple[float, float]:
-    """The stretch that contains ``time``, or the next; online from even positions of ``changes`` to odd ones."""
+    """The online interval that contains ``time``, or the next one.
+
+    ``changes``: ascending times at which it comes online (even positions) and goes offline (odd ones).
+    """
     k = bisect_right(changes, time) - 1
     if k < 0 or k % 2:
         k += 1
@@ -225,11 +229,11 @@ def stretch_at(changes: Sequence[float], time: float) -> tuple[float, float]:
 
 
 def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> AvailabilityModel:
-    """Recorded stretches from a CSV file: columns client or device, start, end (seconds), one stretch a line.
+    """Recorded online intervals from a CSV file: columns client or device, start, end (seconds), one interval per line.
 
     With a ``client`` column every client 0..N-1 needs a line; with a ``device`` column clients draw
-    devices without replacement from a deck that is reshuffled when it runs out. After its last stretch a
-    client stays offline, unless the recording repeats every ``repeat`` seconds. Stretches satisfy
+    devices without replacement, from all devices again when none is left. After its last interval a
+    client stays offline, unless the recording repeats every ``repeat`` seconds. Intervals satisfy
     0 <= start < end; they may be listed in any order and may touch, but not overlap.
     """
     check.one_of("leaving", leaving, LEAVING)
@@ -261,10 +265,10 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
 
 
 def read_stretches(path: str | Path, repeat: float | None = None) -> tuple[list[list[float]], np.ndarray | None]:
-    """Recorded stretches: per row, the times at which it comes online and goes offline; the client of each row.
+    """Read recorded intervals: for each client or device, the times at which it comes online and goes offline, in turn.
 
-    The clients, int64[rows], are ``None`` when clients draw devices. ``ValueError`` naming file, line and column for
-    a bad value.
+    Returns these rows and the client of each row, int64[rows], or ``None`` if clients draw devices. Raises
+    ``ValueError`` naming file, line and column for a bad value.
     """
     rows = csv_tables.read(path, ("client", "device", "start", "end"), required=("start", "end"))
     by_client = "client" in rows[0][1]
@@ -283,11 +287,11 @@ def read_stretches(path: str | Path, repeat: float | None = None) -> tuple[list[
 
 
 def _merge_touching(stretches: list[tuple[float, float, str]]) -> list[float]:
-    """The times of changes in order; stretches that touch become one."""
+    """The times of changes in order; intervals that touch become one."""
     changes: list[float] = []
     for start, end, place in sorted(stretches, key=lambda stretch: stretch[:2]):
         if changes and start < changes[-1]:
-            raise ValueError(f"{place}, column 'start': {start} overlaps a stretch until {changes[-1]}")
+            raise ValueError(f"{place}, column 'start': {start} overlaps an interval until {changes[-1]}")
         if changes and start == changes[-1]:
             changes[-1] = end
         else:
@@ -306,7 +310,7 @@ AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
 
 
 def together(windows: Sequence[Window]) -> Window | None:
-    """The stretches in which a client is online by all ``windows``; ``None`` if there are no windows."""
+    """The window in which a client is online by all ``windows``; ``None`` if there are no windows."""
     if len(windows) < 2:
         return windows[0] if windows else None
 

@@ -1,8 +1,8 @@
 """Random draws of the clock: each is a function of the seed, a named stream and a place, never of the order of draws.
 
-Draws that belong to a client or a job are *hashed*: the number is a scrambling of (seed, stream, client, job). Any
-batch of them costs a few array operations and no memory. NumPy's generators serve what is one sequence for the
-whole schedule: permutations, cohorts, decks.
+A *place* is one or more integers, such as client and job. Draws of a client or a job are *hashed*: the number is a hash
+of (seed, stream, client, job). Any batch of them costs a few array operations and no memory. NumPy's generators make
+what is one sequence for the whole schedule: permutations, cohorts, draws without replacement.
 
 Draws are exact on one machine: the same NumPy version on the same kind of processor gives the same bits,
 whatever the size of a batch. On another machine they may differ in the last bit, because NumPy's logarithms and
@@ -12,8 +12,8 @@ cosines of arrays depend on the instructions of the processor. Uniform draws are
 The second half of the file holds the *families* of positive random durations, registry ``FAMILIES``. A family is
 ``sample(draws, mean, std) -> float64``: one number for each place of ``draws``. Means (positive) and standard
 deviations (non-negative) are arrays that broadcast against the shape of ``draws``; the callers check their signs.
-Every family keeps the mean, except ``normal`` and ``normal_or_mean``: what they do with draws <= 0 raises it. What a
-family does with ``std`` is said in its docstring.
+Every family keeps the mean, except ``normal`` and ``normal_or_mean``: what they do with draws <= 0 raises it. The
+docstring of a family says what it does with ``std``.
 
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014), with the
 constants of Stafford's variant 13, as in SplitMix64.
@@ -34,15 +34,15 @@ _CLOCK = 0xC10C
 _STREAMS = {"sampling": 4, "rounds": 6, "substitutes": 7, "traces": 12, "devices": 3, "energy": 13, "policy": 20}
 
 _WORD = (1 << 64) - 1
-_PLACE, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd steps of places and of turns
+_PLACE, _TURN = np.uint64(0x9E3779B97F4A7C15), 0xD1342543DE82EF95  # odd multipliers of places and of calls
 
-_BLOCK = 1024  # clients whose once-for-all draws are made together
+_BLOCK = 1024  # clients drawn at once by ``once_a_client``
 
 Where = np.ndarray | EllipsisType
 
 
 def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
-    """The generator of one stream of the clock at one place."""
+    """NumPy's generator of one stream of the clock at one place."""
     return np.random.default_rng([seed, _CLOCK, _STREAMS[stream], *place])
 
 
@@ -60,9 +60,9 @@ class Draws:
     """Random numbers at many places, with the methods of a NumPy generator.
 
     ``place`` are integers >= 0 or arrays of them that broadcast. Every call gives one number for each place:
-    float64 of the common ``shape`` (at least 1-d), independent of the calls before. With ``where``, a mask of
-    that shape, a call gives only the numbers of the marked places. A number depends only on the seed, the stream,
-    its place and the count of calls before.
+    float64 of the common ``shape`` (at least 1-d), statistically independent of earlier calls. With ``where``, a mask
+    of that shape, a call gives only the numbers of the marked places. A number depends only on the seed, the stream,
+    its place and how many calls came before.
     """
 
     def __init__(self, seed: int, stream: str, *place: np.ndarray | int):
@@ -82,9 +82,9 @@ class Draws:
         return _scramble(self._keys[where] + np.uint64(self._turn * _TURN & _WORD))
 
     def apart(self) -> Draws:
-        """Draws at the same places for a caller that makes more calls at some places than at others.
+        """New draws at the same places, for a caller that needs more numbers at some places than at others.
 
-        Counts as one call of these draws, however many calls the new ones get.
+        They count as one call of these draws, however many calls they get.
         """
         draws = Draws.__new__(Draws)
         draws._keys, draws._turn = self._words(), 0
@@ -118,13 +118,13 @@ class Draws:
         return np.where(shape < 1, out * small ** (1 / np.minimum(shape, 1)), out)
 
     def geometric(self, p: np.ndarray) -> np.ndarray:
-        """Number of trials up to the first success, as float64."""
+        """Number of trials up to and including the first success; ``p``: probability of success; float64."""
         with np.errstate(divide="ignore"):
             return np.maximum(1, np.ceil(np.log1p(-self.random()) / np.log1p(-np.asarray(p))))
 
 
 def once_a_client(draw: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], float]:
-    """``value(client)`` of what ``draw(clients) -> float64`` gives, drawn for blocks of clients and kept."""
+    """``value(client)``: one number per client from ``draw(clients) -> float64``, drawn in blocks and kept."""
     blocks: dict[int, array] = {}
 
     def value(client: int) -> float:
@@ -137,14 +137,14 @@ def once_a_client(draw: Callable[[np.ndarray], np.ndarray]) -> Callable[[int], f
 
 
 def dice(seed: int, stream: str, sides: int, count: int) -> np.ndarray:
-    """``count`` draws from ``sides`` numbers with replacement; int64[count]. More draws begin with the same ones."""
+    """``count`` numbers below ``sides``, with replacement; int64[count]. A larger count begins with the same ones."""
     return generator(seed, stream).integers(sides, size=count)
 
 
 def deck(seed: int, stream: str, cards: int, count: int, *place: int) -> np.ndarray:
-    """``count`` draws from ``cards`` cards without replacement, reshuffled when they run out; int64[count].
+    """``count`` numbers below ``cards``, without replacement, from all again when none is left; int64[count].
 
-    The first draws are the same whatever ``count``, so adding clients leaves the others as they were.
+    The first draws are the same whatever ``count``, so adding clients changes nothing for the others.
     """
     shuffles = -(-count // cards)
     return np.argsort(generator(seed, stream, *place).random((shuffles, cards)), axis=1).reshape(-1)[:count]
@@ -166,8 +166,8 @@ def constant(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 def normal(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """Gaussian with this mean and std, redrawn while <= 0.
 
-    The law is the Gaussian conditioned on being positive, so its mean is above ``mean`` and its
-    deviation below ``std`` (noticeably so from ``std > mean / 2``).
+    The distribution is the Gaussian conditioned on being positive, so its mean is above ``mean`` and its
+    standard deviation below ``std`` (noticeably so from ``std > mean / 2``).
     """
     draws = draws.apart()
     out = mean + std * draws.standard_normal()
@@ -231,7 +231,7 @@ def pareto(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def pareto_tail(index: float) -> Distribution:
-    """Pareto type I of a fixed tail index > 1; its ``std`` argument is ignored (infinite if index <= 2)."""
+    """Pareto type I of a fixed tail index > 1; ``std`` is ignored (its own is infinite if index <= 2)."""
 
     def sample(draws: Draws, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
         return _pareto(draws, mean, index)

@@ -52,7 +52,7 @@ def make_schedule(
     """Make a ``Schedule`` from its columns: sequences or arrays of the shapes given at ``Schedule``.
 
     ``local_steps`` and ``closes`` may be one value for all. Columns not given are derived: ``number``, ``version`` and
-    ``step`` are counts of what came before. The ``outcome`` of an arrival is APPLIED; that of another job is
+    ``step`` are counts of what came before. A job that arrives has the ``outcome`` APPLIED; any other job has
     UNDER_WAY, or CALLED_OFF if its upload never comes. ``freed_time`` is the upload's time, or, if that is infinite,
     the time of the client's next job. No upload is corrupt or comes twice.
 
@@ -69,7 +69,7 @@ def make_schedule(
     dispatched_after = _cast("dispatched_after", dispatched_after, np.int64)
     if columns["closes"].shape != arrivals:
         raise ValueError(
-            f"schedule.closes: has length {np.size(closes)}, must have one entry an arrival ({arrivals[0]})"
+            f"schedule.closes: has length {np.size(closes)}, must have one entry per arrival ({arrivals[0]})"
         )
     closed = np.concatenate([[0], np.cumsum(columns["closes"], dtype=np.int64)])
     _within("dispatched_after", dispatched_after, 0, len(closed) - 1)
@@ -96,21 +96,24 @@ def make_schedule(
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """The same schedule with the types of ``Schedule`` and all optional columns filled, see ``make_schedule``.
+    """Check a schedule; returns it with the dtypes of ``Schedule`` and all optional columns, see ``make_schedule``.
 
     Raises ``ValueError`` naming the column and the value if columns differ in length or type or contradict each
-    other, or if a client gets a job while it still has one. A client has a job until it is applied; if it never is,
-    until the server stops waiting for it and its upload has come. Times may differ by rounding, see ``at_or_before``.
+    other, or if a client gets a job while it still has one. A client has a job until its upload is applied. If it never
+    is, the client has the job until the server stops waiting for it and its upload, if any, has come. Times may differ
+    by rounding, see ``at_or_before``.
     """
     check.whole("schedule.num_clients", schedule.num_clients)
     columns: dict[str, Any] = {}
-    for kinds, entry in ((JOBS, "a job"), (ARRIVALS, "an arrival")):
+    for kinds, entry in ((JOBS, "job"), (ARRIVALS, "arrival")):
         length = None
         for name, kind in kinds.items():
             value = _cast(name, getattr(schedule, name), kind)
             length = value.shape[0] if length is None else length
             if value.shape != (length,) and not (name in OPTIONAL and len(value) == 0):
-                raise ValueError(f"schedule.{name}: has length {len(value)}, must have one entry {entry} ({length})")
+                raise ValueError(
+                    f"schedule.{name}: has length {len(value)}, must have one entry per {entry} ({length})"
+                )
             columns[name] = value
     _check_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
     filled = with_derived_columns(schedule._replace(num_clients=int(schedule.num_clients), **columns))
@@ -138,14 +141,14 @@ def _cast(name: str, value: Any, kind: type[np.generic]) -> np.ndarray:
 
 
 def _require(name: str, values: np.ndarray, sound: np.ndarray, allowed: str) -> None:
-    """``ValueError`` for the first value that is not sound."""
+    """Raise ``ValueError`` for the first value that is not ``sound``."""
     if not sound.all():
         index = int(np.argmin(sound))
         raise ValueError(f"schedule.{name}[{index}] = {values[index].item()}: must be {allowed}")
 
 
 def _within(name: str, values: np.ndarray, low: float, high: float) -> None:
-    if len(values) and not (values.min() >= low and values.max() <= high):  # NaN is not within
+    if len(values) and not (values.min() >= low and values.max() <= high):  # the comparisons are false for NaN
         allowed = "a finite number >= 0" if high == LARGEST else f"from {low} to {high}"
         _require(name, values, (values >= low) & (values <= high), allowed)
 
@@ -156,7 +159,7 @@ def _ordered(name: str, values: np.ndarray) -> None:
 
 
 def _check_columns(s: Schedule) -> None:
-    """The columns that are never left out."""
+    """Check the columns that must be given."""
     jobs, arrivals = len(s.client), len(s.job)
     _within("client", s.client, 0, s.num_clients - 1)
     _within("local_steps", s.local_steps, 1, np.iinfo(np.int32).max)
@@ -174,7 +177,7 @@ def _check_columns(s: Schedule) -> None:
     sent = s.dispatched_after[s.job]
     _require("job", s.job, sent <= np.arange(arrivals), "a job that was sent before it arrives")
     arrived = s.upload_time[s.job] <= s.time * SLACK
-    _require("time", s.time, arrived, "at or after the upload's")
+    _require("time", s.time, arrived, "at or after the upload_time of its job")
     closed = np.concatenate([[0], np.cumsum(s.closes, dtype=np.int64)])
     steps = "the count of steps closed before"
     _require("version", s.version, s.version == closed[s.dispatched_after], steps)
@@ -182,7 +185,7 @@ def _check_columns(s: Schedule) -> None:
 
 
 def _check_outcomes(s: Schedule) -> None:
-    """The columns that may be left out."""
+    """Check the columns that may be left out."""
     _within("outcome", s.outcome, 0, len(Outcome) - 1)
     _within("copies", s.copies, 0, np.iinfo(np.int8).max)
     arrived = np.zeros(len(s.client), np.bool_)
@@ -194,7 +197,7 @@ def _check_outcomes(s: Schedule) -> None:
 
 
 def _check_overlaps(s: Schedule) -> None:
-    """A client has one job at a time."""
+    """Check that a client has one job at a time."""
     order = order_by_client(s.client)
     same = s.client[order[1:]] == s.client[order[:-1]]
     job, following = order[:-1][same], order[1:][same]
@@ -209,12 +212,12 @@ def _check_overlaps(s: Schedule) -> None:
         which = f", arrival {arrival[before]}," if arrival[before] >= 0 else ""
         raise ValueError(
             f"schedule.dispatch_time[{after}] = {s.dispatch_time[after]} after {s.dispatched_after[after]} arrivals: "
-            f"must not be before client {s.client[before]} is through with its job {before}{which} at {end[before]}"
+            f"must not be before client {s.client[before]} is done with its job {before}{which} at {end[before]}"
         )
 
 
 def _check_order(s: Schedule) -> None:
-    """Counts of arrivals before a dispatch agree with the times."""
+    """Check that the counts of arrivals before a dispatch agree with the times."""
     times = np.concatenate([[0.0], s.time, [np.inf]])
     before, after = times[s.dispatched_after], times[s.dispatched_after + 1]
     sound = (before <= s.dispatch_time * SLACK) & (s.dispatch_time <= after * SLACK)

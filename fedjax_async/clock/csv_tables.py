@@ -1,7 +1,7 @@
-"""Tables in CSV files that people write: measured delays, links of the network, recorded availability.
+"""Tables in CSV files written by users: measured delays, links of the network, recorded availability.
 
-A table has a header line and one line a row. Empty cells, words where numbers belong, unknown columns and lines of
-another length are errors that name the file, the line and the column: a missing value is never taken as zero.
+A table has a header line and one line per row. Empty cells, text instead of numbers, unknown columns and lines with
+more or fewer cells are errors that name the file, the line and the column: a missing value is never taken as zero.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-Row = tuple[str, dict[str, str]]  # where it stands, "FILE, line 3", for errors; the text of each column
+Row = tuple[str, dict[str, str]]  # its place "FILE, line 3", for errors; the text of each column
 
 
 def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> list[Row]:
-    """The rows of a table, at least one, with exactly the columns of the header in each.
+    """The rows of a table, at least one; each has exactly the columns of the header.
 
-    ``known`` are the columns that may occur, ``required`` those that must. If ``device`` is known, one of the columns
-    ``client`` and ``device`` must occur. Lines without text are skipped.
+    ``known``: columns that may occur; ``required``: columns that must. If ``device`` is known, exactly one of the
+    columns ``client`` and ``device`` must occur. Lines without text are skipped.
 
-    Raises ``ValueError`` if the file cannot be read, is not text, or has other columns or no row.
+    Raises ``ValueError`` if the file cannot be read, is not text, has other columns, no row, or a line of wrong length.
     """
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
@@ -58,7 +58,7 @@ def _check_header(place: str, header: list[str], known: Sequence[str], required:
 
 
 def label(row: Row, column: str) -> str:
-    """The text of a cell, which must not be empty."""
+    """The text of a cell; ``ValueError`` if it is empty."""
     place, cells = row
     if not cells[column]:
         raise ValueError(f"{place}, column {column!r}: empty")
@@ -66,7 +66,7 @@ def label(row: Row, column: str) -> str:
 
 
 def number(row: Row, column: str, above_zero: bool = False) -> float:
-    """The finite number >= 0 (or > 0) in a cell."""
+    """The finite number >= 0 (or > 0) in a cell; ``ValueError`` for anything else."""
     text = label(row, column)
     try:
         value = float(text)
@@ -96,7 +96,7 @@ def distinct_clients(rows: Sequence[Row]) -> np.ndarray:
 
 
 def rows_of(clients: np.ndarray, num_clients: int, path: str | Path) -> np.ndarray:
-    """The row of each client 0..N-1 in a table with the rows of ``clients``; int64[N].
+    """The row of each client 0..N-1 in a table with one row for each of ``clients``; int64[N].
 
     Raises ``ValueError`` naming the first client without a row.
     """

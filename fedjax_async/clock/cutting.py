@@ -1,4 +1,4 @@
-"""A schedule that ends early: what is known of it at a moment in its middle."""
+"""A schedule that ends early: what is known at that moment of a longer one."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OUTCOMES = ("outcome", "freed_time", "corrupt", "copies")
 def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     """The first ``arrivals`` arrivals, and the jobs that were sent by virtual second ``time``.
 
-    ``time`` is not before the last of these arrivals. Of a job that is not through by then, the outcome is UNDER_WAY,
-    or GIVEN_UP if its timeout has passed; DROPPED_LATE as soon as its upload has come. Its ``upload_time`` stays.
+    ``time`` must not be before the last of these arrivals. A job without an outcome by then gets UNDER_WAY, or GIVEN_UP
+    if its timeout has passed (DROPPED_LATE only if its upload has come). Its ``upload_time`` stays.
 
     Raises ``ValueError`` for columns that ``with_derived_columns`` refuses.
     """

@@ -1,9 +1,9 @@
-"""Decisions during a run: the planner asks here, the run is executed up to that moment, and the policy answers.
+"""Decisions during a run: the planner asks, the run is executed up to that moment, and the policy answers.
 
-The planner of an adaptive run is that of a planned one (``timing.py``). Where it comes to a decision it calls
-:class:`Decisions`, which lets the *executor* train and apply all that is planned so far, and hands the policy what
-was observed. So the state of the planner is that of a Python function in its middle. A run that was cut off is
-planned again from the start, with the observations of its checkpoint in the place of training.
+An adaptive run has the same planner as a planned one (``timing.py``). At a decision the planner calls
+:class:`Decisions`. It lets the *executor* train and apply all that is planned so far, and gives the observations to
+the policy. So the planner's state is that of a Python function that has not returned. A resumed run is planned again
+from the start; the observations in its checkpoint replace the training.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ class Ended(Exception):
 
 
 class Executor(Protocol):
-    """What trains: an engine, or a stand-in."""
+    """What executes a plan: an engine, or a substitute for it."""
 
     def advance(self, record: Record) -> Mapping[str, np.ndarray]:
-        """Train and apply all arrivals of ``record``; the observed columns of those not returned before."""
+        """Train and apply all arrivals of ``record``; returns the observed columns of the new ones."""
 
     def finished(self, record: Record, job: int) -> tuple[float, int]:
-        """Train a job that is under way; norm and bits of its upload."""
+        """Train a job that is under way; returns the norm and the bits of its upload."""
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
-        """The mean loss of the present model on each client's examples."""
+        """The mean loss of the current model on the examples of each of these clients; float64."""
 
     def scores(self) -> Mapping[str, Any]:
         """The newest evaluation, empty if there is none."""
 
 
 class Table:
-    """Equally long columns that grow."""
+    """A table that grows: columns of equal length."""
 
     def __init__(self) -> None:
         self._held: dict[str, np.ndarray] = {}
         self._length = 0
 
     def append(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Add rows, of the same columns every time."""
+        """Add rows; all calls must give the same columns."""
         count = len(next(iter(rows.values())))
         for name, values in rows.items():
             held = self._held.get(name)
@@ -63,21 +63,21 @@ class Table:
         return self._length
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The rows so far."""
+        """The rows so far, by column."""
         return {name: held[: self._length] for name, held in self._held.items()}
 
 
 class Decisions:
-    """Asks a policy, in order of virtual time, and keeps what it decided.
+    """Asks a policy, in order of virtual time, and records its decisions.
 
-    ``seconds``: real time that the policy took, with the losses that it asked clients for. ``tables`` are what it
-    decided: ``chosen``, with update, client, time and score of each client that it sent off, and ``buffer``, with
-    update, time and size of each buffer.
+    ``seconds``: wall-clock time of the policy, including the losses that it asked clients for. ``tables``: ``chosen``,
+    with update, client, time and score of each client that it chose, and ``buffer``, with update, time and size of each
+    buffer.
     """
 
     def __init__(self, policy: Policy, executor: Executor) -> None:
         self.policy, self._executor = policy, executor
-        self._asked: Any = policy  # whoever asks knows that it decides
+        self._asked: Any = policy  # without its type: a method asks only if the policy decides this
         self.record: Any = None  # the planner's, as soon as there is one
         self.looks, self.seconds = 0, 0.0
         self._arrivals, self._chosen, self._buffers = Table(), Table(), Table()
@@ -91,12 +91,12 @@ class Decisions:
 
     @property
     def tables(self) -> dict[str, dict[str, np.ndarray]]:
-        """What was decided, a table a kind; only the kinds that the policy decides."""
+        """The decisions, one table per kind; only of kinds that the policy decides."""
         found = {"chosen": (self.policy.choose, self._chosen), "buffer": (self.policy.buffer, self._buffers)}
         return {name: table.columns() for name, (decided, table) in found.items() if decided is not None}
 
     def look(self, record: Record, time: float) -> None:
-        """Execute the plan so far, and see what came of it, unless the last look was fewer than ``every`` arrivals ago.
+        """Execute the plan so far and renew the view, unless the last look was fewer than ``every`` arrivals ago.
 
         Raises ``Ended`` if the run is stopped.
         """
@@ -114,9 +114,10 @@ class Decisions:
             self._arrivals.append(_observed(record, known) | rows)
 
     def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]:
-        """The clients that train next, ascending, at most ``count``; ``alone``: none is under way.
+        """The clients that train next, ascending, at most ``count``.
 
-        Raises ``ValueError`` for a choice that is none.
+        ``alone``: no job is under way, so that at least one client must be chosen. Raises ``ValueError`` for an invalid
+        choice.
         """
         begin = clock_time.perf_counter()
         choice = self._asked.choose(self._view, idle, count)
@@ -130,7 +131,7 @@ class Decisions:
         return list(map(int, clients))
 
     def size(self, most: int) -> int:
-        """How many uploads make the next server step; ``ValueError`` unless 1 .. ``most``, those under way."""
+        """How many uploads make the next server step, at most ``most``; ``ValueError`` unless a whole number >= 1."""
         begin = clock_time.perf_counter()
         size = self._asked.buffer(self._view)
         self.seconds += clock_time.perf_counter() - begin
@@ -141,7 +142,7 @@ class Decisions:
         return size
 
     def upload(self, record: Record, job: int, number: int, time: float) -> int | None:
-        """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if the client keeps it."""
+        """The true bytes of a job's upload (0 if uploads are not compressed), ``None`` if it is withheld."""
         self.look(record, time)
         norm, bits = self._executor.finished(record, job)
         begin = clock_time.perf_counter()

@@ -1,7 +1,7 @@
 """The named delay models, registry ``DELAYS``: the keyword-only arguments of a factory are the options of its spec.
 
-``lognormal:mean=60,sigma=0.5`` is a minute a job on average, noisy, all clients alike;
-``constant:mean=60,heterogeneity=0.5`` is clients of lognormal speeds without noise. The formula that all
+``lognormal:mean=60,sigma=0.5``: noisy job times of a minute on average, all clients alike.
+``constant:mean=60,heterogeneity=0.5``: clients of different (lognormal) speeds, without noise. The formula that all
 models share is in ``durations.py``; ``mean`` is the time of one whole job unless ``reference_steps`` is given.
 
 Measured delays are the packaged table ``rpi`` and tables in CSV files. Their columns, in any order:
@@ -102,7 +102,7 @@ def half_normal(
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
-    """Half-normal job times, shifted to match `mean` and `std` (no shift, std 0.76 mean, unless given)."""
+    """Half-normal job times, shifted to match `mean` and `std` (without `std`: no shift, std 0.76 mean)."""
     check.real_positive("mean", mean)
     profiles = _same_profiles(mean, mean if std is None else std)
     return from_profiles(profiles, FAMILIES["half_normal"], scaling, client_speeds)
@@ -128,7 +128,7 @@ def exponential(
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
-    """Exponential job times of mean `mean`: the memoryless case."""
+    """Exponential (memoryless) job times of mean `mean`."""
     return from_profiles(_same_profiles(mean, mean), FAMILIES["exponential"], scaling, client_speeds)
 
 
@@ -153,7 +153,7 @@ def pareto(
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
-    """Pareto job times, the heavy tail: tail index `shape` > 1 (infinite variance from 2 down)."""
+    """Pareto (heavy-tailed) job times of mean `mean`: tail index `shape` > 1; infinite variance if it is <= 2."""
     check.real_positive("mean", mean)
     check.real_positive("shape", shape)
     check.require(shape > 1, "shape", shape, "a finite number > 1 (the mean is infinite otherwise)")
@@ -231,21 +231,21 @@ def rpi(
     client_speeds: Speeds,
     scaling: Scaling,
 ) -> DelayModel:
-    """Measured rounds of Raspberry Pi clients, 9 profiles (`profiles`: slow, fast with 5 others, or all); seconds.
+    """Measured round times of Raspberry Pi clients; `profiles`: slow (9 profiles), fast (5 others) or all.
 
-    Clients draw profiles without replacement from a deck that is reshuffled when it runs out (with
-    ``replacement`` each draws from all of them), and each job draws a Gaussian, redrawn while <= 0 (any
-    other ``family`` but ``normal_or_mean`` keeps the profiles' mean and std). By default a round takes its
-    measured time whatever the model and the work; ``reference_steps`` and ``reference_bytes`` (down + up,
-    of one round as measured) rescale the compute and the communication part of it. The communication part
-    is total - compute. No split is known for the five fast profiles: they count as all compute.
+    Clients draw profiles without replacement, from all again when none is left; with ``replacement`` each draws
+    from all of them. Each job draws its seconds from the ``family`` with the profile's mean and std, by default a
+    Gaussian, redrawn while <= 0. By default a round takes its measured time, whatever the model and the number of
+    local steps; ``reference_steps`` and ``reference_bytes`` (down + up, of one measured round) rescale its compute and
+    its communication part. The communication part is total - compute. No split is known for the five fast profiles:
+    they count as all compute.
 
     ``pooled``: all clients have one distribution, with the mean and deviation of the rounds of all profiles
     together; ``family=uniform`` is then uniform from the 5th to the 95th percentile of these rounds, taken
     as Gaussians conditioned on being positive (OrthoFL 2025, appendix B.4).
 
     Source: the latency table released with OrthoFL. Its code draws as
-    ``rpi:family=normal_or_mean,replacement=true`` where there are as many clients as profiles or more.
+    ``rpi:family=normal_or_mean,replacement=true`` if there are at least as many clients as profiles.
     """
     check.one_of("replacement", replacement, (False, True))
     check.one_of("pooled", pooled, (False, True))
@@ -289,7 +289,7 @@ def csv(
 ) -> DelayModel:
     """Means and deviations from a CSV file: columns client or device, mean, std and, if known, compute.
 
-    With a ``client`` column row ``i`` belongs to client ``i`` and every client needs a row; with a
+    With a ``client`` column each row belongs to the client of that number, and every client needs a row; with a
     ``device`` column clients draw devices like ``rpi``'s profiles. Other options as for ``rpi``.
     """
     return _from_table(read_table(str(path)), family, scaling, client_speeds, str(path))

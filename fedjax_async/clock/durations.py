@@ -1,11 +1,11 @@
 """How many virtual seconds client ``i`` needs for its ``n``-th job: the formula of all delay models, and the cache.
 
-Every model is the same formula with other ingredients:
+All models share one formula:
 
     duration = speed_i * draw_in * (c_i * steps/reference_steps + (1 - c_i) * bytes/reference_bytes)
                + bytes_down/bandwidth + bytes_up/bandwidth_up
 
-``speed_i`` is drawn once a client (mean 1), ``draw_in`` once a job. ``c_i`` is the compute share of the
+``speed_i`` is drawn once per client (mean 1), ``draw_in`` once per job. ``c_i`` is the compute share of the
 measured time: 1 for the parametric families, ``compute / mean`` for tables with a column ``compute``. Without a
 reference its ratio is 1: the time does not depend on the steps, or on the bytes. So by default ``mean`` is the time
 of one whole job, whatever its length; ``reference_steps=1`` makes it the time of one local step, and
@@ -27,7 +27,7 @@ from fedjax_async import check, registry
 from fedjax_async.clock import chance
 from fedjax_async.clock.chance import FAMILIES, Distribution
 
-# Durations below this share of the client's mean are raised to it: the clock must advance.
+# The shortest duration, as a share of the client's mean: the clock must advance.
 SMALLEST = 1e-6
 
 Sizes = int | float | np.ndarray
@@ -39,7 +39,7 @@ class Delays(NamedTuple):
     ``durations(clients, numbers, local_steps, bytes_down, bytes_up) -> float64``: the seconds of job
     ``numbers[k]`` (0, 1, ...) of client ``clients[k]``. All arguments are integer arrays or scalars that
     broadcast, and so does the result: ``[N, 1]`` and ``[1, k]`` give ``[N, k]``. It depends on nothing else: not on
-    the order of calls, the timing policy, the number of clients or the algorithm. ``clock.Draws`` draws so:
+    the order of calls, the timing policy, the number of clients or the algorithm. ``clock.Draws`` gives such draws:
 
     >>> def model(num_clients, seed):
     ...     def durations(clients, numbers, local_steps=1, bytes_down=0, bytes_up=0):
@@ -58,7 +58,7 @@ DelayModel = Callable[[int, int], Delays]  # (num_clients, seed) -> Delays
 
 
 class Profiles(NamedTuple):
-    """One row a client: float64[N] each, seconds (``compute_share`` in [0, 1])."""
+    """One entry per client, float64[N]: seconds, and ``compute_share`` in [0, 1]."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -66,7 +66,11 @@ class Profiles(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What a job's time depends on besides chance; ``None`` switches a dependence off."""
+    """What a job's time depends on besides chance; ``None`` switches a dependence off.
+
+    The references are the local steps and the bytes (down + up) of a measured job; bandwidths are bytes a second.
+    ``bandwidth_up`` is ``bandwidth`` unless it is given.
+    """
 
     reference_steps: float | None = None
     reference_bytes: float | None = None
@@ -107,7 +111,7 @@ def measured_scaling_of(
     bandwidth: float | None = None,
     bandwidth_up: float | None = None,
 ) -> Scaling:
-    """The same for measured tables, which know how much of a job was communication."""
+    """As ``scaling_of``, and ``reference_bytes``: measured tables know how much of a job was communication."""
     return Scaling(reference_steps, reference_bytes, bandwidth, bandwidth_up)
 
 
@@ -185,7 +189,7 @@ def _scale(
 # --- the cache ----------------------------------------------------------------------------------
 
 _ITEMS, _DEEPEST = 1 << 16, 64  # the most that is drawn at once, in all and for one client
-_DEEP = 4  # from so many jobs a client on, every refill is for all clients
+_DEEP = 4  # with at least so many jobs per client, every refill is for all clients
 
 AHEAD = 1024  # clients predicted at once
 
@@ -203,7 +207,7 @@ class DurationCache:
 
     ``draw(clients, numbers)``, of arrays that broadcast, gives what is cached of these jobs: a number, or any object.
     ``predict(client)`` are the clients that will probably need a duration soon after ``client``. A refill draws for
-    these too; where clients are few it draws several jobs of each, and where they are very few for all of them.
+    these too. With few clients it draws several jobs of each, with very few it draws for all of them.
     A wrong prediction costs time and changes no result: a duration depends on client and number alone.
     """
 

@@ -1,16 +1,16 @@
 """Energy and carbon of a run: what its jobs and messages cost the devices, from a table of device classes.
 
-A device draws ``training`` watts from the moment it gets a job until its upload is sent, or the job ends without one
-(the time of the messages counts too), ``idle`` watts at all other times, and needs ``down`` and ``up`` joules for each
-byte that it receives and sends. Carbon is energy times the grams of CO2 equivalents of a kilowatt-hour. A table has the
-columns, in any order:
+A device draws ``training`` watts from the dispatch of a job until its upload has arrived or the job ends without one
+(so the time of the messages counts too), and ``idle`` watts at all other times. It needs ``down`` and ``up`` joules for
+each byte that it receives and sends. Carbon is energy times the grams of CO2 equivalents of a kilowatt-hour. A table
+has the columns, in any order:
 
 - ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
-- ``training``: watts; ``idle``, watts, ``down`` and ``up``, joules a byte: 0 without the column;
+- ``training``: watts; ``idle`` (watts), ``down`` and ``up`` (joules a byte): 0 without the column;
 - ``carbon``: g CO2e a kWh, optional: without it there is no carbon;
 - ``source``, optional: where the numbers of the line come from.
 
-Not counted: the server, the network between it and the devices, and the making of devices.
+Not counted: the server, the network between it and the devices, and the production of the devices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = ("training", "idle", "down", "up", "carbon")
 
 
 class Devices(NamedTuple):
-    """One entry a client, float64[N]."""
+    """Power and energy of each client's device; float64[N] each."""
 
     training: np.ndarray  # W
     idle: np.ndarray  # W
@@ -67,9 +67,9 @@ def _from_table(path: str | Path, device: str | None = None) -> EnergyModel:
 def boards(*, device: str | None = None) -> EnergyModel:
     """Measured power of Raspberry Pi boards (Zero, 2 B, 3 B, 3 B+, 4 B) and of WiFi; carbon of the world's average.
 
-    Clients draw boards from a deck that is reshuffled when it runs out, or all have the one called ``device``, such as
-    raspberry_pi_4b. The packaged table ``energy.csv`` names the sources of its numbers; they are for orders of
-    magnitude, so replace it by one of your own devices (``csv``).
+    Clients draw boards without replacement, from all again when none is left, or all have the board ``device``, such as
+    raspberry_pi_4b. The packaged table ``energy.csv`` names the sources of its numbers. They give orders of magnitude
+    only: for your own devices use ``csv``.
     """
     return _from_table(Path(__file__).with_name("energy.csv"), device)
 
@@ -78,7 +78,7 @@ def csv(*, path: str) -> EnergyModel:
     """Watts and joules from a CSV file: columns client or device, training and, if known, idle, down, up, carbon.
 
     ``training`` and ``idle`` in watts, ``down`` and ``up`` in joules a byte, ``carbon`` in g CO2e a kWh; a column
-    ``source`` may say where they come from. With ``client`` each client needs a line; with ``device`` clients draw.
+    ``source`` may say where they come from. With ``client`` each client needs a line; with ``device`` they draw lines.
     """
     return _from_table(str(path))
 
@@ -107,7 +107,7 @@ def job_energy(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Joules and g CO2e of each job, with its two messages; float64[J] both.
 
-    ``bytes_down``: of a message; ``bytes_up``: of an upload, or of each job's.
+    ``bytes_down``: bytes of one message; ``bytes_up``: bytes of one upload, or of each job's, int64[J].
     """
     client = schedule.client
     joules = devices.training[client] * (_ends(schedule) - schedule.dispatch_time)
@@ -118,7 +118,7 @@ def job_energy(
 def energy_until(
     devices: Devices, schedule: Schedule, moments: np.ndarray, bytes_down: int, bytes_up: np.ndarray | int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Joules and g CO2e that all clients have spent by each moment, idle times too; float64[V] both.
+    """Joules and g CO2e that all clients have spent by each of V moments, idle times too; float64[V] both.
 
     A job under way counts up to the moment; a message counts as a whole when it begins (down) or has arrived (up).
     """
@@ -136,7 +136,7 @@ def energy_until(
 
 
 def _ends(schedule: Schedule) -> np.ndarray:
-    """When each job ends for its client: with its upload, or when the server stops to wait for it; float64[J]."""
+    """When each job ends for its client: with its upload, or when the server stops waiting for it; float64[J]."""
     waited = np.where(np.isfinite(schedule.freed_time), schedule.freed_time, np.max(schedule.time, initial=0.0))
     ends = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, waited)
     return np.maximum(ends, schedule.dispatch_time)

@@ -1,8 +1,8 @@
 """The event queue: jobs under way, what will become of each, and the record of what happened.
 
 Dispatch. A client gets a job only while it is online and has no other. When the server may send a job (it has
-*capacity*), the sampling rule chooses among the clients that are online. If none is, the capacity waits for the first
-client that comes online, which then gets the current model.
+*capacity*), the sampling rule chooses among the clients that are online. If none is online, the capacity waits for
+the first client that comes online. This client then gets the current model.
 
 Loss. The outcome of a job follows from its own random draws and from the availability of its client. A job that will
 never arrive frees its capacity when the server notices: at the job's timeout, or without a timeout at the
@@ -15,8 +15,8 @@ limits say. A crashed client gets no job before it has restarted.
 Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
 dispatches), then client, then job.
 
-Decisions. Where a policy decides about uploads (``decisions.py``), a job has a further event: at the first moment at
-which anything can become of it, the policy is asked, and only then its outcome is known.
+Decisions. Where a policy decides about uploads (``decisions.py``), a job has a further event, at the first moment at
+which it can have an outcome. The policy is asked then, and only then is the outcome known.
 
 Corrupt uploads. The server recognises a corrupt upload when it comes, and rejects it. It is listed among the arrivals,
 because it was trained and came, but it counts for no buffer, cohort or step.
@@ -38,17 +38,17 @@ from fedjax_async.clock.faults import job_faults
 from fedjax_async.clock.record import APPLIED, Outcome, Record
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
-# After so many jobs in a row without a sound upload applied, none ever will be.
+# After so many jobs in a row without a sound upload, none is expected to come.
 FRUITLESS = 100_000
 
-# Members of the enumeration by themselves: the look-up in the class would take much of the time of an event.
+# Names of their own: looking up members of the class would take much of the time of an event.
 _APPLIED, _LATE, _GIVEN_UP = Outcome.APPLIED, Outcome.LATE, Outcome.GIVEN_UP
 _LOST, _CRASHED, _INTERRUPTED = Outcome.LOST, Outcome.CRASHED, Outcome.INTERRUPTED
 
-# A job with more pauses is taken for a mistake.
+# More pauses of one job are taken for a mistake.
 _MOST_PAUSES = 1_000_000
 
-READY, UPLOAD, FREED = -1, 0, 1  # ready: what becomes of a job is decided now
+READY, UPLOAD, FREED = -1, 0, 1  # READY: the outcome of a job is decided now
 Event = tuple[float, int, int, int]  # time, kind, client, job
 
 # A job, its client, whether its event frees capacity, and whether it frees the client.
@@ -112,7 +112,7 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
 
 
 def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -> float:
-    """When ``seconds`` of work are done that continues only while the client is online."""
+    """When ``seconds`` of work that begins at ``time`` are done, if it pauses while the client is offline."""
     for _ in range(_MOST_PAUSES):
         start, end = window(client, time)
         time = max(time, start)
@@ -122,7 +122,7 @@ def _end_with_pauses(window: Window, client: int, time: float, seconds: float) -
         # Rounding (``scenario.in_units``) may put the end of a window at ``time`` itself: then step beyond it.
         time = end if end > time else math.nextafter(time, math.inf)
     raise ValueError(
-        f"availability: stretches online must be longer, or jobs shorter: a job of client {client} pauses more than "
+        f"availability: times online must be longer, or jobs shorter: a job of client {client} pauses more than "
         f"{_MOST_PAUSES:,} times"
     )
 
@@ -223,9 +223,10 @@ class EventQueue:
         return noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
 
     def _dispatch_open(self, client: int, time: float, drawn: JobDraw) -> int:
-        """Send a job of which a policy decides later what becomes; ``drawn``: if its upload has no bytes.
+        """Send a job; a policy decides about its upload later.
 
-        A job whose upload never arrives is not asked about.
+        ``drawn`` is for an upload of 0 bytes if the policy has ``sizes``. The policy is not asked about an upload that
+        never arrives.
         """
         number = self._numbers[client] = self._numbers.get(client, -1) + 1
         job_outcome = self._job_outcome(client, time, drawn)
@@ -248,13 +249,13 @@ class EventQueue:
         return job
 
     def _drawn_for(self, client: int, number: int, size: int | np.ndarray) -> JobDraw:
-        """What is drawn for a job if its upload has so many bytes."""
+        """What is drawn for a job with an upload of ``size`` bytes."""
         scenario = self._scenario._replace(bytes_up=size)
         drawn: JobDraw = draw_jobs(scenario, np.array([client]), np.array([number])).tolist()[0]
         return drawn
 
     def settle(self) -> None:
-        """Ask the policy about the next event's job, and decide what becomes of it; the event must be READY."""
+        """Remove the next event, which must be READY: ask the policy about its job, and decide the job's outcome."""
         now, _, client, job = heapq.heappop(self.events)
         number, time = self._undecided.pop(job), self.record.dispatch_time[job]
         size = self.decisions.upload(self.record, job, number, now)
@@ -269,7 +270,7 @@ class EventQueue:
         self._schedule(job, client, time, job_outcome)
 
     def look(self, time: float) -> None:
-        """Let the policy see what has happened by now; nothing in a planned run."""
+        """Let the policy see what has happened by now; does nothing in a planned run."""
         if self.decisions is not None:
             self.decisions.look(self.record, time)
 
@@ -285,7 +286,7 @@ class EventQueue:
         return event
 
     def notice(self, job: int) -> None:
-        """The server stops waiting for a job: it gives the upload up, or knows that none will come."""
+        """Note that the server stops waiting for a job: it gives the upload up, or knows that none will come."""
         outcome = self.open[job].outcome
         if outcome is _APPLIED:
             self.late.add(job)
@@ -298,7 +299,7 @@ class EventQueue:
         return job, client, in_time or kind == FREED, in_time or kind == UPLOAD
 
     def judge(self, job: int) -> Outcome:
-        """What the server does with the upload of ``job`` now: apply it, or drop it and why."""
+        """The outcome of ``job`` if its upload comes now: applied, or dropped for which reason."""
         if job in self.withheld:
             return Outcome.WITHHELD
         late, most = job in self.late, self._limits.max_staleness

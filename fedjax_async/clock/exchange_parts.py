@@ -1,4 +1,4 @@
-"""What exchanges share: events, pushes and inboxes of nodes that wait for nobody, and the schedule made of them."""
+"""Parts that exchanges share: events, pushes and inboxes of nodes that never wait, masses, and the schedule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedjax_async.clock.topologies import Topology
 
 AGGREGATE_AT = ("start", "end")
 _BYTES_PER_PUSH = 320  # in planning, at the peak
-_CHUNK = 1 << 16  # events whose columns are lists at one time
+_CHUNK = 1 << 16  # events converted to lists at a time
 
 
 class Exchanged(NamedTuple):
-    """All but the coefficients of a plan."""
+    """A plan without its mixing coefficients."""
 
     events: Events
     present: Presence
@@ -32,7 +32,7 @@ class Exchanged(NamedTuple):
 
 
 def check_buffer(capacity: int | None, newest: bool, policy: str, aggregate_at: str) -> None:
-    """``ValueError`` for impossible options of a buffer."""
+    """Raise ``ValueError`` for invalid options of a buffer."""
     check.optional(check.whole, "capacity", capacity)
     check.kind("newest", newest, bool, "true or false")
     check.one_of("policy", policy, POLICIES)
@@ -49,7 +49,7 @@ def in_order(computes: Computes, aggregate_at: str) -> Events:
 def events_and_pushes(
     world: PeerScenario, aggregate_at: str, fragments: int = 1, drop_unsent: bool = False
 ) -> tuple[Events, Presence, Pushes, float]:
-    """Of nodes that train whenever they are online and wait for nobody; and the moment at which the run ends."""
+    """Events, presence and pushes of nodes that train whenever they are online; and the moment when the run ends."""
     events = in_order(compute_events(world.scenario), aggregate_at)
     _check_fits(world, events, fragments)
     end = end_of_run(world.scenario, events.end)
@@ -67,7 +67,7 @@ def exchange(
     fragments: int = 1,
     drop_unsent: bool = False,
 ) -> Exchanged:
-    """The same with inboxes, of nodes that empty their buffers whenever they mix."""
+    """As ``events_and_pushes``, with the inboxes of nodes that empty their buffers whenever they mix."""
     events, present, pushes, end = events_and_pushes(world, aggregate_at, fragments, drop_unsent)
     fill = partial(fill_inboxes, capacity=capacity, newest=newest, policy=policy, fragments=fragments)
     boxes = fill(world.scenario.num_clients, events, pushes, end)
@@ -83,7 +83,7 @@ def wanted(topology: Topology, events: Events) -> np.ndarray:
 
 
 def _check_fits(world: PeerScenario, events: Events, fragments: int) -> None:
-    """``ValueError`` if the pushes of these events do not fit the machine's memory."""
+    """Raise ``ValueError`` if the pushes of these events do not fit the machine's memory."""
     pushes = float(wanted(world.topology, events).sum()) * fragments
     most = host_memory() // _BYTES_PER_PUSH
     if pushes > most:
@@ -94,14 +94,14 @@ def _check_fits(world: PeerScenario, events: Events, fragments: int) -> None:
 
 
 def rows_of(bounds: np.ndarray) -> np.ndarray:
-    """The row of each value; int64."""
+    """The row of each value, for rows with these bounds (``segments.py``); int64."""
     return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
 
 
 def push_sum_masses(
     num_clients: int, client: np.ndarray, parts: np.ndarray, bounds: np.ndarray, source: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mass with which each event mixes, S, and the part of it that each receiver and the node get; float64[E] both.
+    """The mass S with which each event mixes, and the share of it for each receiver and the node; float64[E] both.
 
     Every node begins with mass 1. An event adds the masses of its inbox to the node's own, ``S = s + sum_j sigma_j``,
     mixes each message with the coefficient ``sigma_j / S``, and splits S into equal parts for its receivers and itself.
@@ -133,7 +133,11 @@ def push_sum_masses(
 def with_masses(
     world: PeerScenario, exchanged: Exchanged, parts: np.ndarray | None = None, carries: bool = False
 ) -> PeerSchedule:
-    """The schedule with push-sum's masses: ``parts`` int64[E], by default the receivers of each event and itself."""
+    """The schedule with push-sum masses.
+
+    ``parts``, int64[E]: into how many parts each event splits its mass, by default one for each receiver and for the
+    node. ``carries``: see ``PeerSchedule``.
+    """
     events, pushes, boxes = exchanged.events, exchanged.pushes, exchanged.boxes
     parts = pushes.degree + 1 if parts is None else parts
     source = pushes.event[boxes.contribution]

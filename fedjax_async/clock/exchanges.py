@@ -37,15 +37,15 @@ def push_sum(
     aggregate_at: str = "start",
     reference: str = "paper",
 ) -> Exchange:
-    """Push-sum: models carry masses, so that the mass-weighted mean is right on directed graphs too.
+    """Push-sum: models carry masses, so that mixing keeps the mass-weighted mean on directed graphs too.
 
-    Event: S = s + sum_j sigma_j; w <- (s w + sum_j sigma_j w_j) / S; training; each of the d receivers and the node get
-    S / (d + 1). The buffer keeps the `newest` message of each sender (false: all) and has room for `capacity` messages
-    (none: any number). `policy`: `discard` loses the mass of superseded messages and of the oldest of a full buffer;
-    `carry` moves the former to the next message of the same sender that stays, and mixes the latter with the others all
-    the same; `merge` mixes every message with its own mass, see ``inboxes.py``. `reference` = `released`: the mass is
-    divided by the receivers wanted and one more, even if fewer are online, and the first event of a node replaces its
-    model by the plain mean of its messages, as the code released with PushCen-ADFL does.
+    An event: S = s + sum_j sigma_j; w <- (s w + sum_j sigma_j w_j) / S; training; each of the d receivers and the node
+    get S / (d + 1). The buffer keeps the `newest` message of each sender (false: all) and has room for `capacity`
+    messages (none: any number). `policy`: `discard` loses the mass of superseded messages and of the oldest of a full
+    buffer; `carry` moves the former to the next message of the same sender that stays, and still mixes the latter with
+    the others; `merge` mixes every message with its own mass, see ``inboxes.py``. `reference` = `released`: the mass is
+    divided by the number of wanted receivers plus one, even if fewer are online, and the first event of a node replaces
+    its model by the plain mean of its messages, as the code released with PushCen-ADFL does.
 
     Source: PushCen-ADFL, Algorithms 1 and 5.
     """
@@ -70,7 +70,7 @@ def mean(
 ) -> Exchange:
     """The plain mean of a node's model and the n messages in its buffer, 1 / (n + 1) each.
 
-    Options as of ``push_sum``; there are no masses to `carry`.
+    Options as for ``push_sum``; there are no masses to `carry`.
     """
     check_buffer(capacity, newest, policy, aggregate_at)
     check.one_of("policy", policy, ("discard", "merge"))
@@ -87,10 +87,10 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     """DivShare: models are cut into floor(1 / `omega`) fragments, and each fragment goes to receivers of its own.
 
     Every coordinate becomes the plain mean of the node's own value and those of the n messages that hold it, 1 / (n +
-    1) each; of each sender and fragment the newest message counts. On a network with a shared uplink, the pairs of
+    1) each. Only the newest message of each sender and fragment counts. On a network with a shared uplink, the pairs of
     fragment and receiver are sent in random order, and those not begun when the next event ends are never sent.
 
-    Source: DivShare (2024), as released by its authors.
+    Source: DivShare, Biswas et al. (2025), as released by its authors.
     """
     check.require(check.is_real(omega) and 0 < omega <= 1, "omega", omega, "above 0 and at most 1")
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)

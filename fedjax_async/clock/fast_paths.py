@@ -3,9 +3,9 @@
 Every function here is an optimisation of ``timing.plan_buffer``, the definition, and gives the same schedule, column
 by column (``tests/clock/test_fast_paths.py``). Only ``timing`` calls them.
 
-Without absences, faults and limits every upload sends exactly one client off, so arrival ``e`` sends job ``C + e``,
-and all columns follow from the order of arrivals. Where clients send themselves off again, that order is a merge of
-the clients' own timelines, made with whole arrays (``merged``). Where others are drawn, a heap finds it
+Without absences, faults and limits every upload is followed by exactly one dispatch. So arrival ``e`` leads to job
+``C + e``, and all columns follow from the order of arrivals. If the returning client itself gets the next job, this
+order is a merge of the clients' timelines, made with whole arrays (``merged``). If others are drawn, a heap finds it
 (``sampled``): the draws of clients and durations are made with whole arrays as far as they are known in advance.
 """
 
@@ -33,12 +33,12 @@ from fedjax_async.types import Schedule
 _CHUNK = 1 << 18
 _DRAWN = 8  # entries of timelines that need as much memory as one job of a schedule
 
-_CELLS, _SHALLOWEST = 1 << 19, 4  # of a duration table: the most cells, the fewest jobs in a row
-_DEEPEST = 64  # the most jobs in a row
+_CELLS, _SHALLOWEST = 1 << 19, 4  # of a duration table: the most cells, the fewest jobs per row
+_DEEPEST = 64  # the most jobs per row
 
 
 class Arrivals(NamedTuple):
-    """Jobs and their arrivals: ``client``, ``number`` and ``upload`` have one entry a job, ``job`` one an arrival."""
+    """Jobs and arrivals: ``client``, ``number`` and ``upload`` have one entry per job, ``job`` one per arrival."""
 
     client: np.ndarray
     number: np.ndarray
@@ -49,8 +49,8 @@ class Arrivals(NamedTuple):
 def buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) -> Schedule:
     """Every ``size`` arrivals are a server step; equals ``timing.plan_buffer`` for a scenario without conditions.
 
-    Jobs that would be sent after the end of the budget are cut off: an upload at the very moment at which the budget
-    is spent sends no client off.
+    Jobs that would be sent after the end of the budget are left out: an upload at the very moment at which the budget
+    is spent leads to no dispatch.
     """
     most, _ = budget(scenario, size)
     arrivals = _arrivals(scenario, size, concurrency, sampling)
@@ -62,8 +62,8 @@ def buffer_of_fresh(scenario: Scenario, size: int, concurrency: int, sampling: s
     """Every ``size`` arrivals that are not too stale are a step; equals ``timing.plan_buffer`` without conditions
     other than ``max_staleness``.
 
-    A dropped upload sends a client off as an applied one does, so the arrivals are those of ``buffer``. How many of
-    them the budget takes is known only afterwards: if too few, it is tried again with more.
+    A dropped upload is followed by a dispatch as an applied one is, so the arrivals are those of ``buffer``. How many
+    of them the budget needs is known only afterwards: with too few, it tries again with more.
     """
     most, limit = budget(scenario, size)[0], scenario.conditions.limits.max_staleness or 0
     forecast, count, spent = Forecast(scenario.until, scenario.progress), 2 * most, 0.0
@@ -85,10 +85,10 @@ def _tell_half(forecast: Forecast, spent: float, share: float) -> None:
 
 
 def _fresh(seen_before: np.ndarray, size: int, most: float, limit: int) -> np.ndarray:
-    """Which arrivals are applied, in order, until ``most`` are; bool, at most one entry an arrival.
+    """Which arrivals are applied, in order, until ``most`` are; bool, at most one entry per arrival.
 
-    ``seen_before``: of the job of each arrival, how many arrivals came before it was sent. ``ValueError`` if so many
-    uploads in a row are dropped that none will ever be applied again.
+    ``seen_before``: how many arrivals came before the job of each arrival was sent. Raises ``ValueError`` if so many
+    uploads in a row are dropped that none is expected to be applied again.
     """
     closed, fresh = array("q", [0]), array("b")
     steps = applied = dropped = 0
@@ -115,7 +115,7 @@ def _arrivals(scenario: Scenario, size: int, concurrency: int, sampling: str) ->
 
 
 def _seen_before(arrivals: Arrivals) -> np.ndarray:
-    """For each job, how many arrivals came before it was sent: all up to the moment at which it was; int64[J]."""
+    """How many arrivals came before each job was sent, those of the same moment included; int64[J]."""
     time = arrivals.upload[arrivals.job]
     first = np.zeros(len(arrivals.client) - len(time), np.int64)
     return np.concatenate([first, np.searchsorted(time, time, side="right")])
@@ -165,7 +165,7 @@ def budget(scenario: Scenario, size: int) -> tuple[float, float]:
     return most, math.inf if until.time is None else until.time * SLACK
 
 
-# --- other clients are drawn --------------------------------------------------------------------
+# --- another client is drawn --------------------------------------------------------------------
 
 
 def sampled(scenario: Scenario, size: int, concurrency: int, rule: Rule) -> Arrivals:
@@ -241,9 +241,9 @@ def _known_draws(
 
 
 class DurationTable:
-    """A ``DurationCache`` for few clients and numbers > 0: a row of the next jobs of each, faster to pop from.
+    """A faster ``DurationCache``, for few clients and durations > 0: a row of the next jobs of each client.
 
-    ``jobs``: about as many as will be needed in all.
+    ``jobs``: about how many will be needed in all.
     """
 
     def __init__(self, draw: Draw, num_clients: int, jobs: float):
@@ -295,7 +295,7 @@ def make_cache(draw: Draw, num_clients: int, jobs: float, predict: Predict) -> D
     return DurationCache(draw, num_clients, predict)
 
 
-# --- clients send themselves off again ----------------------------------------------------------
+# --- the returning client is sent again ---------------------------------------------------------
 
 
 def merged(scenario: Scenario, size: int, concurrency: int) -> Arrivals:

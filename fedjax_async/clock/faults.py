@@ -1,4 +1,4 @@
-"""Faults of jobs: uploads that are lost, doubled, late or corrupt, clients that crash, groups that fail together.
+"""Faults of jobs: uploads that are lost, duplicated, late or corrupt, clients that crash, groups that fail together.
 
 A model is ``model(num_clients, seed, part) -> Faults``. The faults of job ``n`` of client ``i`` are drawn from (seed,
 the model's stream, part, i, n) alone: they do not depend on the order of events, on the timing policy or on the
@@ -24,10 +24,10 @@ Numbers = float | np.ndarray
 
 
 class JobFaults(NamedTuple):
-    """What goes wrong with jobs: arrays of one entry a job, or one value for all. The defaults mean: nothing."""
+    """What goes wrong with jobs: arrays of one entry per job, or one value for all. By default, nothing does."""
 
     lost: Truths = False  # trained, but the upload never reaches the server
-    corrupt: Truths = False  # the upload is NaN throughout: it arrives, and counts for nothing
+    corrupt: Truths = False  # the upload is NaN throughout: it arrives, and fills no buffer
     crash_share: Numbers = math.inf  # the client crashes after this share of the job's time,
     crash_after: Numbers = math.inf  # or after so many seconds, whichever is first,
     restart: Numbers = 0.0  # and is down for so many seconds
@@ -51,7 +51,7 @@ def combined(one: JobFaults, other: JobFaults) -> JobFaults:
 
 
 def in_units(faults: JobFaults, unit: float) -> JobFaults:
-    """The same faults with times in units of so many seconds."""
+    """The same faults with times in units of ``unit`` seconds."""
     return faults._replace(
         crash_after=faults.crash_after / unit,
         restart=faults.restart / unit,
@@ -125,7 +125,8 @@ def duplicate(*, probability: float = 0.05, delay: float = 1.0) -> FaultModel:
 def crash(*, probability: float | None = None, rate: float | None = None, restart: float = 60.0) -> FaultModel:
     """A client crashes during a job: with a `probability`, at any moment of it, or at a `rate` per second of work.
 
-    The job is lost, and the client is down for ``restart`` seconds. Without either, ``probability`` is 0.1.
+    The job is lost, and the client is down for ``restart`` seconds. Without ``probability`` and ``rate``, the
+    probability is 0.1.
     """
     check.require(probability is None or rate is None, "rate", rate, "left out where probability is given")
     if rate is not None:
@@ -164,7 +165,7 @@ def late(*, probability: float = 0.1, extra: float = 0.0, factor: float = 1.0) -
 
 
 def corrupt(*, probability: float = 0.05) -> FaultModel:
-    """An upload arrives as NaN throughout with this `probability`; it is applied, but counts for no buffer or cohort.
+    """An upload arrives as NaN throughout with this `probability`; it is rejected, and fills no buffer or cohort.
 
     The clock marks the job, and the engine replaces the upload.
     """
@@ -176,7 +177,7 @@ def corrupt(*, probability: float = 0.05) -> FaultModel:
 def groups(*, count: int = 10, up: float = 3600.0, down: float = 60.0) -> FaultModel:
     """Clients in `count` groups fail together: a group works `up` and is out `down` seconds on average (exponential).
 
-    A client is in each group with equal probability. During an outage the clients of the group are offline, and
+    Each client is in one group, drawn uniformly. During an outage the clients of the group are offline, and
     their jobs under way are lost.
     """
     check.whole("count", count)
@@ -233,7 +234,7 @@ def _check_jobs(title: str, drawn: JobFaults, shape: tuple[int, ...]) -> None:
         fits = array.dtype.kind in kinds and array.shape in ((), shape)
         fits = fits and (truth or bool(np.all(array >= 0))) and (field != "factor" or bool(np.all(array > 0)))
         what = "numbers > 0" if field == "factor" else what
-        check.require(fits, f"{title}.{field}", value, f"{what}, one or one a job")
+        check.require(fits, f"{title}.{field}", value, f"{what}, one for all or one per job")
 
 
 def job_faults(draws: Iterable[Draw | None], clients: np.ndarray, numbers: np.ndarray) -> JobFaults:

@@ -37,17 +37,17 @@ def write_tables(
     clients: int | None = None,
     batch_size: int = 32,
 ) -> str:
-    """Write ``delay.csv`` and ``network.csv`` of capacities, ``availability.csv`` of behaviour; returns the flags.
+    """Write ``delay.csv`` and ``network.csv`` from capacities, ``availability.csv`` from behaviour; returns the flags.
 
     Args:
       folder: where the tables go; it may exist.
       capacity, behaviour: JSON files, one of them or both. Devices become clients 0, 1, ... in the order of the file.
-      clients: only the first so many devices. A run needs a device for each of its clients.
-      batch_size: examples of a local step.
+      clients: how many devices, from the first on; by default all. A run needs a device for each of its clients.
+      batch_size: examples per local step.
 
     Returns: the flags of a run that uses the tables. Raises ``ValueError`` naming file, device and field.
     """
-    require(capacity is not None or behaviour is not None, "capacity, behaviour", None, "given, one of them at least")
+    require(capacity is not None or behaviour is not None, "capacity, behaviour", None, "given, at least one of them")
     optional(whole, "clients", clients)
     whole("batch_size", batch_size)
     tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {}
@@ -85,10 +85,10 @@ def capacities(file: str | Path, clients: int | None = None) -> list[tuple[float
 
 
 def stretches(file: str | Path, clients: int | None = None) -> list[tuple[list[tuple[float, float]], float]]:
-    """(stretches online, length of the recording) of each device in a JSON file, seconds.
+    """(online intervals, length of the recording) of each device in a JSON file, seconds.
 
-    Stretches after the end of the recording are left out, one across it is cut. If devices have recordings of different
-    lengths, shorter ones are repeated up to the longest; such a table does not repeat.
+    Intervals after the end of the recording are left out; one that crosses the end is cut. If recordings differ in
+    length, shorter ones are repeated up to the longest; such a table does not repeat.
     """
     recorded = []
     for device, own in _devices(file, clients):
@@ -100,7 +100,7 @@ def stretches(file: str | Path, clients: int | None = None) -> list[tuple[list[t
         good = all(a < b for a, b in zip(active, inactive)) and changes == sorted(changes)
         require(good, f"{where}: active and inactive", changes[:6], "in turn, in increasing order")
         online = [(a, min(b, end)) for a, b in zip(active, inactive) if a < end]
-        require(bool(online), f"{where}: active", active[:6], f"times of which one is before finish_time = {end:g}")
+        require(bool(online), f"{where}: active", active[:6], f"times, at least one before finish_time = {end:g}")
         recorded.append((online, end))
     longest = max(end for _, end in recorded)
     return [(list(_repeated(online, end, longest)), end) for online, end in recorded]
@@ -118,7 +118,7 @@ def _times(where: str, values: Any) -> list[float]:
 
 
 def _repeated(online: list[tuple[float, float]], end: float, until: float) -> Iterable[tuple[float, float]]:
-    """The stretches, repeated every ``end`` seconds up to ``until``."""
+    """The intervals, repeated every ``end`` seconds up to ``until``."""
     for cycle in range(math.ceil(until / end)):
         for start, stop in online:
             if cycle * end + start < until:
@@ -126,13 +126,13 @@ def _repeated(online: list[tuple[float, float]], end: float, until: float) -> It
 
 
 def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[str, Any]]]:
-    """The first devices of a JSON file; ``ValueError`` if it is none, or has fewer."""
+    """The first devices of a JSON file; ``ValueError`` if it is not JSON, or has fewer."""
     try:
         content = json.loads(Path(file).read_bytes())
     except OSError as error:
         raise ValueError(f"'{file}': cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        remedy = "`fedjax-async data fedscale --help` tells how to make it of a pickle"
+        remedy = "`fedjax-async data fedscale --help` tells how to make one from a pickle"
         raise ValueError(f"'{file}': must be a JSON file; {remedy}") from error
     require(isinstance(content, dict) and bool(content), f"'{file}'", f"a {type(content).__name__}", "devices by name")
     devices = list(content.items())[:clients]

@@ -1,4 +1,4 @@
-"""How far planning has come, and how long the schedule will be: for a progress bar, and to refuse what cannot fit.
+"""How far planning has come, and how long the schedule will be: for a progress bar, and to refuse what does not fit.
 
 Policies tell a :class:`Forecast` now and then how far they are. A schedule that will not fit the machine's memory is
 refused after the first few thousand jobs, not when the memory is used up.
@@ -36,9 +36,9 @@ class Forecast:
         self._first: tuple[float, float] | None = None  # jobs and share at the first look after the start
 
     def note(self, jobs: float, *, time: float = 0.0, updates: float = 0, steps: float = 0) -> None:
-        """So many jobs are planned, up to this moment, applied arrivals and closed steps.
+        """Note the jobs planned so far, and what is reached: virtual time, applied arrivals, closed steps.
 
-        Raises: ``ValueError`` naming the budget if the schedule needs more memory than the machine has.
+        Raises ``ValueError`` naming the budget if the schedule needs more memory than the machine has.
         """
         until = self.until
         budget = ((time, until.time), (updates, until.updates), (steps, until.steps))
@@ -51,12 +51,12 @@ class Forecast:
         self.tell(share)
 
     def tell(self, share: float) -> None:
-        """Report a share."""
+        """Report the share of the budget that is spent."""
         if self._report is not None:
             self._report(min(1.0, share))
 
     def expect(self, jobs: float, total: float, *, doubt: float = 1.0) -> None:
-        """``ValueError`` if ``jobs``, or about ``total`` jobs in the end, are more than the memory holds."""
+        """Raise ``ValueError`` if ``jobs``, or ``total / doubt`` jobs in the end, are more than the memory holds."""
         if jobs <= self.most and total <= self.most * doubt:
             return
         names = {"time": self.until.time, "updates": self.until.updates, "server_steps": self.until.steps}

@@ -178,9 +178,10 @@ class IdleClients:
         self._exchange = self._pool.exchange
         self.queue = EventQueue(scenario, self._pool.predict)
         self._pooled = 0  # clients in the pool; some may have gone offline since they were put there
-        # looks at idle clients that were offline, since the last job was sent; more of them than clients are a mistake
+        # Idle clients found offline since one was found online; far more than there are clients are a mistake.
         self._missed, self._most_missed = 0, 2 * scenario.num_clients + FRUITLESS
-        self._absent: list[tuple[float, int, bool]] = []  # a heap: when a client can get a job, client, was it busy
+        # A heap: when a client can get a job, the client, and whether it was busy.
+        self._absent: list[tuple[float, int, bool]] = []
         self._capacity, self._clients = concurrency, scenario.num_clients
         self._start()
 
@@ -212,7 +213,7 @@ class IdleClients:
         self._missed += 1
         if self._missed > self._most_missed:
             raise ValueError(
-                f"availability: of the last {self._missed} looks at idle clients none met one online at {time:g} s; "
+                f"availability: of the last {self._missed} looks at idle clients none found one online at {time:g} s; "
                 "their online times are too short for floating-point time"
             )
         return False
@@ -232,7 +233,7 @@ class IdleClients:
 
     def release(self, releases: list[Release], time: float) -> None:
         """Use what some events have freed: the capacity now, the clients as soon as they are up."""
-        if len(releases) > 1 and self._pool.predict is None:  # the returning clients leave again
+        if len(releases) > 1 and self._pool.predict is None:  # the returning clients get the next jobs
             self.queue.prepare([client for _, client, _, client_freed in releases if client_freed])
         for job, client, capacity_freed, client_freed in releases:
             self.release_one(job, client, capacity_freed, client_freed, time)
@@ -244,7 +245,7 @@ class IdleClients:
         queue, absent = self.queue, self._absent
         ready = self._ready(job, client_freed, time)
         if capacity_freed and ready <= time and not self._capacity and not (absent and absent[0][0] <= time):
-            # The usual event: one client returns, one leaves.
+            # The usual event: one client returns, one gets a job.
             leaving = self._exchange(client)
             if queue.always_online or self._is_online(leaving, time):
                 queue.dispatch(leaving, time)
@@ -289,8 +290,8 @@ class IdleClients:
 class ChosenClients(IdleClients):
     """Keeps at most ``concurrency`` jobs under way, of clients that a policy chooses among the idle ones.
 
-    All that an event frees is counted before the policy is asked. Capacity that it leaves unused waits for the next
-    event.
+    All that an event frees is counted before the policy is asked. Capacity that the policy leaves unused waits for the
+    next event.
     """
 
     def _start(self) -> None:
@@ -338,7 +339,7 @@ class ChosenClients(IdleClients):
 
 
 def idle_clients(scenario: Scenario, concurrency: int, sampling: str) -> IdleClients:
-    """The idle clients of a scenario; who is next is said by the sampling rule or, if there is one, a policy."""
+    """The idle clients of a scenario, with the sampling rule or the policy that says which client is next."""
     decisions, count = scenario.decisions, scenario.num_clients
     if decisions is not None and decisions.policy.choose is not None:
         check.require(sampling == "uniform", "sampling", sampling, "left out: the policy chooses the clients")

@@ -1,13 +1,13 @@
 """Inboxes: which message is mixed by which event of its receiver, and what the buffers dropped.
 
 A node's buffer collects messages until the node mixes them, all at once. It keeps the ``newest`` message of each
-sender (of each fragment), or all. It has room for ``capacity`` messages. What happens to the others is the policy:
+sender (of each fragment), or all. It has room for ``capacity`` messages. The policy says what happens to the others:
 
 * ``discard``: a superseded message is gone; if the buffer is full, the oldest message is. Their mass is lost.
 * ``carry``: the oldest message of a full buffer is set aside with its mass, and is mixed at the next aggregation with
-  the others. The mass of a superseded message moves to the next message of the same sender that stays, the first newer
-  one that is not superseded in its turn: it is in the buffer, or was set aside. A message that comes after its sender's
-  last one was set aside supersedes nothing.
+  the others. The mass of a superseded message moves to the first newer message of the same sender that is not
+  superseded itself: one in the buffer, or one set aside. If the sender's last message was set aside, the next one
+  supersedes nothing.
 * ``merge``: nothing is superseded or dropped: every message is mixed with its own mass.
 
 A message is in time for an event if it arrives at or before the moment at which the event mixes, and was sent by an
@@ -49,15 +49,16 @@ def first_reader(
     receiver: np.ndarray,
     arrival: np.ndarray,
 ) -> np.ndarray:
-    """The first event of its ``receiver`` that can mix each push of event ``source``, int64[P].
+    """For each push, the first event of its receiver that can mix it, int64[P]; E if there is none or the push is lost.
 
-    E, the number of events, if there is none or the push is lost. Events have their ``client`` and ``mixed_at``.
+    ``client`` and ``mixed_at`` [E] belong to the events; ``source`` (the event that pushes), ``receiver`` and
+    ``arrival`` [P] to the pushes.
     """
     by_client = order_by_client(client)
     bounds = bounds_of(np.bincount(client, minlength=num_clients))
     at = search(bounds, mixed_at[by_client], receiver, arrival, "left")
     by_client = np.append(by_client, len(client))
-    # An event of the same moment that does not come after the sender's: then the next event is the first.
+    # An event of the same moment that comes before the sender's cannot mix the push; the next one can.
     inside = at < bounds[receiver + 1]
     at[inside] += by_client[at[inside]] <= source[inside]
     inside = (at < bounds[receiver + 1]) & np.isfinite(arrival)
@@ -75,7 +76,7 @@ def fill_inboxes(
     policy: str = "discard",
     fragments: int = 1,
 ) -> Inboxes:
-    """Deliver the pushes of a run that ends at ``end``."""
+    """Deliver the pushes of a run that ends at ``end``, with the buffers described above."""
     count = len(events.client)
     sending = (pushes.event, pushes.receiver, pushes.arrival)
     reader = first_reader(num_clients, events.client, events.mixed_at, *sending)

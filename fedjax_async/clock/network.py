@@ -9,9 +9,9 @@ seconds. A message from node i to node j, in a run without a server, takes
     latency_i + latency_j + bytes / min(up_i, down_j)
 
 seconds times the noise of the sender. By default, each pair of nodes has a link of its own. The links' parameters are
-drawn once a client, the noises (lognormal of mean 1) once a job or message.
-The ``bandwidth`` options of the delay models are the simple case; use one or the other. A policy that does
-not use the delay model (``participation``) does not use the network either.
+drawn once per client, the noises (lognormal of mean 1) once per job or message.
+The ``bandwidth`` options of the delay models are the simple case; use one or the other. The timing policy
+``participation`` uses neither the delay model nor the network.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Network(NamedTuple):
     """``seconds(clients, numbers, bytes_down, bytes_up) -> float64``: the time of both messages of these jobs.
 
     ``between(senders, receivers, numbers, size) -> (float64, float64)``, for runs without a server: the seconds that
-    messages of ``size`` bytes from node to node occupy their links, and those that they need besides. ``numbers`` tells
-    the messages of one sender to one receiver apart; the arguments are arrays of one shape. ``shared``: a node sends
-    one message at a time; the others wait.
+    messages of ``size`` bytes from node to node occupy their links, and the further seconds until they arrive.
+    ``numbers`` distinguishes the messages from one sender to one receiver; the arguments are arrays of one shape.
+    ``shared``: a node sends one message at a time; the others wait.
     """
 
     num_clients: int
@@ -46,7 +46,7 @@ NetworkModel = Callable[[int, int], Network]
 
 
 class Links(NamedTuple):
-    """One entry a client, float64: bytes a second (infinite: no limit), seconds a message, sigma of the noise."""
+    """One entry per client, float64: bytes a second (infinite: no limit), seconds a message, sigma of the noise."""
 
     down: np.ndarray
     up: np.ndarray
@@ -54,7 +54,7 @@ class Links(NamedTuple):
     jitter: np.ndarray
 
 
-LinksOf = Callable[[np.ndarray], Links]  # of clients
+LinksOf = Callable[[np.ndarray], Links]  # the links of these clients
 
 
 def _from_links(bind_links: Callable[[int, int], LinksOf], shared: bool) -> NetworkModel:
@@ -132,7 +132,7 @@ def link(
 def csv(*, path: str, shared: bool = False) -> NetworkModel:
     """Links from a CSV file: columns client (0, 1, ...), down and up (bytes/s), latency (s) and, if known, jitter.
 
-    Every client needs one line. ``jitter`` is as for ``link``, 0 without the column; ``shared`` too.
+    Every client needs one line. ``jitter`` is as for ``link``, 0 without the column; ``shared`` is as for ``link``.
     """
     rows = csv_tables.read(path, ("client", *Links._fields), required=("client", "down", "up", "latency"))
     owners = csv_tables.distinct_clients(rows)
@@ -152,7 +152,7 @@ def csv(*, path: str, shared: bool = False) -> NetworkModel:
 def edges(*, path: str, directed: bool = False, shared: bool = False) -> NetworkModel:
     """Without a server, a rate for each pair of nodes, from a CSV: columns source, target, rate (bytes/s), latency (s).
 
-    Every pair of nodes that a message may go between needs one line; `directed`: from source to target only, so that
+    Every pair of nodes that exchange messages needs one line; `directed`: from source to target only, so that
     the way back needs another. ``shared`` as for ``link``.
     """
     check.kind("directed", directed, bool, "true or false")

@@ -24,14 +24,14 @@ def oort(
     window: int = 20,
     every: int = 1,
 ) -> PolicyModel:
-    """Clients of high utility: losses times the square root of their number of examples, divided by their slowness.
+    """Clients of high utility: number of examples times root mean squared loss, reduced for slow clients.
 
     The utility of a client i that has trained before is, at decision R,
 
     ``Util(i) = (|B_i| sqrt(1/|B_i| sum_k Loss(k)^2) + sqrt(0.1 ln R / L(i))) * (T / t_i)^(penalty [t_i > T])``
 
-    with the losses of its examples under the model that it started its last job from, the decision L(i) that chose it
-    last, and the seconds t_i of its last job. The first term is clipped at its quantile `clip`. Of ``count`` clients,
+    with the losses of its examples under the start model of its last job, the last decision L(i) that chose it, and the
+    seconds t_i of its last job. The first term is clipped at its quantile `clip`. Of ``count`` clients,
     the share epsilon is explored: clients that never trained, drawn with probability proportional to 1 / seconds.
     The others are drawn by utility among those with at least `cutoff` of the utility of the count-th best one.
     Epsilon starts at `exploration` and is multiplied by `decay` at each decision, down to `least`.
@@ -41,8 +41,8 @@ def oort(
 
     Source: Lai, Zhu, Madhyastha, Chowdhury (2021), "Oort: Efficient federated learning via guided participant
     selection", algorithm 1 and eq. 1. Deviations: T is a percentile, as in the authors' code, since the paper gives
-    no seconds; a decision replaces a round where uploads are applied as they come; a fraction of a client to
-    explore is drawn; the clip applies from the second client on.
+    no seconds; a decision replaces a round where uploads are applied as they come; a fractional number of
+    clients to explore is rounded at random; the clip applies from the second client on.
     """
     check.real_non_negative("penalty", penalty)
     for field, value in (("exploration", exploration), ("least", least), ("cutoff", cutoff), ("clip", clip)):
@@ -62,7 +62,7 @@ def oort(
     def model(prior: Prior) -> Policy:
         clients = _Clients(prior, penalty, clip)
         rng = chance.generator(prior.seed, "policy")
-        collected: list[float] = []  # statistical utility of the clients chosen, a decision each
+        collected: list[float] = []  # statistical utility of the chosen clients, one entry per decision
         epsilon, level = fractions[0], percentile
 
         def pace_of(level: float) -> float:

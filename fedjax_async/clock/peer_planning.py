@@ -22,7 +22,7 @@ from fedjax_async.clock.peer_schedule import MessageFaults, PeerScenario, PeerSc
 from fedjax_async.clock.planning import NothingArrives, check_until, per_client
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario, Until
 
-_PARTS = 1000  # the most models of one name in a spec: every position of a message has parts of its own
+_PARTS = 1000  # the most models of one name in a spec: messages at each position have parts of their own
 
 
 def plan_peers(
@@ -40,19 +40,19 @@ def plan_peers(
     network: NetworkModel | str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> PeerSchedule:
-    """Decide when every node trains, whom it pushes to, and what it mixes with which coefficients.
+    """Decide when every node trains, to which nodes it pushes, and what it mixes with which coefficients.
 
     ``exchange`` and ``delays`` are specs (``"push_sum:policy=merge"``, ``"lognormal:sigma=0.5"``) or what the factories
     in ``EXCHANGES`` and ``DELAYS`` return; ``topology`` is a spec, a model, a networkx graph with the nodes 0..N-1 or a
-    list of graphs, used in turn. ``local_steps``: of one event, a number or one a node. ``message_bytes``: of one
+    list of graphs, used in turn. ``local_steps``: of one event, a number or one per node. ``message_bytes``: of one
     message, for the ``network``; without a network, messages arrive when they are sent. Delay models with a bandwidth
-    see them as the bytes that an event uploads.
+    take ``message_bytes`` as the bytes that an event uploads.
 
     ``availability``: late joins, leaving, absences; a node that joins late begins with mass 1. ``faults``: crashes and
-    delays of compute events, lost and corrupt messages. ``until``: virtual seconds, and ``updates``: compute events.
-    Only events that end within the budget are planned. ``progress(share)`` is called now and then.
+    delays of compute events, lost and corrupt messages. ``until``: virtual seconds (``time``) or compute events
+    (``updates``). Only events that end within the budget are planned. ``progress(share)`` is called now and then.
 
-    Raises ``ValueError`` for impossible settings and for a plan that does not fit the machine's memory, and
+    Raises ``ValueError`` for invalid settings and for a plan that does not fit the machine's memory, and
     ``NothingArrives`` if no compute event fits into the budget.
 
     >>> plan = plan_peers("push_sum", "constant:mean=10", num_clients=3, local_steps=5, until=Until(updates=6),
@@ -103,7 +103,7 @@ def plan_peers(
 def _message_faults(faults: FaultModel | str | None, scenario: Scenario) -> MessageFaults | None:
     """The faults of messages: those of jobs, drawn anew for each position among the messages of an event."""
     if any(source.draw_copies is not None for source in scenario.conditions.faults):
-        raise ValueError("faults: must not double messages: a node recognises a message that it already has")
+        raise ValueError("faults: must not duplicate messages: a node recognises a message that it already has")
     models = scenarios.models_of("faults", FAULTS, faults)
     if not any(source.draw is not None for source in scenario.conditions.faults):
         return None

@@ -1,4 +1,4 @@
-"""The pushes of compute events: to whom, when they arrive, and which are lost or corrupt.
+"""The pushes of compute events: their receivers, when they arrive, and which are lost or corrupt.
 
 Messages on one link, from a sender to a receiver, arrive in order of sending. A message that would arrive while its
 receiver is offline is lost, with the mass that it carries; one that is under way when the run ends is in flight.
@@ -21,18 +21,18 @@ from fedjax_async.clock.segments import bounds_of
 
 
 class Events(NamedTuple):
-    """The compute events of a plan in their final order, of (mixed_at, client)."""
+    """The compute events of a plan, sorted by (mixed_at, client)."""
 
     client: np.ndarray  # int64[E]
     number: np.ndarray  # int64[E]
-    turn: np.ndarray  # int64[E]  which of the graphs of a topology it pushes along
+    turn: np.ndarray  # int64[E]  modulo the number of graphs, the graph along which it pushes
     start: np.ndarray  # float64[E]
     end: np.ndarray  # float64[E]
     mixed_at: np.ndarray  # float64[E]
 
 
 class Pushes(NamedTuple):
-    """Pushes in order of sending: of the end of their event, then by event."""
+    """Pushes in order of sending: sorted by the end of their event, then by event."""
 
     event: np.ndarray  # int64[P]
     fragment: np.ndarray  # int32[P]
@@ -115,7 +115,7 @@ def _arrivals(
     occupied, travelling = network.between(sender, receiver, numbers, world.message_bytes)
     for seconds in (occupied, travelling):
         if not (np.shape(seconds) == sent.shape and np.isfinite(seconds).all() and (np.asarray(seconds) >= 0).all()):
-            raise ValueError("network: the times of every message must be finite numbers >= 0, one a message")
+            raise ValueError("network: the times of every message must be finite numbers >= 0, one per message")
     if network.shared:
         sent = _one_after_another(world.scenario.num_clients, sender, sent, occupied, deadline[event])
         arrival = sent + travelling

@@ -1,6 +1,6 @@
-"""What an exchange is given, and the plan that it makes of a decentralised run.
+"""The input of an exchange, and its output: the plan of a decentralised run.
 
-The plan says who trains when, which messages it mixes in, and with which coefficients.
+The plan says which node trains when, which messages it mixes, and with which coefficients.
 
 What nodes exchange does not depend on the weights that they learn. So all of it is decided here, in float64, before
 any training. The engine then executes a linear mixing with known coefficients.
@@ -19,12 +19,12 @@ from fedjax_async.clock.network import Network
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.clock.topologies import Topology
 
-# ``draw(position, clients, numbers)``: the faults of the messages that these events send as their ``position``-th.
+# ``draw(position, clients, numbers)``: the faults of the ``position``-th message of each of these events.
 MessageFaults = Callable[[int, np.ndarray, np.ndarray], JobFaults]
 
 
 class PeerScenario(NamedTuple):
-    """Nodes, durations, budget, seed and conditions (``scenario``), and the ways of messages."""
+    """Nodes, durations, budget, seed and conditions (``scenario``), and how messages travel."""
 
     scenario: Scenario
     topology: Topology
@@ -36,7 +36,7 @@ class PeerScenario(NamedTuple):
 class Delivery(IntEnum):
     """What became of a message on its way to one receiver."""
 
-    MIXED = 0  # mixed in by an event of the receiver
+    MIXED = 0  # mixed by an event of the receiver
     WAITING = 1  # in the receiver's buffer when the run ended
     IN_FLIGHT = 2  # under way when the run ended
     SUPERSEDED = 3  # replaced in the buffer by a newer message of the same sender
@@ -60,7 +60,7 @@ class PeerSchedule(NamedTuple):
     """
 
     num_clients: int
-    # one entry an event
+    # one entry per event
     client: np.ndarray  # int32[E]
     number: np.ndarray  # int32[E]  earlier events of this node
     local_steps: np.ndarray  # int32[E]
@@ -72,8 +72,8 @@ class PeerSchedule(NamedTuple):
     inbox_bounds: np.ndarray  # int64[E + 1]
     source: np.ndarray  # int64[D]  the event that sent the message, < the event that reads it
     fragment: np.ndarray  # int32[D]
-    weight: np.ndarray  # float64[D]  its mixing coefficient, 0 <= weight; at most 1 in sum over the same coordinates
-    # one entry a push, in order of sending
+    weight: np.ndarray  # float64[D]  its mixing coefficient >= 0; at most 1 in sum for each coordinate of an event
+    # one entry per push, in order of sending
     push_event: np.ndarray  # int64[P]
     push_fragment: np.ndarray  # int32[P]
     receiver: np.ndarray  # int32[P]
@@ -82,7 +82,7 @@ class PeerSchedule(NamedTuple):
     outcome: np.ndarray  # int8[P]  ``Delivery``
     mixed_by: np.ndarray  # int64[P]  the event that mixed it first; -1: none
     corrupt: np.ndarray  # bool[P]  arrives as NaN: the receiver mixes its own model in its place
-    # one entry a node: online in [joined, left)
+    # one entry per node: online in [joined, left)
     joined: np.ndarray  # float64[N]  0: from the beginning; inf: never
     left: np.ndarray  # float64[N]  inf: never
     fragments: int = 1

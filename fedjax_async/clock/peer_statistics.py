@@ -1,4 +1,4 @@
-"""What a plan of a decentralised run amounts to: batches, ages of what is mixed, masses, and how the pushes connect."""
+"""Statistics of the plan of a decentralised run: batches, ages of mixed messages, masses, connection by pushes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PeerStatistics(NamedTuple):
     mean_width: float
     max_width: int
     slots: int  # messages alive at a time, at most
-    mean_inbox: float  # messages an event
+    mean_inbox: float  # messages per event
     mean_age: float  # seconds from the sending of a message to its mixing, weighted by its coefficient
     largest_age: float
-    mean_behind: float  # events that the sender has completed since, likewise
+    mean_behind: float  # events that the sender has completed since, weighted likewise
     smallest_mass: float  # of a node after an event
     largest_mass: float
     mass_lost: float  # at the end; NaN without masses
@@ -36,7 +36,7 @@ class PeerStatistics(NamedTuple):
 
 
 class Masses(NamedTuple):
-    """Push-sum masses at given times, float64[V] each; together N, the number of nodes."""
+    """Push-sum masses at V given times, float64[V] each; together N, the number of nodes."""
 
     nodes: np.ndarray  # of the nodes; those that join later count with their 1 from the beginning
     on_the_way: np.ndarray
@@ -90,7 +90,7 @@ def readers(schedule: PeerSchedule) -> np.ndarray:
 def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
     """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
 
-    Events count that the sender has completed by the moment of mixing, after the one that sent the message.
+    The sender's events count that come after the sending one and are completed when the message is mixed.
     """
     mixed_at = schedule.mixed_at[readers(schedule)]
     order = order_by_client(schedule.client)
@@ -110,9 +110,10 @@ def live_slots(schedule: PeerSchedule, waves: np.ndarray) -> int:
 def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
     """Where the push-sum mass is at ``times``: in nodes, on the way, in buffers, or lost; NaN without masses.
 
-    From its mixing to its pushing, a node holds the mass of its inbox as well. Mass is lost with a message that is
-    lost, from its sending; with one that its buffer drops, from the receiver's next mixing, or at once if there is
-    none; and where a node divides its mass into more parts than it sends (``reference=released``).
+    From its mixing to its pushing, a node holds the mass of its inbox as well. The mass of a lost message counts as
+    lost from its sending; that of a message dropped by the buffer, from the receiver's next mixing, or from its arrival
+    if there is none. A node that divides its mass into more parts than it sends loses the rest when it pushes
+    (``reference=released``).
     """
     times = _moments(schedule, times)
     events, before = len(schedule.client), previous_events(schedule.client)
@@ -149,9 +150,9 @@ def masses(schedule: PeerSchedule, times: np.ndarray) -> Masses:
 
 
 def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many messages an event mixes and sends, on average over the events of each stretch; float64[V] both.
+    """How many messages an event mixes and sends, on average over the events of each interval; float64[V] both.
 
-    Stretch v holds the events that mix (or end) after ``times[v - 1]`` and at or before ``times[v]``; NaN if none does.
+    Interval v holds the events that mix (or end) after ``times[v - 1]``, at ``times[v]`` at the latest; NaN if none.
     """
     times = _moments(schedule, times)
     out = np.bincount(schedule.push_event, minlength=len(schedule.client))
@@ -165,11 +166,11 @@ def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def connecting_window(schedule: PeerSchedule) -> float:
-    """Within how many seconds the delivered pushes connect all nodes strongly; infinity if they never do.
+    """The seconds within which the delivered pushes connect all nodes strongly; infinity if they never do.
 
     The run is cut into consecutive windows, each just long enough that the messages that arrive in it connect the
     nodes that have joined and not left when it begins. The result is the length of the longest; what is left at the
-    end of the run is no window. A stretch twice as long contains a whole window; some stretch just shorter than the
+    end of the run is no window. An interval twice as long contains a whole window; some interval just shorter than the
     result does not connect.
     """
     from scipy.sparse import coo_array  # noqa: PLC0415 - half a second, and needed only here

@@ -8,7 +8,7 @@ compute event:
 * ``lose``, and a crash: the event leaves no trace. When the node is back it begins anew, with the messages that lay in
   its buffer.
 
-Durations and crashes are drawn by attempt, so that an event that was lost is not drawn again as it was.
+Durations and crashes are drawn per attempt: after a lost event, the next attempt has new draws.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Presence(NamedTuple):
 
     @property
     def online(self) -> Online:
-        """Whether nodes are online at given times."""
+        """``online(clients, times)``, whether nodes are online at these times; ``None`` if all always are."""
         starts, ends = self.starts, self.ends
         if starts is None or ends is None:
             return None
@@ -84,7 +84,7 @@ def budget(scenario: Scenario) -> tuple[float, float]:
 def compute_events(scenario: Scenario) -> Computes:
     """The compute events of nodes that train whenever they are online, as many as the budget admits.
 
-    Of events that end at one moment, those of the first clients count.
+    If not all events that end at one moment fit into the budget, those of the lowest client numbers count.
     """
     most, horizon = budget(scenario)
     if scenario.conditions == NO_CONDITIONS:
@@ -139,9 +139,9 @@ def _with_conditions(scenario: Scenario, most: float, horizon: float) -> tuple[n
 
 
 def _walk(scenario: Scenario, columns: tuple[array, array, array]) -> Callable[[int, float, float], float]:
-    """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next one may.
+    """``advance(client, time, reach)``: append the events that begin by ``reach``; returns when the next may.
 
-    Infinity where the node is never online again.
+    Infinity if the node is never online again.
     """
     window = together([source.window for source in scenario.conditions.availability])
     job_outcome = job_outcomes(scenario.conditions)

@@ -1,7 +1,7 @@
 """Waves and slots of a decentralised run: how its plan is batched for the device, and where the messages live there.
 
 An event can train once its node's previous event and the events whose messages it mixes are done. Its *level* is one
-more than the deepest of these, so that there are as few levels as the longest chain of events: the fewest batches
+more than the highest level of these. So there are as many levels as events in the longest chain: the fewest batches
 that any exact method needs. Evaluations need all nodes at once, so levels are counted from each evaluation anew.
 Where memory is short, contiguous runs of the events in order (``peer_runs``) keep fewer messages alive, in more waves.
 
@@ -21,7 +21,7 @@ from fedjax_async.clock.peer_schedule import PeerSchedule
 from fedjax_async.clock.record import SLACK, order_by_client
 from fedjax_async.clock.waves import colour
 
-_CHUNK = 1 << 16  # events whose columns are lists at one time
+_CHUNK = 1 << 16  # events converted to lists at a time
 
 
 def previous_events(client: np.ndarray) -> np.ndarray:
@@ -40,8 +40,8 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
     after its end, and no wave holds events from both sides of an evaluation. Events after the last cut train in the
     last waves.
 
-    Events of one wave need nothing from each other. Between two evaluations there are as few waves as the longest
-    chain of events, each in need of the one before.
+    Events of one wave need nothing from each other. Between two evaluations there are as few waves as events in the
+    longest chain in which each event needs the one before.
     """
     stretch, needs = stretches(schedule, cuts), _Needs(schedule)
     reached = stretch.tolist()
@@ -56,7 +56,7 @@ def peer_waves(schedule: PeerSchedule, cuts: np.ndarray | None = None) -> np.nda
 
 
 def peer_runs(schedule: PeerSchedule, cuts: np.ndarray | None = None, max_width: int | None = None) -> np.ndarray:
-    """Waves, as of ``peer_waves``, that are contiguous runs of the events in order, each as long as it can be.
+    """Waves as by ``peer_waves``, but contiguous runs of the events in order, each as long as possible.
 
     There are more of them than levels, and fewer messages are alive at a time. ``max_width``: the most events of a run.
     """
@@ -99,7 +99,7 @@ class _Needs:
 
 
 def stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
-    """The first of the moments ``cuts`` at or after the end of each event; V, their number, if none is."""
+    """The index of the first of the V ``cuts`` at or after the end of each event; V if none is; int64[E]."""
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run is run.schedule")
     moments = np.zeros(0) if cuts is None else np.asarray(cuts, np.float64)
     check.require(bool((moments[1:] >= moments[:-1]).all()), "cuts", cuts, "ascending")
@@ -109,8 +109,8 @@ def stretches(schedule: PeerSchedule, cuts: np.ndarray | None) -> np.ndarray:
 def peer_slots(schedule: PeerSchedule, written: np.ndarray, read: np.ndarray) -> tuple[int, np.ndarray]:
     """How many slots the messages need, and the slot of each, int32[E, F]; -1 for messages that nobody mixes.
 
-    ``written[e]``: how many events have been written when the messages of event e are; ``read[e]``: how many have been
-    when e reads its inbox; int64[E] both. A slot is free for messages written later than its last reading. The
+    ``written[e]``: how many events have been written once the messages of event e are; ``read[e]``: how many when event
+    e reads its inbox; int64[E] both. A slot is free for messages written later than its last reading. The
     number is the smallest possible (greedy, optimal for intervals).
     """
     fragments = schedule.fragments

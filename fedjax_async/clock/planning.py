@@ -44,14 +44,14 @@ def plan(
 
     ``timing`` and ``delays`` are specs (``"buffer:size=10"``, ``"lognormal:sigma=0.5"``) or what the
     factories in ``TIMINGS`` and ``DELAYS`` return. ``local_steps`` (of one job), ``bytes_down`` and
-    ``bytes_up`` (of one message) are numbers or arrays of one number a client. ``availability``,
+    ``bytes_up`` (of one message) are numbers or arrays of one number per client. ``availability``,
     ``faults`` and ``network`` are specs or models too; specs of the first two may be joined with ``+``
     (``"drop:probability=0.1+late:extra=30"``). ``limits`` are the server's. ``progress(share)`` is called now and
-    then with the share of the budget that is planned. ``decisions`` are asked on the way, in an adaptive run; if they
-    raise ``Ended``, the schedule ends there. The same arguments give the same schedule, and a longer budget
+    then with the share of the budget that is planned. In an adaptive run the planner asks ``decisions``; if they raise
+    ``Ended``, the schedule ends there. The same arguments give the same schedule, and a longer budget
     continues a shorter one. A schedule also ends when no client will ever be online again.
 
-    Raises ``ValueError`` for impossible settings and for a schedule that does not fit the machine's memory, and
+    Raises ``ValueError`` for invalid settings and for a schedule that does not fit the machine's memory, and
     ``NothingArrives`` if not a single upload fits into the budget.
 
     >>> schedule = plan("every", "constant:mean=10", num_clients=3, local_steps=5, until=Until(updates=6))
@@ -93,6 +93,7 @@ def plan(
 
 
 def check_until(until: Until) -> None:
+    """Raise ``ValueError`` unless ``until`` sets at least one limit and all its limits are valid."""
     limited = isinstance(until, Until) and any(value is not None for value in until)
     check.require(limited, "until", until, "an Until with a limit, such as clock.Until(updates=100)")
     check.optional(check.real_positive, "until.time", until.time)
@@ -101,8 +102,9 @@ def check_until(until: Until) -> None:
 
 
 def per_client(field: str, value: int | np.ndarray, num_clients: int, low: int) -> np.ndarray:
+    """``value``, one number for all or one per client, as an array [N]; ``ValueError`` unless whole and >= ``low``."""
     array = np.asarray(value)
     whole = array.dtype.kind in "iu" or (array.dtype.kind == "f" and bool((array == np.floor(array)).all()))
-    allowed = f"whole numbers >= {low}, one or one a client ({num_clients})"
+    allowed = f"whole numbers >= {low}, one for all or one per client ({num_clients})"
     check.require(whole and array.shape in ((), (num_clients,)) and array.min() >= low, field, value, allowed)
     return np.broadcast_to(array, (num_clients,))

@@ -1,8 +1,8 @@
 """Policies: rules that look at a run while it goes on, and decide what happens next.
 
 A *policy model*, made by the factories in ``POLICIES``, is ``model(prior) -> Policy``. A policy may choose the clients
-that train next, the size of the buffer, and whether a client uploads what it has trained; what it leaves out, the
-timing policy decides as in a planned run. Specs joined with ``+`` share these decisions: ``oort+true_bytes``.
+that train next, the size of the buffer, and whether a client uploads what it has trained. The timing policy makes the
+other decisions, as in a planned run. Specs joined with ``+`` share the decisions: ``oort+true_bytes``.
 
 A policy sees what a server would have seen by then: a :class:`View`. It is a function of its prior, the views and
 its own random numbers (seeded by ``prior.seed``), and of nothing else; ``decisions.py`` asks it, in order of virtual
@@ -26,7 +26,7 @@ from fedjax_async.clock.views import Choice, Policy, PolicyModel, Prior, View
 def uniform(*, every: int = 1) -> PolicyModel:
     """Decides nothing: clients are drawn as in a planned run, and what is observed is ignored.
 
-    The run equals the planned one. It shows what the looks cost.
+    The run equals the planned one. It measures the cost of the looks.
     """
     _check_every(every)
     return lambda prior: Policy(every=every)
@@ -37,8 +37,8 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
 
     The candidates are drawn from the idle clients without replacement, client k with probability proportional to its
     number of examples. Each computes ``F_k(w)``, the mean loss of the current model on its examples. Of two equal
-    losses, the candidate that was drawn first is taken; losses are equal if five digits are, so that rounding, which
-    differs between machines, decides nothing at the start of a model that is zero.
+    losses, the candidate that was drawn first is taken. Losses that agree to five digits are equal: rounding differs
+    between machines, and must not decide while the model is still zero and all losses are alike.
 
     Source: Cho, Wang, Joshi (2020), "Client selection in federated learning", pi_pow-d (section 4). Deviation: where
     clients train already, candidates are drawn among the idle ones; asking them takes no virtual time.
@@ -72,7 +72,7 @@ def linear(
     temperature: float = 0.1,
     every: int = 1,
 ) -> PolicyModel:
-    """Clients drawn by a score that is linear in what is known of them: four weights, which may be learned.
+    """Clients drawn by a linear score of what is known of them; its four weights may be learned.
 
     ``score = loss * log l - speed * log t + examples * log B + age * log(1 + R - L)``: the root of the mean squared
     loss l and the seconds t of the client's last job, its examples B, and the decisions R - L since it was chosen last,
@@ -100,7 +100,7 @@ def linear(
             filled = np.where(np.isfinite(losses), losses, known.max(initial=1e-9))
             features = np.log([filled[idle], 1 / seconds[idle], prior.examples[idle], 1 + decision - chosen_at[idle]])
             score = np.array([loss, speed, examples, age]) @ (features - features.mean(axis=1, keepdims=True))
-            drawn = score + temperature * rng.gumbel(size=len(idle))  # the highest ones are such a draw
+            drawn = score + temperature * rng.gumbel(size=len(idle))  # Gumbel top-k: the highest ones are such a draw
             best = np.argsort(-drawn, kind="stable")[:count]
             chosen_at[idle[best]] = decision
             return Choice(idle[best], score[best])
@@ -144,8 +144,8 @@ def event_triggered(*, norm: float) -> PolicyModel:
     """A client uploads only if its update is large enough: ``||w_K - w_0|| >= norm``.
 
     What it does not upload is lost, except for what its own state keeps (error feedback keeps the residual of uploads
-    only). The server hears at the same moment that nothing comes, sends the client no less than before, and counts no
-    bytes; the job's outcome is ``WITHHELD``.
+    only). The server learns at the same moment that nothing comes. Its messages to the client stay the same, no
+    bytes of an upload are counted, and the job's outcome is ``WITHHELD``.
 
     Source: the trigger of SPARQ-SGD, Singh, Data, George, Diggavi (2019), algorithm 1 line 7, with ``c_t eta_t^2 =
     norm^2`` for all t.
@@ -184,7 +184,7 @@ def bind(spec: PolicyModel | str) -> PolicyModel:
 
 
 def together(names: Sequence[str], policies: Sequence[Policy]) -> Policy:
-    """One policy that decides what any of these does; it looks as often as the most curious of them."""
+    """One policy that decides what any of these does; it looks as often as the one that looks most often."""
     given: dict[str, Any] = {}
     whose: dict[str, str] = {}
     for name, policy in zip(names, policies, strict=True):

@@ -1,8 +1,8 @@
-"""Who receives the pushes of compute events: the neighbours in a graph, or nodes drawn afresh. Only nodes online.
+"""The receivers of pushes: the neighbours in a graph, or nodes drawn for each push; in both cases nodes online then.
 
-A draw belongs to the sender, the number of its event and the fragment: the receivers are the first k different nodes
-online of an endless sequence of random nodes. Where that would take long, they are those with the smallest of N random
-keys.
+A draw depends on the sender, the number of its event and the fragment. The receivers are the first k different online
+nodes of an endless sequence of random nodes. Where that would take long, they are the k online nodes with the smallest
+of N random keys.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def choose_receivers(
     online: Online,
     fragment: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The receivers of pushes of ``sender`` at ``time``: how many each push has, int64[E], and all, int32[P].
+    """The receivers of the pushes of events: how many each event has, int64[E], and all in order, int32[P].
 
-    ``turn`` int64[E] counts the pushes of a sender: it selects among the graphs of a topology, and makes draws differ.
+    ``sender``, ``turn`` and ``time`` [E] belong to the events. ``turn`` counts the events of a sender: it selects among
+    the graphs of a topology, and makes draws differ.
     """
     if topology.graphs:
         return _neighbours(stacked(topology.graphs), len(topology.graphs), sender, turn, time, online)

@@ -26,12 +26,12 @@ class Outcome(enum.IntEnum):
     INTERRUPTED = 5  # the client went offline or left, or its group failed
     LATE = 6  # applied, though it came after its timeout
     DROPPED_LATE = 7  # came after its timeout and was not applied
-    DROPPED_STALE = 8  # came, but staler than the server admits
+    DROPPED_STALE = 8  # came, but staler than the server allows
     GIVEN_UP = 9  # the server gave it up at its timeout; its upload comes after the end, or its round ended first
     WITHHELD = 10  # trained, but the client did not upload it (a policy's decision)
 
 
-# The upload (of a withheld one the word that none comes) reached the server, and was applied or dropped:
+# The upload (or the notice that it is withheld) reached the server, and was applied or dropped:
 APPLIED = (Outcome.APPLIED, Outcome.LATE)
 DROPPED = (Outcome.DROPPED_LATE, Outcome.DROPPED_STALE, Outcome.WITHHELD)
 RECEIVED = APPLIED + DROPPED
@@ -44,7 +44,7 @@ SLACK = 1 + 1e-12
 def at_or_before(times: np.ndarray, moments: np.ndarray | float) -> np.ndarray:
     """How many of the sorted ``times`` are at or before each moment, up to rounding; int64, shape of ``moments``.
 
-    A time counts as at a moment if it is later by at most 1e-12 of it.
+    A time counts as at a moment if it is later by at most 1e-12 of the moment.
 
     >>> at_or_before(np.array([0.1, 3 * 0.1, 0.4]), np.array([0.3, 0.4]))
     array([2, 3])
@@ -68,14 +68,14 @@ def job_numbers(clients: np.ndarray) -> np.ndarray:
 
 
 class Extension(NamedTuple):
-    """Jobs and arrivals that a record holds from some of each on, in order."""
+    """The jobs and arrivals that a record holds after the first so many of each, in order."""
 
-    # one entry a job
+    # one entry per job
     client: np.ndarray  # int64
     dispatch_time: np.ndarray  # float64
     dispatched_after: np.ndarray  # int64, arrivals applied before
     version: np.ndarray  # int64
-    # one entry an arrival
+    # one entry per arrival
     job: np.ndarray  # int64
     time: np.ndarray  # float64
     closes: np.ndarray  # bool
@@ -84,13 +84,13 @@ class Extension(NamedTuple):
 
 
 class Record:
-    """The job and arrival columns of a schedule in the making, and its budget."""
+    """The job and arrival columns of a schedule while it is planned, and its budget."""
 
     def __init__(self, scenario: Scenario):
         self.client, self._applied_before = array("q"), array("q")
         self.dispatch_time, self.upload_time = array("d"), array("d")
         self._job, self._time = array("q"), array("d")
-        self._closed = array("q", [0])  # steps closed before each position, the next one included
+        self._closed = array("q", [0])  # steps closed before each arrival, and before the next one
         # What only some jobs have, by job: an outcome other than APPLIED or UNDER_WAY, and a time other than the
         # upload's at which the server stops waiting for it.
         self.outcomes: dict[int, Outcome] = {}
@@ -129,7 +129,7 @@ class Record:
         self.outcomes.setdefault(job, Outcome.CALLED_OFF)
 
     def no_later(self, job: int, time: float) -> None:
-        """Set the times of ``job`` that are later than ``time`` by rounding only to ``time``."""
+        """If times of ``job`` are later than ``time``, but only by rounding, set them to ``time``."""
         if self.upload_time[job] <= time * SLACK:
             self.upload_time[job] = min(self.upload_time[job], time)
         if job in self.freed:
@@ -150,7 +150,7 @@ class Record:
 
     @property
     def end(self) -> float:
-        """The end of the schedule: its last application if a limit of updates or steps was reached, else its time.
+        """The end of the schedule: its last application if updates or steps reached their limit, else the time limit.
 
         Includes the tolerance for rounding: compare with it exactly.
         """
@@ -219,13 +219,15 @@ class Record:
 def with_derived_columns(schedule: Schedule) -> Schedule:
     """The schedule with ``outcome``, ``freed_time``, ``corrupt`` and ``copies`` derived where they are left empty.
 
-    See ``clock.make_schedule``. ``ValueError`` if one of them is neither empty nor of one entry a job.
+    See ``clock.make_schedule``. Raises ``ValueError`` if one of them is neither empty nor of one entry per job.
     """
     jobs = len(schedule.client)
     columns = {name: np.asarray(getattr(schedule, name)) for name in ("outcome", "freed_time", "corrupt", "copies")}
     for name, column in columns.items():
         if column.shape not in ((0,), (jobs,)):
-            raise ValueError(f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry a job")
+            raise ValueError(
+                f"schedule.{name}: has shape {column.shape}, must be empty or ({jobs},), one entry per job"
+            )
     empty = [name for name, column in columns.items() if len(column) != jobs]
     if not empty:
         return schedule
@@ -272,7 +274,7 @@ def fault_counts(schedule: Schedule) -> dict[str, int]:
     * ``duplicates``: further copies delivered, and ignored;
     * ``corrupt``: arrivals with NaN uploads: the engine rejects them, and they fill no buffer;
     * ``withheld``: trained, and not uploaded by the client's own decision;
-    * ``called_off``, ``given_up`` (and not yet arrived at the end), ``under_way``.
+    * ``called_off``, ``given_up`` (at the end not yet arrived), ``under_way``: see ``Outcome``.
 
     In schedules made by ``plan``, ``applied`` + ``lost`` + ``dropped_late`` + ``dropped_stale`` + ``withheld``
     + ``called_off`` + ``given_up`` + ``under_way`` is the number of jobs.

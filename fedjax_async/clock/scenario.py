@@ -1,4 +1,4 @@
-"""The scenario: what a timing policy is given. Clients, durations of jobs, budget, seed, and the conditions.
+"""The scenario, the input of a timing policy: clients, durations of jobs, budget, seed, and the conditions.
 
 The *conditions* are when clients are online, the faults of jobs, and the limits that the server sets.
 """
@@ -62,7 +62,7 @@ NO_CONDITIONS = Conditions((), (), NO_LIMITS)
 
 
 class Scenario(NamedTuple):
-    """All that a timing policy may know: the clients, the durations of their jobs, the budget, the seed.
+    """All that a timing policy may know: clients, durations of their jobs, budget, seed and conditions.
 
     Local steps are those of one job, bytes those of one message; a number for all clients or int64[N].
     """
@@ -97,7 +97,7 @@ def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarr
 def too_short(client: int, time: float) -> ValueError:
     """The error for a job so short that its end equals its beginning in floating point."""
     if time == math.inf:
-        return ValueError(f"delays: the jobs of client {client} are too long: their times are no finite numbers")
+        return ValueError(f"delays: the jobs of client {client} are too long: their times are not finite numbers")
     return ValueError(f"delays: a job of client {client} is too short to advance the clock at {time} s")
 
 
@@ -148,7 +148,7 @@ def models_of(
 
 
 def in_units(conditions: Conditions, unit: float) -> Conditions:
-    """The same conditions with times in units of so many seconds."""
+    """The same conditions with times in units of ``unit`` seconds."""
     if conditions == NO_CONDITIONS:
         return conditions
 

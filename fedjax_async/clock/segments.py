@@ -6,7 +6,7 @@ import numpy as np
 
 
 def bounds_of(counts: np.ndarray) -> np.ndarray:
-    """The bounds of rows of these lengths; int64[rows + 1]."""
+    """The bounds of rows with these lengths; int64[rows + 1]."""
     bounds = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=bounds[1:])
     return bounds

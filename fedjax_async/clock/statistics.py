@@ -22,7 +22,7 @@ class DelayStatistics(NamedTuple):
 
 
 def delay_statistics(schedule: Schedule, fresh: int = 0) -> DelayStatistics:
-    """Maximum and average delays of Definition 4 of AsynFL.
+    """Maximum and average delays of AsynFLC, Definition 4.
 
     ``tau[t, i]``, for every closed step t = 0 .. T-1 and every client i, taking part or not, is t minus
     ``held[t, i]``, the version of the last model that i was sent before step t began applying (0 before
@@ -95,7 +95,7 @@ def _lowest_held(until: np.ndarray, version: np.ndarray, steps: int) -> np.ndarr
 
 
 def concurrency(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Jobs under way over time: ``count[k]`` from ``time[k]`` until ``time[k + 1]``.
+    """Jobs under way over time: ``count[k]`` from ``time[k]`` until ``time[k + 1]``. Returns (time, count).
 
     A job is under way from its dispatch until the server stops waiting for it: its upload arrives, it is called off,
     or the server notices that it is lost or gives it up.

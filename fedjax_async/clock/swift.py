@@ -1,4 +1,4 @@
-"""SWIFT: nodes keep the last message of each neighbour, and mix them with coefficients that the degrees give.
+"""SWIFT: nodes keep the last message of each neighbour, and mix them with coefficients computed from the degrees.
 
 Source: Bornstein et al., "SWIFT: rapid decentralized federated learning via wait-free model communication" (2023). The
 coefficients are those of the code that its authors released.
@@ -20,7 +20,7 @@ from fedjax_async.clock.topologies import Graph, Topology
 
 
 def swift(*, every: int = 1, aggregate_at: str = "start") -> Callable[[PeerScenario], PeerSchedule]:
-    """SWIFT: every `every`-th event of a node mixes the last message of each neighbour, as often as it is the last.
+    """SWIFT: every `every`-th event of a node mixes the last message of each neighbour, also if it was mixed before.
 
     w <- w + sum_j c_j (w_j - w) with the coefficients of ``communication_coefficients``; a neighbour from which nothing
     has come yet counts as the node itself. All events push to all neighbours. Needs one undirected graph.
@@ -51,11 +51,11 @@ def undirected(topology: Topology, exchange: str) -> Graph:
 
 
 def communication_coefficients(graph: Graph) -> np.ndarray:
-    """SWIFT's coefficients, one an edge i -> j: with which node i mixes the message of its neighbour j; float64[edges].
+    """SWIFT's coefficients, float64[edges]: for an edge i -> j, that with which node i mixes the message of node j.
 
     From the highest degree d down: a node with no neighbour of higher degree takes 1 / (d + 1) for all neighbours.
     Any other takes from its m neighbours of higher degree the coefficients that they have for their neighbours, and
-    divides the rest among the others and itself: u = (1 - sum) / (d - m + 1). All of these get the smallest u among
+    divides the rest among the others and itself: u = (1 - sum) / (d - m + 1). The others get the smallest u among
     the node and its neighbours of equal degree. The matrix is not always doubly stochastic.
     """
     degrees, bounds, receivers = graph.degrees, graph.bounds.tolist(), graph.receivers

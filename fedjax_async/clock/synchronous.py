@@ -2,8 +2,7 @@
 
 A round begins when the round before is over: all of its nodes are done, and their messages have arrived. The nodes
 that are online then take part; they push to each other along the edges of the topology (the n-th graph of a list in
-round n). The round does not wait for an event that is lost, by a crash or because its node
-goes offline.
+round n). The round does not wait for an event that is lost because its node crashes or goes offline.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fedjax_async.clock.scenario import Scenario, too_short
 def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
     """Synchronous gossip: w_i <- sum_j W_ij w_j with Metropolis weights, W_ij = 1 / (1 + max(d_i, d_j)).
 
-    Only messages of the round before count; the weights of nodes from which none came stay with the node itself. Needs
+    Only messages of the round before count; if none came from a neighbour, its weight stays with the node itself. Needs
     undirected graphs. A node trains after it has mixed.
 
     Source: D-PSGD, Lian et al. (2017); the weights: Xiao and Boyd (2004).
@@ -106,7 +105,7 @@ def _rounds(world: PeerScenario, policy: str) -> Exchanged:
 
 
 def _among(clients: np.ndarray, num_clients: int) -> Online:
-    """Only these nodes count as online."""
+    """``online`` for a round in which only these nodes take part."""
     present = np.zeros(num_clients, np.bool_)
     present[clients] = True
     return lambda nodes, times: np.broadcast_to(present[nodes], np.broadcast_shapes(nodes.shape, times.shape))

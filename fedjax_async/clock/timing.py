@@ -1,16 +1,16 @@
-"""Timing policies: when the server applies uploads, when that completes a step, and which client trains next.
+"""Timing policies: when the server applies uploads, when it completes a step, and which client trains next.
 
 A policy is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS``, take the options of its spec. Each
-policy has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Where there are
-no conditions, buffered policies take the equal but faster way of ``fast_paths.py``.
+policy has one definition, for any conditions: ``plan_buffer``, ``plan_window``, ``plan_cohort``. Without
+conditions other than ``max_staleness``, buffered policies use ``fast_paths.py``: the same schedule, faster.
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
 It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of
-the budget are listed among the jobs, never among the arrivals. What is sent when, and with which outcome, is said in
-``event_queue.py``.
+the budget are listed among the jobs, never among the arrivals. ``event_queue.py`` says what is sent when, and
+with which outcome.
 
 Which uploads count is decided as far as the clock can know. Uploads too late or too stale for the server's limits
-are no arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
+are not arrivals. Corrupt uploads are arrivals, but fill no buffer and no cohort, and a step without a sound upload is
 not closed. The clock does not know the result of training: an upload that is rejected because it is not finite or
 too large still fills its buffer.
 """
@@ -36,7 +36,7 @@ Timing = Callable[[Scenario], Schedule]
 
 _APPLIED = Outcome.APPLIED  # by itself: the look-up in the class takes time
 
-# After so many cohorts in a row without an upload that counts, none will ever come.
+# After so many cohorts in a row without an upload that counts, none is expected to come.
 FRUITLESS_ROUNDS = 1000
 
 
@@ -51,16 +51,16 @@ def _jobs_under_way(scenario: Scenario, concurrency: int | None) -> int:
 
 
 def every(*, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
-    """Every arrival is a server step; a client leaves with the new model at once (C in flight, all by default)."""
+    """Every arrival is a server step; its client starts from the new model at once (C in flight, by default all)."""
     return buffer(size=1, concurrency=concurrency, sampling=sampling)
 
 
 def buffer(*, size: int = 10, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
-    """Every `size` arrivals are a server step; clients leave with the current model at once (C in flight).
+    """Every `size` arrivals are a server step; clients start from the current model at once (C in flight).
 
-    ``sampling`` says which client leaves when one returns: ``same``, ``uniform`` (over the idle clients) or
+    ``sampling`` says which client gets the next job when one returns: ``same``, ``uniform`` (over the idle clients) or
     ``round_robin``. Simultaneous uploads are all applied, in the order of clients, before any of the
-    clients leaves again: equal delays make rounds, and a buffer of all N clients is then FedAvg. If the budget ends
+    clients gets a new job: equal delays make rounds, and a buffer of all N clients is then FedAvg. If the budget ends
     within a buffer, its arrivals are listed and close no step.
     """
     check.whole("size", size)
@@ -111,7 +111,7 @@ def plan_buffer(scenario: Scenario, size: int, concurrency: int, sampling: str) 
                     queue.drop(job, outcome)
             if not releases and budget_left and (not events or events[0][0] > now):
                 queue.look(now)
-                release_one(job, client, capacity_freed, client_freed, now)  # usually the only event at this time
+                release_one(job, client, capacity_freed, client_freed, now)  # usually the only event now
                 break
             releases.append((job, client, capacity_freed, client_freed))
         else:
@@ -140,12 +140,12 @@ def _require_no_buffer(scenario: Scenario, name: str) -> None:
 
 
 def window(*, length: float = 60.0, concurrency: int | None = None, sampling: str = "uniform") -> Timing:
-    """Every `length` seconds are a server step: what arrived is applied at the window's end, then all leave.
+    """Every `length` seconds are a server step: what arrived is applied at the window's end, then clients start again.
 
     An upload at the very end still counts, and so does one that is later by a rounding error only: its
     ``upload_time`` is then the window's end. Uploads are applied in order of arrival, the last one closes
     the step; then their clients (or others, see ``buffer``) start from the new model. A window without an arrival is
-    no step. Losses too are noticed at the window's end.
+    no step. Lost jobs too are noticed at the window's end.
     """
     check.real_positive("length", length)
     check.optional(check.whole, "concurrency", concurrency)
@@ -178,7 +178,7 @@ def plan_window(scenario: Scenario, length: float, concurrency: int, sampling: s
                 if event[0] > end:
                     queue.record.no_later(event[3], end)
             if now >= end:
-                break  # clients that come online at the end of the window leave with the others
+                break  # clients that come online at the end of the window start with the others
             idle.fill(now)
         if end > queue.horizon:
             break
@@ -197,7 +197,7 @@ def cohort(*, size: int | None = None, over_selection: int = 0, deadline: float 
 
     ``size``: 10 by default, or all clients if there are fewer. ``over_selection`` more are dispatched,
     and as many of the slowest dropped. With a ``deadline`` the server waits at most that many seconds and
-    drops the late. All uploads are applied at the round's end, in order of arrival; then the next cohort starts.
+    drops late uploads. All uploads are applied at the round's end, in order of arrival; then the next cohort starts.
     Dropped jobs are called off at that moment: their ``upload_time`` is infinite.
 
     A cohort is drawn from the clients that are online and up. If there are fewer than wanted, the round begins with
@@ -287,7 +287,7 @@ def _choose_cohort(
     rounds: int,
     time: float,
 ) -> list[int]:
-    """Up to ``selected`` clients that can get a job now, ascending: each set equally probable, or a policy's."""
+    """Up to ``selected`` clients that can get a job now, ascending: all sets equally probable, or a policy's choice."""
     chosen: list[int] = []
     if queue.decisions is not None and queue.decisions.policy.choose is not None:
         queue.announce(range(scenario.num_clients), time)
@@ -320,7 +320,7 @@ def _random_order(rng: np.random.Generator, scenario: Scenario, selected: int, r
 
 
 def participation(*, probability: float = 0.5, spread: float = 0.0, length: float = 1.0) -> Timing:
-    """Rounds of `length` seconds; a random set uploads, the others keep training `local_steps` more a round.
+    """Rounds of `length` seconds: a random set of clients uploads, the others train `local_steps` more.
 
     Client i is in a round's set S_t with probability ``p_i``, independently: ``p_i`` is drawn once,
     uniform in ``probability * (1 -+ spread)``. An upload after tau rounds holds ``tau * local_steps``

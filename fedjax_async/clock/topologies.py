@@ -1,9 +1,9 @@
-"""Topologies: whom a node can push to. Fixed graphs, graphs that change from push to push, and gossip.
+"""Topologies: to which nodes a node can push. Fixed graphs, graphs that change from push to push, and gossip.
 
 A model is ``model(num_clients, seed) -> Topology``; registry ``TOPOLOGIES``. A networkx graph with the nodes
 0..N-1, directed or not, is a topology too, and so is a list of graphs: the n-th push of a node goes along graph
 ``n mod T`` (in a synchronous exchange, that of round n). Random graphs are drawn again until they are strongly
-connected; given graphs that are not, all together, are used with a warning (``notices.NotConnected``).
+connected; given graphs are used with a warning if they are not, all together (``notices.NotConnected``).
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _connected(make: Callable[[int, int], Any], what: str) -> TopologyModel:
 
 
 def gossip(*, receivers: int | None = None) -> TopologyModel:
-    """Each push goes to `receivers` of the others online then (to all if fewer are), drawn uniformly.
+    """Each push goes to `receivers` other nodes, drawn uniformly among those online (to all if there are fewer).
 
-    Without `receivers`: to 10, or to all others of a smaller network.
+    Without `receivers`: to 10, or to all others if there are fewer.
     """
     check.optional(check.whole, "receivers", receivers)
 
@@ -108,7 +108,7 @@ def ring(*, directed: bool = False) -> TopologyModel:
 
 
 def torus() -> TopologyModel:
-    """A grid that closes on itself, of as nearly equal sides as the number of nodes has factors; 4 neighbours."""
+    """A grid with wrap-around, 4 neighbours; its sides are as equal as the factors of N allow (a ring for prime N)."""
 
     def make(n: int, seed: int) -> Any:
         nx, rows = _networkx(), max(side for side in range(1, math.isqrt(n) + 1) if n % side == 0)
@@ -119,7 +119,7 @@ def torus() -> TopologyModel:
 
 
 def exponential(*, one_peer: bool = False) -> TopologyModel:
-    """Node i pushes to i + 1, i + 2, i + 4, ... mod N, directed; `one_peer`: to one of these a push, in turn."""
+    """Node i pushes to i + 1, i + 2, i + 4, ... mod N, directed; `one_peer`: one of these per push, in turn."""
     check.kind("one_peer", one_peer, bool, "true or false")
 
     def model(num_clients: int, seed: int) -> Topology:
@@ -158,7 +158,7 @@ def random_regular(*, degree: int = 4) -> TopologyModel:
 
 
 def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyModel:
-    """Each pair of nodes is joined with probability `p` (without it, 2 ln N / N); `directed`: each direction apart."""
+    """Each pair of nodes is joined with probability `p` (without it, 2 ln N / N); `directed`: each direction alone."""
     check.optional(check.share, "p", p)
     check.kind("directed", directed, bool, "true or false")
 
@@ -228,7 +228,7 @@ def from_networkx(graph: Any, num_clients: int) -> Graph:
 def of_graphs(given: Any) -> Topology:
     """The topology of a networkx graph, or of a list of graphs that are used in turn; ``ValueError`` otherwise.
 
-    The nodes are 0..N-1. Graphs of one list must have equally many.
+    The nodes are 0..N-1. Graphs of one list must have the same number of nodes.
     """
     if isinstance(given, Topology):
         return given
@@ -267,7 +267,7 @@ def bind(topology: Any, num_clients: int, seed: int) -> Topology:
     """Bind a topology to ``num_clients`` nodes and a seed: a spec, a model, a networkx graph, or a list of graphs.
 
     Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``notices.NotConnected``) if the
-    graphs of a file, of an own model or of networkx are not strongly connected, all together.
+    graphs of a file, of your own model or of networkx are not strongly connected, all together.
     """
     own = callable(topology)
     if isinstance(topology, str):

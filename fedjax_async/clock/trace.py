@@ -14,7 +14,7 @@ from fedjax_async.clock.archives import Format, check_columns, read_archive, wri
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
 
-_FORMAT = Format("fedjax_async schedule", 2)  # 2: what became of the jobs
+_FORMAT = Format("fedjax_async schedule", 2)  # 2: with the outcomes of jobs
 
 
 def save_schedule(path: str | Path, schedule: Schedule) -> None:
@@ -33,7 +33,7 @@ def load_schedule(path: str | Path) -> Schedule:
 
 
 def save_schedule_csv(path: str | Path, schedule: Schedule) -> None:
-    """Write one line a job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
+    """Write one line per job; ``arrival`` (its index among the arrivals), time and closes are empty if it has none.
 
     A schedule made by hand is checked and completed first, as by ``check_schedule``.
     """

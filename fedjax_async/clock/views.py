@@ -13,7 +13,7 @@ class Prior(NamedTuple):
 
     num_clients: int
     examples: np.ndarray  # int64[N]
-    seconds: np.ndarray  # float64[N], how long a job takes, as far as a device's model tells: the mean of eight
+    seconds: np.ndarray  # float64[N], how long a job takes: the mean of eight jobs by the delay model
     local_steps: np.ndarray  # int64[N], of a job
     seed: int
 
@@ -21,11 +21,11 @@ class Prior(NamedTuple):
 class View(NamedTuple):
     """What the server has seen at a look.
 
-    ``arrivals``, equally long columns, a row an applied upload in order: client, time, seconds (from the dispatch to
-    the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss`` also
-    loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the model
-    that it started from. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``: the mean
-    loss of the server's present model on the examples of each of these clients, float64.
+    ``arrivals``, columns of equal length, a row per applied upload in order: client, time, seconds (from the dispatch
+    to the upload), staleness, weight, upload_norm, accepted; with compressed uploads bits; for policies with ``loss``
+    also loss and rms_loss, ``mean(l)`` and ``sqrt(mean(l^2))`` of the losses ``l`` of the client's examples under the
+    model from which its job started. ``scores``: the newest evaluation, empty before the first. ``losses(clients)``:
+    the mean loss of the server's current model on the examples of each of these clients, float64.
     """
 
     time: float
@@ -45,20 +45,20 @@ class Finished(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Clients that train next, and the number for which each was chosen, for the record."""
+    """Clients that train next, and the score of each, which is only recorded."""
 
     clients: np.ndarray
     scores: np.ndarray
 
 
 class Policy(NamedTuple):
-    """What is decided by looking; ``None`` leaves a decision to the timing policy.
+    """The decisions of a policy; ``None`` leaves a decision to the timing policy.
 
     ``choose(view, idle, count)``: which of the ``idle`` clients (ascending) train next, at most ``count`` of them and
     at least one if none is under way. ``buffer(view)``: how many uploads make the next server step.
     ``sends(view, finished)``: whether a client uploads what it has trained. ``sizes``: uploads take the time of their
-    true bytes. ``loss``: the policy reads the columns loss and rms_loss. ``every``: arrivals between two looks, at
-    least; the decisions between them are made from the older view.
+    true bytes. ``loss``: the policy reads the columns loss and rms_loss. ``every``: the fewest arrivals between two
+    looks; decisions between looks are made from the older view.
     """
 
     choose: Callable[[View, np.ndarray, int], Choice] | None = None

@@ -11,13 +11,13 @@ dependent on the one before.
 
 *Slots* are allocated ahead of time like registers. Positions count applied arrivals: at position 0 nothing has been
 applied, at position p the first p arrivals have. Wave v begins at position ``bounds[v]``: it reads its start messages,
-after the writes of that position. Its arrivals lead through the positions up to ``bounds[v + 1]``. So a message lives
+after the writes of that position. Its arrivals advance the position to ``bounds[v + 1]``. So a message lives
 from the position of its write to the beginning of the wave that trains its last job, and its slot may be
 written again at any later position.
 
 Messages per version (``personal`` false): one write for each server version that some arriving job starts
 from. A synchronous schedule then needs 1 slot, whatever the largest width. An asynchronous one needs at most
-C + 1 for C jobs in flight: distinct versions in flight, and the current one between two of its jobs.
+C + 1 for C jobs in flight: the versions in flight, and the current version even while none of its jobs is in flight.
 Messages per job (``personal`` true): at most C slots, and m for cohorts of m.
 """
 
@@ -79,7 +79,7 @@ def longest_chain(schedule: Schedule) -> int:
 
 
 def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> WaveStatistics:
-    """Widths of the waves (``bounds``, by default the widest possible) against the jobs in flight.
+    """Widths of the waves (``bounds``, by default ``waves(schedule)``) against the jobs in flight.
 
     Jobs in flight are counted at each application, just before anything is applied at that moment;
     jobs that are called off, lost or dropped are left out.
@@ -106,7 +106,7 @@ def wave_statistics(schedule: Schedule, bounds: np.ndarray | None = None) -> Wav
 
 
 class Slots(NamedTuple):
-    """The messages written at position p are rows ``write_bounds[p]:write_bounds[p + 1]`` of the last three."""
+    """The messages written at position p are rows ``write_bounds[p]:write_bounds[p + 1]`` of the last three fields."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
     start_slot: np.ndarray  # int32[J]: where job j's start message is; -1 if j never arrives
@@ -150,7 +150,7 @@ def allocate(schedule: Schedule, bounds: np.ndarray, personal: bool) -> Slots:
 
 
 def colour(written: np.ndarray, last_read: np.ndarray) -> tuple[np.ndarray, int]:
-    """Slots for messages in order of writing; a slot is free for writes later than its last reading."""
+    """Slots for messages in order of writing, and how many; a slot is free for writes later than its last reading."""
     order = np.argsort(last_read, kind="stable")
     ending, ends = order.tolist(), [*last_read[order].tolist(), math.inf]  # earliest last reading first
     free: list[int] = []

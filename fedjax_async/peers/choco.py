@@ -35,11 +35,12 @@ class Inbox(NamedTuple):
 def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2) -> PeerAlgorithm:
     """``x_i <- x_i + gamma sum_j w_ij (x_hat_j - x_hat_i)``; sends ``q_i = C(x_i - x_hat_i)``.
 
-    Everybody who has it then knows ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in ``x_i - x_hat_i``
-    and is sent later. Each message must reach all neighbours once, in order: the clock's exchange is synchronous and
-    its coefficients w_ij are constant; a message that is lost leaves another copy behind for good.
+    Every node that has q_i then updates its copy, ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in
+    ``x_i - x_hat_i`` and is sent later. Each message must reach all neighbours once, in order: the clock's exchange is
+    synchronous and its coefficients w_ij are constant. If a message is lost, the copies differ for the rest of the run.
 
     Args:
+      compressor: C.
       gamma: consensus step size, in (0, 1].
 
     Source: Koloskova et al., "Decentralized stochastic optimization and gossip algorithms with compressed

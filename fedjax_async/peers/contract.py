@@ -29,9 +29,9 @@ class PeerAlgorithm(NamedTuple):
        of leaves [F, ...], one entry a fragment. ``upload`` is what the client algorithm uploads, zeros if it is not
        finite. ``columns``: scalars to record about the event, by name.
 
-    ``init(params) -> row``: at the beginning of the run (a node that joins late has waited since).
+    ``init(params) -> row``: at the beginning of the run, also for a node that joins late.
     ``params(row) -> params``: the node's model, which is evaluated.
-    ``wire(message) -> bytes`` of one message on the network, from its shapes; ``None``: as many as its arrays have.
+    ``wire(message) -> bytes`` of one message on the network, from its shapes; ``None``: the bytes of its arrays.
     """
 
     init: Callable[[Params], State]

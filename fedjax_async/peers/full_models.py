@@ -1,7 +1,8 @@
 """Peers that send full models: Async-DFedAvg, SWIFT, D-PSGD, SGP, and training alone.
 
 All of them mix ``w <- w + sum_d weight_d (w_d - w)`` and push what they trained. They differ in their exchange, which
-the clock plans: who sends to whom and when, what a buffer keeps, and the coefficients. SGP alone also scales its steps.
+the clock plans: receivers and times of messages, what a buffer keeps, and the coefficients. Only SGP also scales its
+steps.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def pushcen(
 
     Its clients are those of ``local.anchored_training``, which get G in the message's ``extra``. Records
     ``quantisation_error``, ``||w_hat - w||``. Source: PushCen-ADFL (2026), algorithms 1 to 3. Deviation: the
-    regulariser, the mask and the dictionary are of the clustered leaves, those with two axes or more.
+    regulariser, the mask and the dictionary cover only the clustered leaves, those with two axes or more.
     """
     check.whole("k", k, 1, 256)
     check.whole("max_iter", max_iter, 1)
@@ -117,5 +117,5 @@ def pushcen(
 
 
 def _wire(message: Any) -> int:
-    """Bytes of eq. 13, with header and checksum; from the shapes of a message."""
+    """Bytes of a message, eq. 13, with header and checksum; from its shapes."""
     return most_bits(jax.eval_shape(centroids.payloads, message)) // 8

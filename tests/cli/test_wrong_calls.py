@@ -173,7 +173,7 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
     ("flags", "says"),
     [
         (("--eval-at", "1e9"), "eval_at = '1e9': must be moments of which one lies in the run, which ends after"),
-        (("--delay", "constant:mean=1e308"), "delays: the jobs of client 0 are too long: their times are no finite"),
+        (("--delay", "constant:mean=1e308"), "delays: the jobs of client 0 are too long: their times are not finite"),
         (("--availability", "sessions:on=1e-9,off=1e9"), "availability: of the last 1000"),
         (("--method", "fedasync:mixing=0_5"), "mixing = '0_5': must be"),
         (("--lr", "0.1", "--update", "9"), "unrecognized arguments: --update 9; did you mean --updates?"),

@@ -1,7 +1,7 @@
 """A decentralised run planned one event at a time, with a plain heap, lists and dictionaries: the definition.
 
-It shares with the package the draws (durations, receivers, times of messages, faults) and the outcome of a job under
-absences and crashes, which have tests of their own; not the timelines, the buffers, the masses, nor the coefficients.
+It takes from the package the draws (durations, receivers, times of messages, faults) and the outcome of a job under
+absences and crashes, which have tests of their own. It computes timelines, buffers, masses and coefficients itself.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Pushing:
         return out
 
 
-def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, as it is told)
+def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 (one event loop, in one piece)
     """``kind``: push_sum, mean, divshare, swift, alone. The columns of a ``PeerSchedule``, as lists."""
     scenario = world.scenario
     events = [

@@ -1,4 +1,4 @@
-"""A scenario with faults played through moment by moment, client by client; shares no code with the clock."""
+"""A scenario with faults, simulated tick by tick and client by client; shares no code with the clock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TICK = 1 / 32  # all times below are multiples of it
 
 
 class Script(NamedTuple):
-    """A small scenario written out: seconds[i][n], faults_of[i, n], and for each source of absence its stretches."""
+    """A small scenario: seconds[i][n], faults_of[i, n], and the online intervals of each source of absence."""
 
     seconds: list[list[float]]
     faults_of: dict[tuple[int, int], JobFaults]
-    absences: list[tuple[str, list[list[tuple[float, float]]]]]  # leaving, stretches of each client
+    absences: list[tuple[str, list[list[tuple[float, float]]]]]  # leaving, online intervals of each client
     limits: Limits
 
     def delays(self, num_clients, seed):
@@ -79,7 +79,7 @@ class Script(NamedTuple):
         return "arrives", now, math.inf, now
 
     def without(self, i, sent, seconds):
-        """When the upload would have arrived if nothing but pauses had come between."""
+        """When the upload would have arrived if only pauses had delayed it."""
         pauses = [absence for absence in self.absences if absence[0] == "pause"]
         bare = Script([[seconds]] * (i + 1), {}, pauses, Limits())
         what, upload, noticed, _ = bare.outcome(i, 0, sent)
@@ -87,14 +87,14 @@ class Script(NamedTuple):
 
 
 def play(script: Script, clients: int, updates: int, end: float, size: int = 0, length: float = 0.0):
-    """Each of ``clients`` sends itself off again. Every ``size`` arrivals, or every ``length`` seconds, are a step.
+    """Clients start again as soon as they may; every ``size`` arrivals or every ``length`` seconds are a step.
 
-    Corrupt uploads arrive, and make no step. Jobs, by client and number, and arrivals (client, number, time,
-    staleness, step), tick by tick.
+    Corrupt uploads arrive, and make no step. Returns the jobs, by client and number, and the arrivals (client, number,
+    time, staleness, step).
     """
     limits, jobs, arrivals, closed, filled = script.limits, {}, [], 0, 0
     place_free, busy_until, given = [True] * clients, [0.0] * clients, [0] * clients
-    uploads, places = [], []  # that the server has not turned to yet
+    uploads, places = [], []  # that the server has not processed yet
     now = 0.0
     while now <= end and len(arrivals) < updates:
         latest = [key for i, n in enumerate(given) for key in ((i, n - 1), (i, n - 2)) if key in jobs]

@@ -1,4 +1,4 @@
-"""SWIFT's coefficients as nodes that talk to each other find them: messages in mailboxes, until everyone is done."""
+"""SWIFT's coefficients, found by nodes that exchange messages until all nodes have their coefficients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ def coefficients_by_hand(graph):
     nodes = range(len(graph.bounds) - 1)
     neighbours = {i: graph.receivers[graph.bounds[i] : graph.bounds[i + 1]].tolist() for i in nodes}
     degree = {i: len(neighbours[i]) for i in nodes}
-    final, proposal = {}, {}  # what a node has told its lower neighbours, and its equals
+    final, proposal = {}, {}  # what a node has sent to neighbours of lower degree, and of equal degree
     weights: dict[int, dict[int, float]] = {}
     while len(weights) < len(neighbours):
         before = len(weights), len(proposal)

@@ -31,7 +31,7 @@ def window_of(spec, num_clients=1000, seed=0):
 
 
 def stretches(window, client, end=100.0):
-    """All stretches that begin before ``end``."""
+    """All online intervals that begin before ``end``."""
     found, time = [], 0.0
     while time < end:
         start, stop = window(client, time)
@@ -102,7 +102,7 @@ def test_sessions_have_their_means_and_their_share():
     rows = [stretches(window, i, 200.0) for i in range(2000)]
     on = np.concatenate([[end - start for start, end in row[1:]] for row in rows])
     off = np.concatenate([[b[0] - a[1] for a, b in itertools.pairwise(row)] for row in rows])
-    assert abs(on.mean() - 5) < 4 * 5 / math.sqrt(len(on)) + 0.1  # the last that begins before 200 counts whole
+    assert abs(on.mean() - 5) < 4 * 5 / math.sqrt(len(on)) + 0.1  # the last one before 200 counts as a whole
     assert abs(off.mean() - 3) < 4 * 3 / math.sqrt(len(off)) + 0.1
     for time in (0.0, 50.0):
         there = np.mean([window(i, time)[0] <= time for i in range(2000)])
@@ -145,7 +145,7 @@ def test_a_trace_gives_each_client_its_stretches(tmp_path):
     spec = write(tmp_path, "client,start,end\n1,0,5\n0,2.5,4\n\n0,10,12\n1,5,6\n0,7,8\n")
     window = window_of(spec, 2)
     assert stretches(window, 0) == [(2.5, 4), (7, 8), (10, 12)]
-    assert stretches(window, 1) == [(0, 6)]  # touching stretches are one
+    assert stretches(window, 1) == [(0, 6)]  # touching intervals become one
     assert window(1, 6.0) == (INF, INF)
     schedule = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=99), availability=spec)
     assert schedule.dispatch_time[schedule.client == 0].tolist() == [2.5, 3.5, 7, 10, 11]
@@ -188,7 +188,7 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
         ("client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),
         ("client,start,end\n0,one,2\n", "line 2, column 'start': 'one'"),
         ("client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
-        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps a stretch until 6.0"),
+        ("client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
         ("client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedjax_async.clock.chance import Draws
 
-SIDE = 300  # clients and numbers of a square of places
+SIDE = 300  # clients, and numbers of each client
 PLACES = np.arange(SIDE)[:, None], np.arange(SIDE)
 GAMMA = math.gamma
 
@@ -19,7 +19,7 @@ def normal_law(x):
 
 
 def gamma_law(a):
-    """By the series of the incomplete gamma function."""
+    """The distribution function of the gamma, by the series of the incomplete gamma function."""
 
     def law(x):
         total = term = np.full_like(x, 1 / GAMMA(a + 1))
@@ -72,7 +72,7 @@ def test_neighbours_of_every_kind_are_independent():
     def pair(one, other):
         one, other = one.random(), other.random()
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4.5 / SIDE
-        # neighbours are alike in their order of size if anything is: whole quadrants are equally full
+        # dependence that the correlation misses: pairs fill the 4 x 4 cells of the unit square equally
         cells = np.bincount((4 * one.ravel()).astype(int) * 4 + (4 * other.ravel()).astype(int), minlength=16)
         assert ((cells - x_mean) ** 2 / x_mean).sum() < 50  # chi-square of 15 degrees: 50 is the 99.999 % quantile
 

@@ -26,7 +26,7 @@ from tests.clock.test_unreliable import FAULT_SPECS, LIMITS, TIMING_SPECS, make
 
 OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 DERIVED = ("number", "version", "step", *OPTIONAL)
-# Client 0 is sent job 0, applied as arrival 0 at 1, and job 2, which never comes, and job 3; client 1 job 1.
+# Client 0 has job 0 (arrival 0, at 1), job 2, whose upload never comes, and job 3; client 1 has job 1.
 COLUMNS = {
     "num_clients": 3,
     "client": [0, 1, 0, 0],
@@ -48,7 +48,7 @@ def same(one, other):
 
 
 def bare(schedule):
-    """As made by hand: without the optional columns."""
+    """The schedule without its optional columns, as if made by hand."""
     return Schedule(**{name: getattr(schedule, name) for name in Schedule._fields if name not in OPTIONAL})
 
 
@@ -113,11 +113,11 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"client": ["a", "b", "c", "d"]}, r"schedule\.client: must be a sequence of numbers"),
         ({"num_clients": 0}, r"num_clients = 0|schedule\.client\[0\]"),
         ({"local_steps": 0}, r"schedule\.local_steps\[0\] = 0"),
-        ({"local_steps": [5, 5]}, r"schedule\.local_steps: has length 2, must have one entry a job \(4\)"),
+        ({"local_steps": [5, 5]}, r"schedule\.local_steps: has length 2, must have one entry per job \(4\)"),
         ({"dispatch_time": [0, 0, 1, 0.5]}, r"schedule\.dispatch_time\[3\] = 0\.5: must be at least the one before"),
         ({"dispatch_time": [0, 0, 1, np.nan]}, r"schedule\.dispatch_time\[3\] = nan: must be a finite number >= 0"),
         ({"upload_time": [1, -1, np.inf, 5]}, r"schedule\.upload_time\[1\] = -1\.0: must be at or after its dispatch"),
-        ({"upload_time": [1, 3, np.inf, 5]}, r"schedule\.time\[1\] = 2\.0: must be at or after the upload's"),
+        ({"upload_time": [1, 3, np.inf, 5]}, r"schedule\.time\[1\] = 2\.0: must be at or after the upload_time"),
         ({"dispatched_after": [0, 0, 1, 4]}, r"schedule\.dispatched_after\[3\] = 4: must be from 0 to 3"),
         ({"dispatched_after": [0, 0, 2, 1]}, r"schedule\.dispatched_after\[3\] = 1: must be at least"),
         ({"dispatched_after": [0, 0, 1, 1]}, r"schedule\.dispatched_after\[3\] = 1: must be the count of arrivals"),
@@ -126,8 +126,8 @@ def test_every_plan_is_accepted_as_it_is(timing, limits):
         ({"job": [0, 1, 4]}, r"schedule\.job\[2\] = 4: must be from 0 to 3"),
         ({"job": [0, 1, 1]}, r"schedule\.job\[1\] = 1: must be among the arrivals once"),
         ({"time": [1, 2, 1.5]}, r"schedule\.time\[2\] = 1\.5: must be at least the one before"),
-        ({"time": [1, 2]}, r"schedule\.time: has length 2, must have one entry an arrival"),
-        ({"closes": [True]}, r"schedule\.closes: has length 1, must have one entry an arrival \(3\)"),
+        ({"time": [1, 2]}, r"schedule\.time: has length 2, must have one entry per arrival"),
+        ({"closes": [True]}, r"schedule\.closes: has length 1, must have one entry per arrival \(3\)"),
         ({"number": [0, 0, 1, 1]}, r"schedule\.number\[3\] = 1"),
         ({"version": [0, 0, 0, 1]}, r"schedule\.version\[2\] = 0: must be the count of steps closed before"),
         ({"step": [0, 1, 2]}, r"schedule\.step\[2\] = 2"),
@@ -148,13 +148,13 @@ def test_contradictions_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # job 2 leaves before arrival 0, which is its client's, was applied; by count, and by time
+        # job 2 is sent before arrival 0 of the same client is applied: by count, and by time
         (
             {"dispatched_after": [0, 0, 0, 2]},
-            r"after 0 arrivals: must not be before client 0 is through with its job 0",
+            r"after 0 arrivals: must not be before client 0 is done with its job 0",
         ),
-        ({"dispatch_time": [0, 0, 0.5, 4]}, r"dispatch_time\[2\] = 0\.5 .* through with its job 0, arrival 0, at 1\.0"),
-        # job 3 leaves before job 2 is freed, or has come although it was given up
+        ({"dispatch_time": [0, 0, 0.5, 4]}, r"dispatch_time\[2\] = 0\.5 .* done with its job 0, arrival 0, at 1\.0"),
+        # job 3 is sent before job 2 is freed, or before its upload has come, though it was given up
         ({"freed_time": [1, 2, 4.5, 5]}, r"dispatch_time\[3\] = 4\.0 .* with its job 2 at 4\.5"),
         (
             {"upload_time": [1, 2, 4.5, 5], "freed_time": [1, 2, 3, 5], "outcome": [0, 0, Outcome.DROPPED_LATE, 0]},
@@ -171,7 +171,7 @@ def test_a_client_has_one_job_at_a_time(change, message):
 def test_jobs_that_follow_each_other_at_one_moment_do_not_overlap():
     tie = COLUMNS | {"upload_time": [1 + 1e-15, 2, 4 * (1 + 1e-15), 5], "time": [1 + 1e-15, 2, 5]}
     assert make_schedule(**tie).freed_time[2] > 4
-    # simultaneous: the job leaves at the moment of the arrival, but before it
+    # simultaneous: the job is sent at the moment of the arrival, but before it
     with pytest.raises(ValueError, match="after 0 arrivals"):
         make_schedule(**(COLUMNS | {"dispatched_after": [0, 0, 0, 2]}))
 

@@ -1,4 +1,4 @@
-"""A schedule that is cut is what a plan of that length would have been."""
+"""A schedule that is cut equals the plan of that length."""
 
 from __future__ import annotations
 

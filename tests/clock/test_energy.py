@@ -30,7 +30,7 @@ def test_jobs_and_runs_by_hand():
     second = np.array([0, 10, 20 + 1.5, 30 + 1.5])
     np.testing.assert_allclose(joules, first + second)
     np.testing.assert_allclose(grams, 1e-4 * first + 1e-3 * second)
-    whole = energy_until(TWO, schedule, np.array([1e6]), 0, 0)[0]  # idle ever after
+    whole = energy_until(TWO, schedule, np.array([1e6]), 0, 0)[0]  # idle from then on
     busy = np.bincount(schedule.client, weights=schedule.upload_time - schedule.dispatch_time)
     np.testing.assert_allclose(whole, TWO.training @ busy + TWO.idle @ (1e6 - busy))
 
@@ -44,7 +44,7 @@ def test_lost_uploads_send_nothing_and_uploads_of_their_own_sizes():
     joules, _ = job_energy(TWO._replace(training=np.zeros(2), down=np.zeros(2)), schedule, 100, sizes)
     np.testing.assert_allclose(joules, np.where(lost, 0, TWO.up[schedule.client] * sizes))
     trained, _ = job_energy(TWO, schedule, 0, 0)
-    np.testing.assert_allclose(trained[:2], [60, 20])  # of a lost one too
+    np.testing.assert_allclose(trained[:2], [60, 20])  # also if the upload is lost
 
 
 def test_tables_of_devices(tmp_path):

@@ -136,7 +136,7 @@ def test_draws_known_in_advance_change_nothing(clients, sampling, monkeypatch):
 
 @pytest.mark.parametrize("sampling", SUCCESSORS)
 def test_only_buffers_without_conditions_take_the_fast_path(sampling, monkeypatch):
-    """What decides between the two ways, and that ``plan`` gives the same by either."""
+    """Which of the two is used, and that ``plan`` gives the same schedule by both."""
     taken = []
     fast = fast_paths.buffer
     monkeypatch.setattr(fast_paths, "buffer", lambda *arguments: taken.append(1) or fast(*arguments))

@@ -29,7 +29,7 @@ def number_of_copies(m):
 
 
 def untouched(m):
-    """Jobs that nothing befalls."""
+    """Jobs without faults."""
     copied = np.broadcast_to(number_of_copies(m) > 0, m.lost.shape)
     return np.all([~copied] + [column == value for column, value in zip(m, JobFaults()[:-1])], axis=0)
 
@@ -84,7 +84,7 @@ def test_the_bits_of_a_draw_do_not_depend_on_the_batch_it_is_drawn_in(name):
 
 
 def test_faults_take_no_logarithm_one_at_a_time(monkeypatch):
-    """One policy about bits: those of NumPy's arrays on this machine, see ``chance``."""
+    """All logarithms are those of NumPy's arrays: ``math.log1p`` may differ in the last bit, see ``chance``."""
     monkeypatch.setattr(faults.math, "log1p", None)
     drawn("duplicate:probability=0.5+crash:rate=1")
 

@@ -1,4 +1,4 @@
-"""How long a schedule will be: refused after the first jobs where it cannot fit, reported where it can."""
+"""How long a schedule will be: it is refused after the first jobs if it cannot fit, else progress is reported."""
 
 from __future__ import annotations
 

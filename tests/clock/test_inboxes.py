@@ -28,9 +28,9 @@ def inbox(senders, capacity):
     [
         # the first two of node 1 go to its newest
         ([1, 1, 2, 1], 2, [S, S, M, M], [3, 3, 2, 3]),
-        # node 2's message sets the second of node 1 aside: it keeps the mass of the first, and supersedes no longer
+        # node 2's message sets the second of node 1 aside: it keeps the mass of the first, and is not superseded
         ([1, 1, 2, 1], 1, [S, M, M, M], [1, 1, 2, 3]),
-        # the third of node 1 comes after its second was set aside, and carries to the fourth alone
+        # the third of node 1 comes after its second was set aside, and its mass moves to the fourth
         ([1, 1, 2, 1, 1], 1, [S, M, M, S, M], [1, 1, 2, 4, 4]),
         # without room for two, whatever comes sets the other aside
         ([1, 2, 3, 1], 2, [M, M, M, M], [0, 1, 2, 3]),

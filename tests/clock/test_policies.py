@@ -47,7 +47,7 @@ TIMINGS = ["every:concurrency=5", "buffer:size=3,concurrency=8", "window:length=
 
 
 class Stand:
-    """What stands in the place of an engine: made-up observations, and a check of what is told when."""
+    """A substitute for an engine: made-up observations, and a check of what is told when."""
 
     def __init__(self) -> None:
         self.told = 0

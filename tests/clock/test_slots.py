@@ -10,7 +10,7 @@ from tests.clock.textbook import traces
 
 
 def replay(schedule, bounds, slots, personal):
-    """Run the engine's reads and writes on simulated registers; returns how many hold something still wanted."""
+    """Run the engine's reads and writes on simulated registers; check that each job reads its message."""
     registers = [None] * slots.count
     begins = set(bounds[:-1].tolist())
     width = dict(zip(bounds[:-1].tolist(), np.diff(bounds).tolist()))

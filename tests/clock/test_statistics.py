@@ -17,7 +17,7 @@ TIMINGS = [
 
 
 def delay_table(schedule):
-    """tau[t, i] and held[t, i], by walking through the schedule with one entry a client."""
+    """tau[t, i] and held[t, i], by walking through the schedule with one entry per client."""
     held = np.zeros(schedule.num_clients, int)
     rows, job, opens = [], 0, True
     for e in range(len(schedule.job)):
@@ -94,7 +94,7 @@ def test_counts_and_histogram_add_up():
     dispatched, applied = client_counts(s)
     assert len(dispatched) == len(applied) == 8
     assert applied.sum() == 77
-    assert dispatched.sum() == 77 + 3  # the last arrival ends the plan before its successor leaves
+    assert dispatched.sum() == 77 + 3  # the last arrival ends the plan before the next job is sent
     assert (dispatched >= applied).all()
     histogram = staleness_histogram(s)
     assert histogram.sum() == 77

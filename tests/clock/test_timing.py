@@ -123,7 +123,7 @@ def test_equal_delays_run_in_client_order_round_after_round():
     s = make("every", "constant:mean=10", updates=4 * N)
     np.testing.assert_array_equal(s.client[s.job], np.tile(np.arange(N), 4))
     np.testing.assert_array_equal(s.time, np.repeat([10.0, 20.0, 30.0, 40.0], N))
-    # all uploads of a moment are applied before any client leaves again
+    # all uploads of a moment are applied before any client gets a new job
     np.testing.assert_array_equal(s.staleness, np.tile(np.arange(N), 4))
     np.testing.assert_array_equal(s.dispatched_after, np.repeat(np.arange(4) * N, N))
 
@@ -142,7 +142,7 @@ def test_ties_at_a_timer_uploads_come_before_the_end_of_the_window():
 
 
 def test_staleness_counts_from_the_download_not_from_the_last_upload():
-    # client 0 returns at 1, waits until 4 in the window, client 1 returns at 5.5
+    # client 0 returns at 1 and waits for the end of each window; client 1 returns at 5.5
     s = make("window:length=2", table_of([1, 1], [5.5, 1]), num_clients=2, until=Until(time=8))
     np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 1])
     np.testing.assert_array_equal(s.time, [2, 4, 6, 6, 8, 8])
@@ -157,7 +157,7 @@ def test_staleness_is_read_before_the_version_moves():
 
 def test_two_clients_one_three_times_as_slow():
     s = make("every", table_of([10], [30]), num_clients=2, until=Until(time=60))
-    # at 30 and 60 client 0 goes first (same time, lower number), and both leave with the model after both
+    # at 30 and 60 client 0 goes first (same time, lower number), and both start from the model after both
     np.testing.assert_array_equal(s.client[s.job], [0, 0, 0, 1, 0, 0, 0, 1])
     np.testing.assert_array_equal(s.staleness, [0, 0, 0, 3, 0, 0, 0, 3])
 
@@ -167,7 +167,7 @@ def test_a_buffer_counts_arrivals_and_clients_leave_with_the_current_model():
     np.testing.assert_array_equal(s.client[s.job], [0, 1, 0, 0, 1, 0, 1])
     np.testing.assert_array_equal(s.closes, [0, 0, 1, 0, 0, 1, 0])
     np.testing.assert_array_equal(s.step, [0, 0, 0, 1, 1, 1, 2])
-    # client 1's second job left at 1.5, in the middle of step 0; client 0's third one right after it closed
+    # client 1's second job is sent at 1.5, in the middle of step 0; client 0's third one right after it closed
     np.testing.assert_array_equal(s.version[s.job], [0, 0, 0, 1, 0, 1, 1])
 
 
@@ -412,7 +412,7 @@ GUESSES = {"none": lambda clients: [], "backwards": lambda clients: clients[::-1
 @pytest.mark.parametrize("guess", GUESSES)
 @pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
 def test_guesses_of_who_is_next_change_nothing(guess, sampling, monkeypatch):
-    """Whatever the rules predict: the schedule is the same, with conditions and without, deep caches and shallow."""
+    """The predictions of the rules do not change the schedule, with conditions or without, in any cache."""
     conditions = {"availability": "sessions:on=9,off=3", "faults": "drop+late:extra=2"}
     scenarios = [
         (timing, options)

@@ -87,7 +87,7 @@ def test_the_specs_cover_the_registries():
 
 
 def check_conditions(s, there):
-    """Nothing is sent to a client that is away; lost uploads never arrive; one job at a time."""
+    """Nothing is sent to a client that is offline; lost uploads never arrive; one job at a time."""
     check_invariants(s)
     for client, time in zip(s.client.tolist(), s.dispatch_time.tolist()):
         start, end = there(client, time)
@@ -163,7 +163,7 @@ def test_a_scenario_with_faults_is_the_one_played_through_by_hand(script: Script
     length = data.draw(st.sampled_from([0.25, 1.0, 2.5])) if windows else 0.0
     size = 0 if windows else data.draw(st.integers(1, clients))
     if windows:
-        updates = 1000  # where the budget cuts a window, who was dropped is a matter of taste
+        updates = 1000  # if the budget cuts a window, it is not defined which jobs count as dropped
     end = 12.0
     jobs, arrivals = play(script, clients, updates, end, size=size, length=length)
     availability = tuple(script.availability(k)(clients, 0, 0) for k in range(len(script.absences)))
@@ -185,7 +185,7 @@ def test_a_scenario_with_faults_is_the_one_played_through_by_hand(script: Script
         for j, time, stale, step in zip(s.job, s.time.tolist(), s.staleness, s.step)
     ]
     assert sorted(found) == sorted(arrivals)
-    if not windows:  # in a window: in order of arrival, in the play too, but for ties
+    if not windows:  # in a window, simultaneous arrivals may be in another order
         assert found == arrivals
     planned = {}
     for j in range(len(s.client)):
@@ -294,7 +294,7 @@ def test_a_job_given_up_goes_on_and_its_upload_comes_late(late, outcome):
         until=Until(time=8),
         limits=Limits(timeout=3, late=late),
     )
-    # client 0 is given up at 3, client 1 takes its place; 0's upload comes at 5, when 0 is sent on
+    # client 0 is given up at 3, client 1 takes its place; 0's upload comes at 5, and 0 gets a new job
     np.testing.assert_array_equal(s.client, [0, 1, 0, 1])
     np.testing.assert_array_equal(s.dispatch_time, [0, 3, 5, 8])
     np.testing.assert_array_equal(s.freed_time, [3, 5, 8, 10])
@@ -326,7 +326,7 @@ def test_a_client_that_is_away_gets_the_model_of_the_moment_it_appears():
     s = make("every", table_of([1], [1]), num_clients=2, updates=6, availability=there(ALWAYS, [(2.5, 3), (9, 10)]))
     np.testing.assert_array_equal(s.dispatch_time[s.client == 1], [2.5])
     np.testing.assert_array_equal(s.version[s.client == 1], [2])
-    # its second job has to wait for 9: at 3.5, when it is back, it is away
+    # its second job has to wait for 9: when the first one is done, at 3.5, the client is offline
     assert s.upload_time[s.client == 1].tolist() == [3.5]
 
 
@@ -344,7 +344,7 @@ def test_what_going_off_does_to_a_job():
 
 @pytest.mark.parametrize("length", [0.7, 3, 7])
 def test_pauses_end_though_rounds_of_other_lengths_round_their_moments(length):
-    """Counted in rounds, the end of a stretch may be rounded down to the moment at which it is asked for."""
+    """In units of rounds, the end of a window may be rounded down to the very moment that was asked for."""
     away = "periodic:on=3,off=2,leaving=pause+joins:share=0.5,by=5"
     s = make(f"participation:spread=0.8,length={length}", "constant", availability=away)
     check_invariants(s)
@@ -363,7 +363,7 @@ def test_a_round_begins_with_whom_there_is_and_ends_when_nobody_is_left_to_wait_
     availability = there(ALWAYS, ALWAYS, [(50, 60)])
     lost = faulty(job0=JobFaults(lost=True))
     s = make("cohort:size=3", table_of([2], [1], [1]), num_clients=3, updates=7, availability=availability, faults=lost)
-    # round 1: clients 0 and 1, of which 0's upload is lost; it ends at 2, when that was due
+    # round 1: clients 0 and 1; the upload of 0 is lost, and the round ends at 2, when it was due
     np.testing.assert_array_equal(s.client[:4], [0, 1, 0, 1])
     np.testing.assert_array_equal(s.dispatch_time[:4], [0, 0, 2, 2])
     np.testing.assert_array_equal(s.time[:3], [2, 4, 4])
@@ -381,7 +381,7 @@ def test_a_round_in_which_everything_is_lost_is_no_step():
 def test_what_a_round_has_given_up_stays_given_up_when_the_round_ends():
     limits = Limits(timeout=2)
     s = make("cohort:size=3,over_selection=1", table_of([5], [9], [3], [1]), num_clients=4, updates=3, limits=limits)
-    # nobody is left to wait for at 2: the round ends with one upload
+    # at 2 no job is left to wait for: the round ends with one upload
     np.testing.assert_array_equal(
         s.outcome[:4], [Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.GIVEN_UP, Outcome.APPLIED]
     )
@@ -430,13 +430,13 @@ def test_a_cohort_waits_for_sound_uploads():
     faults = corrupting((0, 0), (1, 0), (2, 0), (0, 1))
     delays = table_of([1], [2], [3], [4])
     s = make("cohort:size=1,over_selection=3", delays, num_clients=4, until=Until(steps=2), faults=faults)
-    # of the first round one sound upload is wanted, and it is the last; in the second it is client 1's
+    # each round needs one sound upload: in the first it is the last one, in the second that of client 1
     np.testing.assert_array_equal(s.client[s.job], [0, 1, 2, 3, 0, 1])
     np.testing.assert_array_equal(s.time, [4, 4, 4, 4, 6, 6])
     np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
     spoiled = corrupting((0, 0), (1, 0), (0, 1))
     s = make("cohort:size=2", table_of([1], [2]), num_clients=2, until=Until(steps=2), faults=spoiled)
-    # a round of corrupt uploads only ends when nobody is left to wait for, and is no step
+    # a round with nothing but corrupt uploads ends when no job is left to wait for, and is no step
     np.testing.assert_array_equal(s.time, [2, 2, 4, 4, 6, 6])
     np.testing.assert_array_equal(s.closes, [0, 0, 0, 1, 0, 1])
     np.testing.assert_array_equal(s.step, [0, 0, 0, 0, 1, 1])

@@ -1,4 +1,4 @@
-"""Slow and obvious versions of what the clock does fast; nothing here shares code with it but the delays."""
+"""Slow and obvious versions of what the clock does fast; they share no code with it but the delays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def buffered_asynchrony(delays, num_clients, size, updates):
 
 
 def check_invariants(schedule: Schedule) -> None:
-    """What holds for every schedule of every policy."""
+    """Check what holds for every schedule of every policy."""
     assert check_schedule(schedule) == schedule  # nothing to fill in, nothing to refuse
     jobs, arrivals = len(schedule.client), len(schedule.job)
     assert {schedule.client.dtype, schedule.number.dtype, schedule.local_steps.dtype} == {np.dtype(np.int32)}
@@ -78,7 +78,7 @@ def check_invariants(schedule: Schedule) -> None:
 
 
 def check_outcomes(schedule: Schedule) -> None:
-    """What became of every job agrees with its times and with the list of arrivals."""
+    """Check that the outcome of every job agrees with its times and with the list of arrivals."""
     kinds = (schedule.outcome.dtype, schedule.freed_time.dtype, schedule.corrupt.dtype, schedule.copies.dtype)
     assert kinds == (np.int8, np.float64, np.bool_, np.int8)
     assert {len(schedule.client)} == {len(schedule.outcome), len(schedule.freed_time), len(schedule.copies)}
@@ -108,7 +108,7 @@ def check_outcomes(schedule: Schedule) -> None:
 
 @st.composite
 def traces(draw, max_arrivals: int = 9) -> Schedule:
-    """Any schedule that is consistent at all, closing or not, with jobs that never arrive."""
+    """Any consistent schedule, with or without closed steps, with jobs that never arrive."""
     arrivals = draw(st.integers(1, max_arrivals))
     sent = [draw(st.integers(0, e)) for e in range(arrivals)]
     lost = draw(st.lists(st.integers(0, arrivals), max_size=3))

@@ -1,4 +1,4 @@
-"""Made-up plans: any sources, any coefficients. What the clock's exchanges make of it is tested with the clock."""
+"""Random plans with any sources and any coefficients. The clock's own plans are tested with the clock."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ class Followed:
         self.schedule, self.starts = schedule, [MODEL.init(jax.random.key(i if spread else 1)) for i in range(5)]
         self.nodes = _Nodes(components, schedule, self.starts[0], jax.random.key(2), np.inf)
         self.nodes.rows = [self.nodes.peer["init"](self.nodes.hyper, start) for start in self.starts]
-        # one reader more than there are: every message is kept
+        # one more reader than there are events: every message is kept
         self.nodes.readers = {(e, 0): len(schedule.client) + 1 for e in range(len(schedule.client))}
         self.models = [flat(start) for start in self.starts]
         self.mass, self.outside, self.sent, self.pending = np.ones(5), {}, {}, set()
 
     def total(self):
-        """X_tot and Y_tot: of the nodes, and of the messages that no event has taken yet."""
+        """X_tot and Y_tot: of the nodes, and of the messages that no event has mixed yet."""
         x = sum(mass * model for mass, model in zip(self.mass, self.models))
         x = x + sum(mass * self.sent[source] for source, mass in self.outside.values())
         return x, self.mass.sum() + sum(mass for _, mass in self.outside.values())

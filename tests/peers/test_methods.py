@@ -70,7 +70,7 @@ def test_full_models(peer, masses):
     assert np.abs(np.asarray(found.params["w"]) - w).max() > 0.1
 
 
-# the released clustering puts centroids on entries: equal entries, as pruned ones are, make ties that rounding decides
+# the released clustering puts centroids on entries: equal entries, such as pruned ones, are ties, decided by rounding
 @pytest.mark.parametrize(
     ("reference", "events", "mask"), [("paper", 200, 1), ("released", 200, 0), ("released", 40, 1)]
 )
@@ -109,7 +109,7 @@ def test_divshare(omega):
 
 
 def rounds(nodes, events):
-    """A synchronous gossip on a complete graph: every event reads all others' events of the round before."""
+    """A synchronous gossip on a complete graph: every event reads the other nodes' events of the round before."""
     base = made_up(events, nodes)
     owner = np.arange(events) % nodes
     inboxes = [

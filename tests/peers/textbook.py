@@ -1,6 +1,6 @@
-"""Decentralised methods once more: softmax regression in float64 NumPy, written from the papers.
+"""Decentralised methods written from the papers: softmax regression in float64 NumPy.
 
-Chance (keys, orders of examples, random entries) comes from the package; it is tested where it is made.
+Chance (keys, orders of examples, random entries) comes from the package, where it has its own tests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def released_wcp(params, tables, key):
 
 
 class Adam:
-    """Adam whose moments go on from job to job."""
+    """Adam; its moments are kept from job to job."""
 
     def __init__(self):
         self.t, self.m, self.v = 0, [0.0, 0.0], [0.0, 0.0]
