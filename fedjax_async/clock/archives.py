@@ -53,6 +53,16 @@ def read_archive(path: str | Path, kind: Format, names: Iterable[str]) -> dict[s
     return {name: found[name] for name in wanted}
 
 
+def single_numbers(path: str | Path, columns: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The columns in ``kinds`` as one number each; ``ValueError`` for any that is not. All others must be arrays."""
+    for name, column in columns.items():
+        if name in kinds and (np.shape(column) != () or np.asarray(column).dtype.kind not in "biu"):
+            raise ValueError(f"{path}: column {name!r} must be one whole number; the file is damaged")
+        if name not in kinds and np.ndim(column) == 0:
+            raise ValueError(f"{path}: column {name!r} must be an array; the file is damaged")
+    return {name: kind(columns[name]) for name, kind in kinds.items()}
+
+
 def check_columns(path: str | Path, plan: Any, kinds: Mapping[str, Any], length: int) -> None:
     """Raise ``ValueError`` for the first column of a plan without this length or without its dtype in ``kinds``."""
     for name, kind in kinds.items():

@@ -31,6 +31,8 @@ def read(path: str | Path, known: Sequence[str], required: Sequence[str]) -> lis
         raise ValueError(f"path = {str(path)!r}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise ValueError(f"path = {str(path)!r}: not a text file") from None
+    except csv.Error as error:
+        raise ValueError(f"path = {str(path)!r}: not a table ({error})") from None
     if len(lines) < 2:
         raise ValueError(f"{path}: must have a header line and at least one line of values")
     header = [name.strip().lower() for name in lines[0][1]]
@@ -81,7 +83,7 @@ def number(row: Row, column: str, above_zero: bool = False) -> float:
 def client(row: Row, column: str = "client") -> int:
     """The client that a row names: the whole number in its column ``client``, or in another one."""
     text = label(row, column)
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):  # fits in int64
         raise ValueError(f"{row[0]}, column {column!r}: {text!r} must be a client number 0, 1, ...")
     return int(text)
 

@@ -94,7 +94,7 @@ def divshare(*, omega: float = 0.2, aggregate_at: str = "start") -> Exchange:
     """
     check.require(check.is_real(omega) and 0 < omega <= 1, "omega", omega, "above 0 and at most 1")
     check.one_of("aggregate_at", aggregate_at, AGGREGATE_AT)
-    fragments = int(1 / omega)
+    fragments = int(1 / omega + 1e-9)  # as ``fragments_of`` of the method
 
     def plan(world: PeerScenario) -> PeerSchedule:
         exchanged = exchange(world, aggregate_at, fragments=fragments, drop_unsent=True)

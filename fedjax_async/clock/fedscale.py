@@ -66,7 +66,7 @@ def write_tables(
         ends = {end for _, end in recorded}
         rows = [(i, *stretch) for i, (own, _) in enumerate(recorded) for stretch in own]
         tables["availability.csv"] = (("client", "start", "end"), rows)
-        repeat = f",repeat={ends.pop():g}" if len(ends) == 1 else ""
+        repeat = f",repeat={ends.pop():.15g}" if len(ends) == 1 else ""
         flags += [f"--availability csv:path={where / 'availability.csv'}{repeat}"]
     where.mkdir(parents=True, exist_ok=True)
     for name, (header, lines) in tables.items():

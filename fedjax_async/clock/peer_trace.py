@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_async import check
-from fedjax_async.clock.archives import Format, check_columns, is_archive, read_archive, write_archive
+from fedjax_async.clock.archives import Format, check_columns, is_archive, read_archive, single_numbers, write_archive
 from fedjax_async.clock.peer_schedule import Delivery, PeerSchedule
 
 _FORMAT = Format("fedjax_async peer schedule", 1)
@@ -39,11 +39,7 @@ def is_peer_schedule(path: str | Path) -> bool:
 def load_peer_schedule(path: str | Path) -> PeerSchedule:
     """Read what ``save_peer_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
     columns = read_archive(path, _FORMAT, PeerSchedule._fields)
-    damaged = [name for name in _NUMBERS if np.shape(columns[name]) != ()]
-    if damaged:
-        raise ValueError(f"{path}: column {damaged[0]!r} must be one number; the file is damaged")
-    columns |= {name: kind(columns[name]) for name, kind in _NUMBERS.items()}
-    schedule = PeerSchedule(**columns)
+    schedule = PeerSchedule(**(columns | single_numbers(path, columns, _NUMBERS)))
     _check(path, schedule)
     return schedule
 

@@ -54,8 +54,10 @@ def power_of_choice(*, d: int = 10, every: int = 1) -> PolicyModel:
             weight = prior.examples[idle] / prior.examples[idle].sum()
             asked = rng.choice(idle, min(max(d, count), len(idle)), replace=False, p=weight)
             losses = view.losses(asked)
-            unit = 10.0 ** (math.floor(math.log10(max(float(np.max(np.abs(losses))), 1e-300))) - 4)
-            highest = np.argsort(-np.round(losses / unit), kind="stable")[:count]
+            values = np.where(np.isfinite(losses), losses, np.inf)  # a loss that is not finite is the highest
+            largest = float(np.max(np.abs(losses), where=np.isfinite(losses), initial=1e-300))
+            unit = 10.0 ** (math.floor(math.log10(largest)) - 4)
+            highest = np.argsort(-np.round(values / unit), kind="stable")[:count]
             return Choice(asked[highest], losses[highest])
 
         return Policy(choose=choose, every=every)
@@ -132,6 +134,8 @@ def adaptive_buffer(*, size: int = 2, most: int | None = None, recent: int = 10,
             if len(losses) < recent:
                 return size
             start, now = float(np.mean(losses[:recent])), float(np.mean(losses[-recent:]))
+            if not math.isfinite(start + now):
+                return size
             wanted = math.ceil(size * math.sqrt(start / now)) if now > 0 else prior.num_clients
             return int(min(max(wanted, size), prior.num_clients if most is None else most))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_async import disk
-from fedjax_async.clock.archives import Format, check_columns, read_archive, write_archive
+from fedjax_async.clock.archives import Format, check_columns, read_archive, single_numbers, write_archive
 from fedjax_async.clock.checking import ARRIVALS, JOBS, check_schedule
 from fedjax_async.types import Schedule
 
@@ -28,7 +28,7 @@ def save_schedule(path: str | Path, schedule: Schedule) -> None:
 def load_schedule(path: str | Path) -> Schedule:
     """Read what ``save_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
     columns = read_archive(path, _FORMAT, Schedule._fields)
-    schedule = Schedule(**(columns | {"num_clients": int(columns["num_clients"])}))
+    schedule = Schedule(**(columns | single_numbers(path, columns, {"num_clients": int})))
     return _checked(path, schedule)
 
 
@@ -87,7 +87,7 @@ def _parse(kind: Callable[[Any], Any], text: str) -> Any:
 def _checked(path: str | Path, schedule: Schedule) -> Schedule:
     """Check shapes, types and the references between the columns; any error means a damaged file."""
     for names in (JOBS, ARRIVALS):
-        length = len(np.atleast_1d(getattr(schedule, next(iter(names)))))
+        length = len(getattr(schedule, next(iter(names))))
         check_columns(path, schedule, names, length)
     try:
         return check_schedule(schedule)

@@ -183,6 +183,8 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
         ("client,start,end\n0,,2\n", "line 2, column 'start': empty"),
         ("client,start,end\n,1,2\n", "line 2, column 'client': empty"),
         ("client,start,end\n0,1,2\n-1,1,2\n", "line 3, column 'client': '-1' must be a client number"),
+        (f"client,start,end\n{10**20},1,2\n", f"'{10**20}' must be a client number"),
+        ("client,start,end\n0,1," + "2" * 200_000, "not a table (field larger than field limit"),
         ("client,start,end\n0,-1,2\n", "line 2, column 'start': '-1' must be a finite number >= 0"),
         ("client,start,end\n0,nan,2\n", "line 2, column 'start': 'nan'"),
         ("client,start,end\n0,1,inf\n", "line 2, column 'end': 'inf'"),

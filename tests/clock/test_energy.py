@@ -115,6 +115,8 @@ def test_traces_of_fedscale_become_tables(tmp_path, capsys):
     one = {"a": BEHAVIOUR["a"]}
     files["behaviour"].write_text(json.dumps(one))
     assert write_tables(tmp_path / "t", behaviour=files["behaviour"]).endswith("availability.csv,repeat=100")
+    files["behaviour"].write_text(json.dumps({"a": BEHAVIOUR["a"] | {"finish_time": 1234567}}))
+    assert write_tables(tmp_path / "t", behaviour=files["behaviour"]).endswith("availability.csv,repeat=1234567")
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,10 @@ def test_power_of_choice_takes_the_highest_losses_of_d_candidates_drawn_by_their
         alike = view(losses=lambda clients, rounding=rounding: 1.0986 + rounding * clients)
         first = bind_policy("power_of_choice:d=6")(PRIOR).choose(alike, idle, 2).clients
         np.testing.assert_array_equal(first, candidates[:2])
+    for bad in (np.nan, np.inf):  # a model that diverged on the examples of the fourth candidate
+        losses = np.where(np.arange(N) == candidates[3], bad, 1.0)
+        first = bind_policy("power_of_choice:d=6")(PRIOR).choose(view(losses=losses.__getitem__), idle, 2).clients
+        np.testing.assert_array_equal(first, candidates[[3, 0]])
     for count, among in ((5, idle), (2, idle[:1])):  # d at least as many as wanted, at most as many as are there
         assert len(choose(view(losses=lambda clients: losses[clients]), among, min(count, len(among))).clients) == min(
             count, len(among)
@@ -327,6 +331,7 @@ def test_the_adaptive_buffer_is_adasync():
         want = min(9, max(2, math.ceil(2 * math.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])))))
         assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == want
     assert want == 9
+    assert buffer(view([(0, 1.0, loss, 0.0) for loss in (np.inf, 1.0, 1.0, 1.0)])) == 2
 
 
 def test_the_event_trigger_is_the_norm():

@@ -128,6 +128,9 @@ def test_pickles_are_never_loaded(tmp_path):
         ({"outcome": np.zeros(95, np.int8)}, "contradict"),
         ({"outcome": np.full(95, 77, np.int8)}, "contradict"),
         ({"corrupt": np.zeros(95)}, "column 'corrupt'"),
+        ({"num_clients": np.array([1, 2])}, "trace.npz: column 'num_clients' must be one whole number"),
+        ({"num_clients": np.array("ten")}, "trace.npz: column 'num_clients' must be one whole number"),
+        ({"client": np.array(1)}, "trace.npz: column 'client' must be an array"),
     ],
 )
 def test_damaged_columns_are_found(tmp_path, change, message):
@@ -159,7 +162,8 @@ def test_plans_of_peers_come_back_and_damaged_ones_are_refused(tmp_path):
     bounds[1] = bounds[-1] + 1
     far = np.full_like(made.mixed_by, len(made.client))
     wrong = {"inbox_bounds": bounds, "mixed_by": far, "outcome": made.outcome + np.int8(6), "num_clients": np.ones(3)}
-    for name, column in wrong.items():
+    more = [("fragments", np.array("two")), ("client", np.array(3))]
+    for name, column in [*wrong.items(), *more]:
         save_peer_schedule(path, made._replace(**{name: column}))
         with pytest.raises(ValueError, match=r"plan\.npz: .*the file is damaged"):
             load_peer_schedule(path)

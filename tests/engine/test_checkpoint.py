@@ -80,6 +80,11 @@ def test_the_newest_checkpoint_comes_back_as_it_was(saved):
     assert Keeper(saved / "nothing", 5, {}).restore() is None
 
 
+def test_many_leaves_keep_their_order():
+    names = list(checkpoint._named(Snapshot(1, [np.zeros(0)] * 10_002, {})))
+    assert sorted(names) == names
+
+
 def test_another_configuration_is_refused_and_named(saved):
     with pytest.raises(ValueError, match=r"lr = 0\.2, saved 0\.1"):
         again(saved, lr=0.2)
