@@ -249,7 +249,7 @@ def planned(run: Resolved, planning: Callable[[float], None] | None = None) -> t
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or min(every.at) <= end
-    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
+    check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 

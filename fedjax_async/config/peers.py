@@ -187,7 +187,7 @@ def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = 
     spent = len(schedule.client) == s.updates
     end = s.time if s.time is not None and not spent else float(schedule.end.max())
     within = every.at is None or min(every.at) <= end
-    check.require(within, "eval_at", s.eval_at, f"moments of which one lies in the run, which ends after {end:g} s")
+    check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     return schedule, peer_points(schedule, every, None if spent else s.time)
 
 

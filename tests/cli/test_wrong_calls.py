@@ -172,7 +172,7 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--eval-at", "1e9"), "eval_at = '1e9': must be moments of which one lies in the run, which ends after"),
+        (("--eval-at", "1e9"), "eval_at = '1e9': must be times with at least one in the run, which ends after"),
         (("--delay", "constant:mean=1e308"), "delays: the jobs of client 0 are too long: their times are no finite"),
         (("--availability", "sessions:on=1e-9,off=1e9"), "availability: of the last 1000"),
         (("--method", "fedasync:mixing=0_5"), "mixing = '0_5': must be"),
