@@ -53,11 +53,11 @@ BROKEN = {
     "no params": (model(init=lambda key: {}), r"model.init returned \{\}: must return a pytree of float arrays"),
     "apply of a mean": (
         model(apply=lambda p, x, key=None: MODEL.apply(p, x).mean()),
-        r"model.apply returned float32\[\]: must return an array of a row an example",
+        r"model.apply returned float32\[\]: must return an array of one row per example",
     ),
     "loss of a mean": (
         model(loss=lambda outputs, y: MODEL.loss(outputs, y).mean()),
-        r"model.loss returned float32\[\]: must return a number an example, .* and not their mean",
+        r"model.loss returned float32\[\]: must return a number per example, .* and not their mean",
     ),
     "loss of a number": (model(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number an examp"),
     "apply that raises": (
@@ -76,7 +76,7 @@ BROKEN = {
     "nothing": (receiving(lambda *found: None), r"method.receive returned None: must return \(state, memory, Info\)"),
     "a number for Info": (
         receiving(lambda state, memory, info: (state, memory, 1.0)),
-        r"method.receive returned 1.0: must return \(state, memory, Info\); the third is no Info",
+        r"method.receive returned 1.0: must return \(state, memory, Info\); the third is not an Info",
     ),
     "a pair": (receiving(lambda state, memory, info: (state, info)), r"method.receive returned \(.*must return \(stat"),
     "a vector of weights": (
@@ -120,7 +120,7 @@ BROKEN = {
     "delays of a function": ({"delay": lambda n, seed: lambda client: 1.0}, r"delay returned a function: must return "),
     "one duration": (
         {"delay": lambda n, seed: Delays(n, lambda *given: 1.0)},
-        r"delay's durations returned 1.0: must return an array of virtual seconds, one a job: here float64\[2\]",
+        r"delay's durations returned 1.0: must return an array of virtual seconds, one per job: here float64\[2\]",
     ),
     "whole seconds": (
         {"delay": lambda n, seed: Delays(n, lambda clients, *given: np.ones(len(clients), int))},

@@ -138,7 +138,7 @@ def test_even_the_usual_value_is_refused_where_it_was_given():
 
 
 def test_the_mean_of_a_batch_is_no_loss():
-    with pytest.raises(ValueError, match=r"^model\.loss returned float32\[\]: must return a number an example"):
+    with pytest.raises(ValueError, match=r"^model\.loss returned float32\[\]: must return a number per example"):
         simulate(**{**SMALL, "model": linear(mean_loss)})
     with pytest.raises(ValueError, match=r"^client\.step.*shape of model\.loss = \[\]: must be \[8\]: one loss"):
         prepare(Settings(**{**SMALL, "model": linear()}, client=client_of(linear(mean_loss))))

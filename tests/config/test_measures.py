@@ -74,7 +74,7 @@ BROKEN = {
         {"m": lambda o, y: o},
         r"metrics\['m'\] returned float32\[3, 10\]: must return a number an",
     ),
-    "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number an example"),
+    "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number per example"),
     "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),
     "a vector": (
         {"m": Metric(lambda o, y: o, lambda means: means)},

@@ -210,7 +210,7 @@ PARTS = [
     ),
     ({"delay": lambda num_clients: None}, r"^delay: must be a delay model, model\(num_clients, seed\) -> .*TypeError"),
     # data and models
-    ({"clients": 9}, r"^clients = 9: must be left out, or 2: the data come for 2 clients$"),
+    ({"clients": 9}, r"^clients = 9: must be left out, or 2: the data have 2 clients$"),
     (
         {**ONE_HOT, "model": nn.Dense(3)},
         r"^model = 'a Dense': must be .*models.from_flax\(net, .*not one-hot or floats",
