@@ -116,7 +116,10 @@ SWEEPS = {
     "seeds below grid": (BASE + "[grid]\nlr = [0.1]\nseeds = 4\n", "seeds: must stand above"),
     "target below base": (BASE + "target = 0.7\n[grid]\nlr = [0.1]\n", "target: must stand above"),
     "a grid inside base": (BASE + "[base.grid]\nlr = [0.1]\n", "grid.lr: must stand above"),
-    "out": (BASE + 'out = "x"\n[grid]\nlr = [0.1]\n', "out: is no setting of a run but a flag of the command, --out"),
+    "out": (
+        BASE + 'out = "x"\n[grid]\nlr = [0.1]\n',
+        "out: is not a setting of a run but a flag of the command, --out",
+    ),
     "moments as numbers": (BASE + "eval_at = [10, 20]\n", "eval_at = [10, 20]: must be a text of virtual seconds"),
     "a number of 300 digits": (BASE + f"[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
     "no list": (BASE + "[grid]\nlr = 0.1\n", "lr = 0.1: must be a list of values in a grid, such as [0.01, 0.1]"),

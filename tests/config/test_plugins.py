@@ -134,7 +134,7 @@ def test_a_sweep_over_an_option_shares_one_program():
     ("kind", "name", "factory", "message"),
     [
         ("metod", "mine", rule, "kind = 'metod': unknown; did you mean 'method'"),
-        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another: the package has this one"),
+        ("method", "fedavg", rule, "name of a method = 'fedavg': must be another name: the package has this one"),
         ("method", "Mine", rule, "name of a method = 'Mine': must be lower-case letters, digits and _"),
         ("method", "a:b", rule, "name of a method = 'a:b'"),
         ("faults", "mine2", rule, "name of a faults = 'mine2': must be lower-case letters and _"),

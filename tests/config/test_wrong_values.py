@@ -78,7 +78,7 @@ CALLS = [
     (lambda: simulate(**SMALL, proximal=0.1), "proximal = 0.1: must be an option of the method, as in method='fed"),
     (lambda: simulate(**SMALL, batch=16), "setting = 'batch': unknown; did you mean 'batch_size'?"),
     (lambda: simulate(**SMALL, method="fedasink"), "method = 'fedasink': unknown; did you mean 'fedasync'?"),
-    (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a node alone"),
+    (lambda: simulate(**SMALL | {"clients": 1}, method="pushcen"), "clients = 1: must be at least 2: a single node"),
     (lambda: results.load(__file__), f"folder = {__file__!r}: must hold a saved run, as --out or"),
     (lambda: tune(SMALL, ["lr"]), "settings = {'model': 'logistic', 'clients': 4, 'updates': 6}: must be Settings"),
     (lambda: curl_probe(3), "experiment = 3: must be that of a method with a server"),
