@@ -44,7 +44,9 @@ class Settings:
     Raises: ``ValueError`` for values out of range, settings that exclude each other, and a run without an end.
     """
 
-    method: str = _field("fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5", "method")
+    method: str = _field(
+        "fedasync", "algorithm, e.g. fedasync:mixing=0.6 or fedbuff+swa:start=0.5 (`list methods` shows all)", "method"
+    )
     timing: str | None = _field(
         None, "when the server takes a step, e.g. buffer:size=5 [the method's; left out with METHOD@TIMING]", "method"
     )
@@ -72,9 +74,9 @@ class Settings:
     network: str | None = _field(
         None, "transfer times, added to the delays, e.g. link:down=1e6,up=2e5 (bytes per second)", "world"
     )
-    timeout: float | None = _field(None, "the server gives up a job after this many virtual seconds", "world")
+    timeout: float | None = _field(None, "the server gives up a job after X virtual seconds", "world")
     late: str = _field("apply", "what happens to an upload that arrives after the timeout: apply or drop", "world")
-    max_staleness: int | None = _field(None, "the server drops uploads of larger staleness, in server steps", "world")
+    max_staleness: int | None = _field(None, "the server drops uploads with a staleness above N server steps", "world")
     norm_limit: float | None = _field(None, "uploads of a larger Euclidean norm are rejected", "world")
 
     dataset: str = _field("fashion_mnist_6k", "data set (`list datasets` shows all)", "data")
@@ -107,7 +109,7 @@ class Settings:
         "security",
     )
 
-    model: str = _field("lenet5", "model, e.g. mlp:hidden=64", "training")
+    model: str = _field("lenet5", "model, e.g. mlp:hidden=64 (`list models` shows all)", "training")
     initial: str | None = _field(
         None,
         "initial weights: a file (.npz, .safetensors, .pt) or the folder of a run [random]",
@@ -153,11 +155,11 @@ class Settings:
         None, "what is compressed as one vector: whole (all, the default), layer or tensor", "compression"
     )
 
-    time: float | None = _field(None, "end after this many virtual seconds", "budget")
+    time: float | None = _field(None, "end after X virtual seconds", "budget")
     updates: int | None = _field(
-        None, "end after this many uploads; uploads of an incomplete server step are not used", "budget"
+        None, "end after N uploads; uploads of an incomplete server step are not used", "budget"
     )
-    server_steps: int | None = _field(None, "end after this many server steps", "budget")
+    server_steps: int | None = _field(None, "end after N server steps", "budget")
     eval_time: float | None = _field(None, "evaluate every X virtual seconds [a fiftieth of the run]", "budget")
     eval_updates: int | None = _field(None, "evaluate every N updates", "budget")
     eval_steps: int | None = _field(None, "evaluate every N server steps", "budget")
