@@ -42,7 +42,7 @@ words:
   server step  a new model of the server, made from one update (fedasync) or several (fedbuff, fedavg)
   staleness    server steps between the sending of a job's start model and the application of its upload
   wave         arrivals that are trained as one batch; the results are those of training one by one
-  virtual      seconds of the simulated clients and network: the program never waits for them
+  virtual time the simulated time of clients and network, in seconds; the program never waits for it
 
 Compiled programs are kept in $FEDJAX_ASYNC_DATA/compiled or ~/.cache/fedjax_async/compiled, at most 512 MB.
 JAX_ENABLE_COMPILATION_CACHE=false turns this off; JAX_COMPILATION_CACHE_DIR=DIR uses JAX's own cache instead.
