@@ -1,4 +1,4 @@
-"""What a command says of runs that did not use uploads or accepted none: one line, a column, an exit code."""
+"""Runs with unused uploads, or in which no upload was accepted: one line, a column, an exit code."""
 
 from __future__ import annotations
 

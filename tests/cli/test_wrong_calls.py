@@ -1,4 +1,4 @@
-"""Wrong calls of the command line: each ends with 2 and one line that names the flag or field, and plans little."""
+"""Wrong calls of the command line: each ends early, with 2 and one line that names the flag or field."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_lists_and_flags_without_a_value_may_be_repeated():
     parse = cli.parser().parse_args
     assert parse(["run", "--plugin", "a.py", "--plugin", "b.py", "--quiet", "--quiet"]).plugin == ["a.py", "b.py"]
     assert parse(["compare", "fedavg", "asgd", "--lr", "0.1"]).methods == ["fedavg", "asgd"]
-    for _ in range(2):  # nothing is remembered from one call to the next
+    for _ in range(2):  # a call does not depend on the one before
         assert parse(["run", "--lr", "0.1"]).lr == 0.1
 
 
@@ -155,7 +155,7 @@ def test_folders_and_comparisons_that_cannot_be_used(capsys, tmp_path, monkeypat
 
 
 def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, monkeypatch):
-    """The device fails after the first checkpoint; the message names what lowers the need, and how to go on."""
+    """The device fails after the first checkpoint; the message says how to save memory and how to continue."""
     import jax
 
     from fedjax_async.config import ENGINES

@@ -1,4 +1,4 @@
-"""Own parts that break their contract: each named, with what it returned and what it must, before anything compiles."""
+"""Own parts that break their contract: the error names part, result and contract, before anything compiles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(**changes):
 
 
 def receiving(change):
-    """``receive`` with a change of what it returns."""
+    """A rule with ``change`` applied to what ``receive`` returns."""
     return rule(receive=lambda state, memory, arrival: change(*RULE.receive(state, memory, arrival)))
 
 
@@ -59,7 +59,7 @@ BROKEN = {
         model(loss=lambda outputs, y: MODEL.loss(outputs, y).mean()),
         r"model.loss returned float32\[\]: must return a number per example, .* and not their mean",
     ),
-    "loss of a number": (model(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number an examp"),
+    "loss of a number": (model(loss=lambda outputs, y: 0.5), r"model.loss returned 0.5: must return a number per"),
     "apply that raises": (
         model(apply=lambda p, x, key=None: p["none"]),
         r"model.apply: must be a function apply\(params, x\[, key\]\) -> outputs; it raised KeyError: 'none'",
@@ -158,7 +158,7 @@ def test_each_is_named_with_its_contract(name):
 
 @pytest.mark.parametrize("name", server.METHODS)
 def test_the_package_keeps_its_own_contracts(name):
-    """All methods as objects go through the same evaluation."""
+    """All methods, as objects, pass the same checks."""
     spec, timing = ("krum:byzantine=0", "buffer:size=4") if name == "krum" else (name, "every")
     prepare(Settings(**SMALL | {"updates": 8, "method": method(spec)._replace(timing=timing)}))
 

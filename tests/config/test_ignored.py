@@ -1,4 +1,4 @@
-"""What one part of a run says and another would ignore: refused with the name of the field."""
+"""Values that another part of the run would ignore: refused with the name of the field."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_comparison_gives_its_timing_to_the_methods_without_one():
     assert closed == {"fedbuff": ("buffer:size=2", 5), "fedbuff@buffer:size=5": (None, 2)}
 
 
-# --- a client of one's own beside what it ignores -------------------------------------------------
+# --- a client of one's own with settings that it ignores -------------------------------------------------
 
 ASKED = [
     ("lr", {"lr": 0.5}),

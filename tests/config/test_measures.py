@@ -1,4 +1,4 @@
-"""Metrics, training loss and fine-tuning as settings: names, functions, own parts, sweeps, folders; what is refused."""
+"""Metrics, training loss and fine-tuning as settings: names, functions, own parts, sweeps, folders, refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_columns_are_names_with_the_values_of_their_options():
 def test_a_registered_metric_has_a_name_and_options():
     @register("metrics", "within")
     def within(*, share: float = 0.5):
-        """Whether the label's probability is at least a share."""
+        """Whether the label's probability is at least ``share``."""
         return lambda outputs, y: jnp.max(outputs, -1) >= share
 
     run = simulate(**SMALL, metrics="within:share=-10.0,macro_f1")
@@ -68,11 +68,11 @@ def test_a_registered_metric_has_a_name_and_options():
 BROKEN = {
     "a mean": (
         {"m": lambda o, y: hits(o, y).mean()},
-        r"metrics\['m'\] returned float32\[\]: must return a number an ex",
+        r"metrics\['m'\] returned float32\[\]: must return a number per ex",
     ),
     "many without finish": (
         {"m": lambda o, y: o},
-        r"metrics\['m'\] returned float32\[3, 10\]: must return a number an",
+        r"metrics\['m'\] returned float32\[3, 10\]: must return a number per",
     ),
     "nothing": ({"m": lambda o, y: None}, r"metrics\['m'\] returned None: must return a number per example"),
     "an error": ({"m": lambda o, y: o[y.nothing]}, r"metrics\['m'\]: must be a function .* it raised AttributeError"),

@@ -119,7 +119,7 @@ def test_wrong_values_are_one_line(call, says, tmp_path, monkeypatch):
 
 
 def test_a_grid_is_refused_by_the_smallest_step_that_is_named():
-    """The step in the message is accepted, whatever the length of the run is."""
+    """The step that the message names is accepted, for any length of the run."""
     schedule = planned(time=510.0)
     for end in (510.382, 999.9, 1.0, 77.77):
         with pytest.raises(ValueError, match=r"^eval_time") as error:
