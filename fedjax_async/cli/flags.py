@@ -139,11 +139,11 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 
 
 def _add_comparison(parser: argparse.ArgumentParser, baseline: str | None, seeds: int = 1) -> None:
-    """Add ``--seeds``, ``--baseline`` and ``--target``."""
+    """Add ``--seeds``, ``--baseline``, ``--target``, ``--final`` and ``--interval``."""
     usual = baseline or "fedavg, else the first"
     parser.add_argument("--seeds", type=whole, default=seeds, metavar="N", help=f"number of seeds [{seeds}]")
     parser.add_argument(
-        "--baseline", default=baseline, metavar="METHOD", help=f"method whose time counts as 1 [{usual}]"
+        "--baseline", default=baseline, metavar="METHOD", help=f"method to which times are relative [{usual}]"
     )
     parser.add_argument(
         "--target",
@@ -192,7 +192,7 @@ def _add_drawing(parser: argparse.ArgumentParser, *, formats: bool = True) -> No
 
 
 def _add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Add ``--out``, ``--overwrite`` and ``--quiet``."""
+    """Add the flags of the output folder, of progress, streams and pictures."""
     group = parser.add_argument_group("output")
     group.add_argument(
         "--out",

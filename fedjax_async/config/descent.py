@@ -29,7 +29,7 @@ EDGE = 1e-3  # numbers below 1 start at least this far from 0 and 1
 
 
 class Tuned(NamedTuple):
-    """What :func:`tune` found."""
+    """The result of :func:`tune`."""
 
     hyper: dict[str, Any]  # for ``Trajectory.function``: all numbers of the run, the tuned ones at their best
     values: dict[str, np.ndarray]  # path -> the number before each step and at the end, [rows, ...]

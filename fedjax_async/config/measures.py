@@ -1,4 +1,4 @@
-"""What settings ask to measure beside loss and accuracy: from names and functions to ``engine.measures.Measures``."""
+"""Metrics, training loss and fine-tuning that settings ask for: from names to ``engine.measures.Measures``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _metric(name: str, thing: Any) -> Metric:
 
 
 def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, batch_size: int) -> Measures:
-    """What the settings ask to measure, checked; ``params``: their shapes."""
+    """The measures that the settings ask for, checked; ``params``: their shapes."""
     metrics = metrics_of(s.metrics)
     for name, metric in metrics:
         check_metric(name, metric, model, params, data)

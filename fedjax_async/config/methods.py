@@ -88,7 +88,10 @@ LOCAL = (*GIVEN, "correct")  # options of local training that a method cannot se
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Option -> default of a method: options of its rule (or nodes) and of its local training, and ``proximal``."""
+    """Option -> default of a method: options of its rule (or nodes) and of its local training, and ``proximal``.
+
+    Raises ``ValueError`` for an unknown method.
+    """
     preset: Preset | PeerPreset = registry.find("method", METHODS, name)
     defaults = {key: parameter.default for key, parameter in registry.options_of(rule_factory(preset)).items()}
     own = {key: parameter.default for key, parameter in client_options(preset.client).items()}

@@ -174,7 +174,10 @@ def _message_bytes(s: Settings, components: PeerComponents, params: Params) -> i
 
 
 def planned_peers(run: PeerResolved, planning: Callable[[float], None] | None = None) -> tuple[PeerSchedule, Points]:
-    """Plan who trains, pushes and mixes when, and choose the evaluations; ``planning``: see ``prepare``."""
+    """Plan when nodes train, push and mix, and choose the evaluations; ``planning``: see ``prepare``.
+
+    Raises ``ValueError`` for a budget without an event, too many evaluations, and times outside the run.
+    """
     s, every = run.settings, every_of(run.settings)
     if (s.time is None) != (s.updates is None):  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates)

@@ -45,7 +45,10 @@ def without_server(settings: Settings) -> bool:
 
 
 def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
-    """Replace the names of settings by the objects that are given; ``data`` becomes the setting ``dataset``."""
+    """Replace the names of settings by the objects that are given; ``data`` becomes the setting ``dataset``.
+
+    Raises ``ValueError`` unless ``data`` is ``FederatedData``.
+    """
     kinds = (FederatedData, own.Named)
     allowed = "FederatedData; data.from_arrays(clients=[(x, y), ...], test=(x, y)) makes one from arrays"
     if isinstance(data, (Dataset, Federation)):
