@@ -328,8 +328,8 @@ def test_a_factory_that_raises_is_named(kind, field):
         ("method", "mine", {"lr": -1}, "preset.lr = -1: must be a finite number > 0"),
         ("method", "mine", {"client": 3}, "preset.client = '3': must be a factory of a ClientAlgorithm"),
         ("method", "mine", {"client": lambda a, b: a}, r"preset.client = '<lambda>\(a, b\)': must be f\(model, \*"),
-        ("metrics", "loss", {}, "metrics = 'loss': must be named otherwise"),
-        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be named otherwise"),
+        ("metrics", "loss", {}, "metrics = 'loss': must be another name"),
+        ("metrics", "own_loss", {}, "metrics = 'own_loss': must be another name"),
     ],
 )
 def test_what_is_registered_with_wrong_values(kind, name, preset, message):

@@ -184,7 +184,7 @@ PARTS = [
         {"method": Method(lambda hyper: server.fedasync(mixing=hyper["b"]), hyper={"a": 0.1})},
         r"^method.server: must be a function of hyper \(a\) -> ServerAlgorithm; it raised KeyError: 'b'",
     ),
-    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: the rule is fini"),
+    ({"method": Method(RULE, hyper={"a": 1.0})}, r"^method.hyper = \{'a': 1.0\}: must be left out: method.server is"),
     # faults, compressors, metrics
     (faults(raising), r"^faults: must be of draw\(clients, numbers\) -> clock.JobFaults; it raised KeyError: 'mine'"),
     (faults(lambda clients, numbers: 3), r"^faults: what draw returned = 3: must be JobFaults"),
@@ -197,7 +197,7 @@ PARTS = [
     # delays
     (
         {"delay": by_order},
-        r"^delay's durations: must be the same whenever .*clock.Draws\(seed, \"NAME\", clients, numbe",
+        r"^delay's durations: must be the same at every call.*clock.Draws\(seed, \"NAME\", clients, numbe",
     ),
     (
         delays(lambda clients, numbers, *sizes: np.ones(len(clients))),
