@@ -96,7 +96,7 @@ def test_fewer_test_examples_are_evenly_spaced_and_change_the_evaluation_only():
         ({"eval_examples": 0}, "eval_examples = 0: must be a whole number"),
         ({"eval_examples": 1001}, "eval_examples = 1001: must be a whole number from 1 to 1000"),
         ({"eval_examples": 9, "per_client": True}, "eval_examples = 9: must be left out where clients have tests"),
-        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population comes by"),
+        ({"eval_examples": 9, "dataset": "population"}, "eval_examples = 9: must be left out: population is already"),
     ],
 )
 def test_bad_numbers_of_test_examples(options, message):
